@@ -69,7 +69,9 @@ KINDS_OF_LINES: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("line_of", KINDS_OF_LINES.values(), ids=KINDS_OF_LINES.keys())
-def test_a_log_of_four_times_the_size_takes_about_four_times_as_long(line_of: Callable[[int], str]) -> None:
+def test_a_log_of_four_times_the_size_takes_about_four_times_as_long(
+    line_of: Callable[[int], str],
+) -> None:
     def read(count: int) -> NcclLog:
         return read_log("\n".join(map(line_of, range(count))))
 

@@ -20,10 +20,17 @@ STATUS = re.compile(
 RANK = re.compile(r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]")
 MAX_WAITS = 20_000
 MAX_SHOWN = 3
+BETWEEN_TWO = {"SEND", "RECV", "COALESCED"}  # their numbers are those of each pair
+# Ranks may have different numbers of elements in them.
+UNEVEN_SIZES = {"SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE"}
 EARLY = 3  # a collective with this number or a lower one is among the first of its group
 
 LONG_WORK = (
     "work of its own that took longer (evaluating, saving, preparing data on one rank alone)"
+)
+FIRST_OF_ALL = (
+    "; as it is among the first collectives, it may be that no data passes between them (P2P "
+    "between GPUs, the network between hosts)"
 )
 SAME_WORK = (
     "let every rank do that work or call that collective, or do it before the job; if it is only "
@@ -53,7 +60,14 @@ class CollectiveWait:
 
     @property
     def name(self) -> str:
-        return self.operation if self.number is None else f"{self.operation} #{self.number}"
+        number = "" if self.number is None else f" #{self.number}"
+        # torch's barrier is an all-reduce of one element.
+        is_barrier = self.operation == "ALLREDUCE" and self.elements == 1
+        return f"{self.operation}{number}{' (a barrier)' if is_barrier else ''}"
+
+    @property
+    def is_early(self) -> bool:
+        return self.number is not None and self.number <= EARLY
 
     @property
     def details(self) -> str:
@@ -105,6 +119,11 @@ class CollectiveWaits:
             self._group_of[rank, int(status["number"])] = status["group"]
 
     @property
+    def is_first(self) -> bool:
+        """Whether one of the first collectives of a group timed out."""
+        return any(wait.is_early for wait in self._waits.values())
+
+    @property
     def ranks(self) -> set[int]:
         return {wait.rank for wait in self._waits.values() if wait.rank is not None}
 
@@ -141,7 +160,14 @@ def _number(text: str | None) -> int | None:
 
 def _differ(waits: Mapping[int, CollectiveWait]) -> bool:
     """Whether the ranks are in more than one collective. Without numbers the operation decides."""
-    collectives = {(wait.number, wait.operation, wait.elements) for wait in waits.values()}
+    operations = {wait.operation for wait in waits.values()}
+    if operations <= BETWEEN_TWO:
+        return False
+    has_sizes = not operations & UNEVEN_SIZES
+    collectives = {
+        (wait.number, wait.operation, wait.elements if has_sizes else None)
+        for wait in waits.values()
+    }
     return len(collectives) > 1
 
 
@@ -166,17 +192,24 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
 def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) -> WaitExplanation:
     wait = waits[0]
     waiting = sorted({wait.rank for wait in waits if wait.rank is not None})
-    if len(waiting) > 1 and waiting[0] > 0:
-        late_ranks = late_ranks | {0}
+    late_ranks = late_ranks | _gaps(waiting)
     is_first = wait.number is not None and wait.number <= 1
     return WaitExplanation(
         kind="collective timeout",
         where=named_ranks(waiting) if waiting else "a rank",
         what=_why_it_waits(wait, waiting, sorted(late_ranks), work),
-        fix=SAME_WORK if late_ranks or len(waiting) < 2 else CHECK_PATHS,
+        fix=SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS,
         is_cause=False,
-        is_early=is_first or (not late_ranks and wait.number is not None and wait.number <= EARLY),
+        is_early=is_first or (not late_ranks and wait.is_early),
     )
+
+
+def _gaps(waiting: list[int]) -> set[int]:
+    """Ranks between those that wait, where most of them wait; and rank 0."""
+    if len(waiting) < 2:
+        return set()
+    ranks_below = set(range(waiting[-1])) - set(waiting)
+    return ranks_below if len(ranks_below) < len(waiting) else ranks_below & {0}
 
 
 def _why_it_waits(wait: CollectiveWait, waiting: list[int], late: list[int], work: str) -> str:
@@ -186,7 +219,7 @@ def _why_it_waits(wait: CollectiveWait, waiting: list[int], late: list[int], wor
         ranks = named_ranks(late) if len(late) <= MAX_SHOWN else plural(len(late), "rank")
         return (
             f"{ranks} did not join {wait.name} within {limit}: it failed, is in another "
-            f"collective, or was still in {LONG_WORK}{last_work}"
+            f"collective, had fewer batches (uneven data), or was still in {LONG_WORK}{last_work}"
         )
     if len(waiting) > 1:
         return (
@@ -194,7 +227,9 @@ def _why_it_waits(wait: CollectiveWait, waiting: list[int], late: list[int], wor
             "data does not pass between them (P2P between GPUs, the network between hosts), or a "
             f"rank that these logs do not show did not join{last_work}"
         )
+    no_path = FIRST_OF_ALL if wait.is_early else ""
     return (
         f"{wait.name} timed out: another rank did not join it within {limit}: that one failed, is "
-        f"in another collective, or is in {LONG_WORK}, most often rank 0{last_work}"
+        f"in another collective, had fewer batches (uneven data), or is in {LONG_WORK}, most often "
+        f"rank 0{no_path}{last_work}"
     )

@@ -7,24 +7,27 @@ import re
 from dataclasses import dataclass, field
 
 from drumline.tools.tune.collective_waits import CollectiveWaits, rank_in
-from drumline.tools.tune.known_messages import KnownMessage, known_messages
+from drumline.tools.tune.known_messages import KnownMessage, Role, known_messages
 
 MAX_FAULTS = 20_000
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
 MAX_RANKS = 50_000
 EXCEPTION = re.compile(
-    r"(?:^|[\s\]:|)(])(?P<name>(?:[a-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Interrupt))"
+    r"(?:^|[\s\]:|)(])(?P<name>(?:[a-z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception)"
+    r"|StopIteration|TimeoutExpired|BrokenProcessPool))"
     r"(?:: ?(?P<text>\S.{0,300})?)?$"
 )
+EXCEPTION_NAMES = ("Error", "Exception", "StopIteration", "TimeoutExpired", "BrokenProcessPool")
 LOOKS_WRONG = re.compile(
-    r"\[E\d{3,4} |\[E [\w.]+:\d|(?:^|[\s\]])E\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
+    r"\[[EF]\d{3,4} |\[[EF] [\w.]+:\d|(?:^|[\s\]])[EF]\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
     r"|\b(?:ERROR|FATAL|CRITICAL|WARN|Fatal|fatal|panic)\b|<warn>"
     r"|\b[Ee]rror:(?! *-?[\d.]+\b)"  # with a number it is a metric
     r"|\b(?:[Tt]imed[ -]out|[Tt]ime-?out (?:after|exceeded|expired|waiting|while|error))\b"
 )
 WRONG_STEMS = (
-    "[E", "E0", "E1", "ERROR", "rror:", "FATAL", "CRITICAL", "WARN", "<warn>", "atal", "panic", "imed", "imeout ", "ime-out ",
+    "[E", "[F", "E0", "E1", "F0", "F1", "ERROR", "rror:", "FATAL", "CRITICAL", "WARN", "<warn>",
+    "atal", "panic", "imed", "imeout ", "ime-out ",
 )  # fmt: skip
 DIGITS = str.maketrans("123456789", "000000000")
 STAMP = re.compile(
@@ -37,11 +40,14 @@ WORK = re.compile(
     r"\b(?:running tokenizer|tokeniz(?:ing|er on)|pre-?process(?:ing)?"
     r"|(?:running |start(?:ing)? (?:of )?)?(?:evaluation|validation)|evaluating|validating"
     r"|generating|predictions?|sav(?:ing|ed?) (?:a )?(?:checkpoint|model|state)|downloading"
-    r"|loading checkpoint|building (?:the )?(?:index|dataset)|caching)\b.{0,60}",
+    r"|(?:loading|building) extension|loading checkpoint|building (?:the )?(?:index|dataset)"
+    r"|map(?:ping)?(?= \(num_proc|:)|filter(?:ing)?(?= \(num_proc|:)|extracting|compiling|converting"
+    r"|caching)\b.{0,60}",
     re.IGNORECASE,
 )
 WORK_STEMS = (
     "okeniz", "rocess", "valuat", "alidat", "enerat", "redict", "sav", "Sav", "ownload", "oading", "uilding", "aching",
+    "Map", "ilter", "xtract", "ompiling", "onvert",
 )  # fmt: skip
 
 
@@ -111,7 +117,9 @@ class JobFaults:
         if self.waits.read(line.text, line.rank):
             self.first_wait = self.first_wait or self._moment()
             return
-        read = known_messages().read(line.source + line.text, is_info=line.is_info, setting=line.setting)
+        read = known_messages().read(
+            line.source + line.text, is_info=line.is_info, setting=line.setting
+        )
         if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
             self._read_unknown(line)
         elif not read.message.is_harmless:
@@ -175,14 +183,24 @@ class JobFaults:
 
     def kinds(self) -> set[str]:
         """Of all faults that are not only conditions."""
-        names = {
-            fault.message.kind for fault in self.messages.values() if not fault.message.is_condition
-        }
+        names = self._kinds_of("cause", "failure", "symptom", "echo")
         if self.waits:
             names.add("collective timeout")
+        if self.waits.is_first:
+            names.add("first collective")
+        return names | self.failures()
+
+    def failures(self) -> set[str]:
+        """Of the faults that do not only follow from others."""
+        names = self._kinds_of("cause", "failure")
         if any(fault.is_exception for fault in self.plain.values()):
             names.add("exception")
         return names
+
+    def _kinds_of(self, *roles: Role) -> set[str]:
+        return {
+            fault.message.kind for fault in self.messages.values() if fault.message.role in roles
+        }
 
 
 def _looks_wrong(text: str) -> bool:
@@ -191,4 +209,4 @@ def _looks_wrong(text: str) -> bool:
 
 
 def _may_be_exception(text: str) -> bool:
-    return "Error" in text or "Exception" in text or "Interrupt" in text
+    return any(name in text for name in EXCEPTION_NAMES)

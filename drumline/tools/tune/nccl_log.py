@@ -129,7 +129,9 @@ class NcclLog:
         return None
 
     def _read_warning(self, process: LoggedProcess, source: str, text: str) -> None:
-        setting = f": NCCL_SOCKET_IFNAME={process.interface} names none" if process.interface else ""
+        setting = (
+            f": NCCL_SOCKET_IFNAME={process.interface} names none" if process.interface else ""
+        )
         self.faults.read(
             LogLine(
                 text=text,

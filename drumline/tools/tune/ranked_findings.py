@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from drumline.base.text import plural
-from drumline.tools.doctor.finding import LEVELS, Finding, Level
+from drumline.tools.doctor.finding import LEVELS, Finding
 from drumline.tools.tune.collective_waits import WaitExplanation
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.known_messages import Role
 
-Precedence = Literal["cause", "explanation", "failure", "symptom", "condition", "unexplained", "echo"]
+Precedence = Literal[
+    "cause", "explanation", "failure", "symptom", "condition", "unexplained", "echo"
+]
 """An explanation is a condition that explains a fault of these logs, or follows from several
 lines."""
 PRECEDENCES: tuple[Precedence, ...] = (
@@ -44,6 +46,10 @@ NO_RDMA = (
     "NCCL_NET_GDR_LEVEL=LOC, then NCCL_IB_DISABLE=1 show which part it is; ib_write_bw between the "
     "hosts; the same MTU and GID index everywhere; ACS off"
 )
+READ_FIRST = (
+    "the job failed, and no other line shows why: read the lines around this one, and look for its "
+    "text"
+)
 EXCEPTION_FIRST = (
     "correct this first: what other ranks report after it, such as time-outs and closed "
     "connections, follows from it"
@@ -61,6 +67,13 @@ NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywh
 
 
 @dataclass(frozen=True, kw_only=True)
+class FaultKinds:
+    every: Set[str]
+    failures: Set[str]
+    """Those that do not only follow from others."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankedFinding:
     finding: Finding
     precedence: Precedence
@@ -72,19 +85,30 @@ class RankedFinding:
 
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
-    """An echo counts only where nothing else is a problem."""
-    candidates = sorted(ranked, key=lambda item: item.order)
-    has_problem = any(
-        item.finding.level == "problem" and item.precedence != "echo" for item in candidates
-    )
-    return [item.finding for item in candidates if item.precedence != "echo" or not has_problem]
+    """An echo counts only where nothing else is a problem. It shows that the job failed: an error
+    that is not explained is then the likely cause, and comes first."""
+    candidates = [*ranked]
+    problems = [item for item in candidates if item.finding.level == "problem"]
+    echoes = [item for item in problems if item.precedence == "echo"]
+    if len(echoes) < len(problems):
+        candidates = [item for item in candidates if item.precedence != "echo"]
+    elif echoes:
+        candidates = [_as_likely_cause(item) for item in candidates]
+    return [item.finding for item in sorted(candidates, key=lambda item: item.order)]
+
+
+def _as_likely_cause(item: RankedFinding) -> RankedFinding:
+    if item.finding.check != UNEXPLAINED:
+        return item
+    finding = replace(item.finding, level="problem", fix=READ_FIRST)
+    return replace(item, finding=finding)
 
 
 def fault_findings(
     faults: JobFaults, *, name_of: Callable[[str], str], transports: Collection[str]
 ) -> Iterator[RankedFinding]:
     """`name_of`: the name of an origin; `transports`: those between hosts."""
-    kinds = faults.kinds()
+    kinds = FaultKinds(every=faults.kinds(), failures=faults.failures())
     for fault in faults.messages.values():
         only_over = fault.message.only_over
         if not only_over or only_over in transports:
@@ -97,15 +121,19 @@ def fault_findings(
         yield RankedFinding(finding=finding, precedence="unexplained", moment=LAST)
 
 
-def _message_finding(fault: LoggedFault, where: str, kinds: Set[str], work: str) -> RankedFinding:
+def _message_finding(fault: LoggedFault, where: str, kinds: FaultKinds, work: str) -> RankedFinding:
     message = fault.message
     what = fault.what
     if message.shows_work and work:
         what = f"{what}; the last work in the log: {work}"
-    explains = not kinds.isdisjoint(message.explains)
-    level: Level = "problem" if explains else message.level
+    level = message.level
+    precedence = PRECEDENCE_OF_ROLE[message.role]
+    if not kinds.every.isdisjoint(message.explains):
+        level = "problem"
+        # A failure that it does not explain is the likelier reason of what it explains.
+        is_alone = kinds.failures <= {*message.explains}
+        precedence = "explanation" if is_alone else "symptom"
     finding = Finding(level, message.kind, where, what, fault.fix)
-    precedence: Precedence = "explanation" if explains else PRECEDENCE_OF_ROLE[message.role]
     return RankedFinding(finding=finding, precedence=precedence, moment=fault.moment)
 
 
@@ -127,7 +155,7 @@ def wait_findings(
     moment = faults.first_wait or START
     for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
         finding = Finding("problem", wait.kind, wait.where, wait.what, wait.fix)
-        precedence: Precedence = "explanation" if wait.is_cause else "symptom"
+        precedence: Precedence = "failure" if wait.is_cause else "symptom"
         yield RankedFinding(finding=finding, precedence=precedence, moment=moment)
         if wait.is_early and (explained := _silent_link(wait, links)):
             yield replace(explained, moment=moment)
@@ -148,4 +176,4 @@ def _silent_link(wait: WaitExplanation, links: Collection[str]) -> RankedFinding
         return None
     what = f"all ranks were connected, and the first collective never finished: {path}"
     finding = Finding("problem", "silent link", wait.where, what, fix)
-    return RankedFinding(finding=finding, precedence="explanation")
+    return RankedFinding(finding=finding, precedence="failure")

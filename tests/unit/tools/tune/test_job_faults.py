@@ -102,6 +102,29 @@ def test_the_first_collective_over_p2p_that_hangs_is_p2p() -> None:
     assert checks(text + timed_out(1, 4000)) == ["collective timeout"], "it had worked before"
 
 
+def test_ranks_between_those_that_wait_are_late() -> None:
+    (finding,) = findings("".join(timed_out(rank, 77) for rank in (0, 1, 3)))
+    assert finding.what.startswith("rank 2 did not join ALLREDUCE #77")
+    (finding,) = findings(timed_out(0, 77) + timed_out(9, 77))
+    assert "although ranks 0, 9 all joined it" in finding.what, "most ranks have no lines here"
+
+
+@pytest.mark.parametrize(
+    ("operations", "elements"),
+    [(("SEND", "RECV"), (10, 10)), (("ALLTOALL_BASE", "ALLTOALL_BASE"), (10, 7))],
+)
+def test_collectives_that_may_differ_across_ranks_are_no_mismatch(
+    operations: tuple[str, str], elements: tuple[int, int]
+) -> None:
+    lines = [timed_out(rank, 77, operations[rank], elements[rank]) for rank in range(2)]
+    assert checks("".join(lines)) == ["collective timeout"]
+
+
+def test_a_barrier_is_named() -> None:
+    (finding,) = findings(timed_out(1, 77, elements=1))
+    assert finding.what.startswith("ALLREDUCE #77 (a barrier) timed out")
+
+
 # What comes first
 
 
@@ -145,6 +168,26 @@ def test_the_last_error_of_nccl_is_read_from_torchs_exception() -> None:
     assert (finding.check, finding.where) == ("locked memory", "rank 4")
 
 
+def test_an_exception_comes_before_ranks_in_different_collectives() -> None:
+    waits = timed_out(1, 7) + timed_out(2, 8)
+    assert checks("[rank0]: ValueError: x\n" + waits) == ["exception", "mismatch"]
+
+
+def test_an_error_that_is_not_known_comes_before_the_launchers_summary() -> None:
+    summary = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    first, second = findings("ERROR the flux capacitor is empty\n" + summary)
+    assert (first.level, first.check, second.check) == ("problem", "unknown", "launcher's summary")
+    assert first.what == "ERROR the flux capacitor is empty"
+    assert first.fix
+
+
+def test_an_interrupt_follows_from_what_made_the_user_wait() -> None:
+    assert (
+        checks("KeyboardInterrupt\n" + warn("a", 1, "Cuda failure 'out of memory'"))[0]
+        == "CUDA memory"
+    )
+
+
 # Conditions
 
 
@@ -154,6 +197,9 @@ def test_a_condition_is_a_problem_only_where_it_explains_one() -> None:
     assert (alone.level, alone.check) == ("note", "device")
     first = findings(device + timed_out(1, 1))[0]
     assert (first.level, first.check) == ("problem", "device")
+    assert checks(device + timed_out(1, 5000))[0] == "collective timeout", "earlier ones worked"
+    failed = "[rank0]: ValueError: label 7 is out of range\n"
+    assert checks(device + failed + timed_out(1, 1))[0] == "exception"
 
 
 def test_a_missing_library_counts_only_where_sockets_are_used_between_hosts() -> None:

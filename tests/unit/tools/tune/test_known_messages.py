@@ -80,7 +80,11 @@ def test_only_a_condition_explains_others() -> None:
     kinds = {message.kind for message in known_messages().messages}
     for message in known_messages().messages:
         assert not message.explains or message.is_condition
-        assert set(message.explains) <= kinds | {"collective timeout", "exception"}, message.kind
+        assert set(message.explains) <= kinds | {
+            "collective timeout",
+            "first collective",
+            "exception",
+        }, message.kind
 
 
 def test_the_first_message_of_a_line_is_its_meaning() -> None:
