@@ -20,6 +20,8 @@ from drumline.tools.scale.network_model import Network, Transfer, all_reduce
 SMALL_BYTES = 4096
 MAX_SPREAD = 64
 """Of more compute times, as many even quantiles are kept."""
+SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
+"""The settings with which DDP reduces all gradients in each step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +87,10 @@ class StepShape:
 
 
 def shape_of(profile: ProfileResult) -> StepShape:
-    """From a profile of at least one rank with its buckets."""
-    if not profile.buckets or min(bucket.num_bytes for bucket in profile.buckets) < 1:
-        what = "bytes" if profile.buckets else "buckets"
-        raise UsageError(
-            f"the profile has no {what} of gradients, so nothing is known about communication",
-            next_step="profile the job on two ranks or more, without PowerSGD: drumline profile TASK --procs 2",
-        )
+    """From a profile of at least one rank with its buckets. A UsageError says what is missing, or
+    that its job is none that is simulated."""
+    _check_mode(profile)
+    _check_buckets(profile)
     times = [seconds for rank in profile.ranks for seconds in rank.compute_s]
     compute_s = fmean(times) if times else 0.0
     if not compute_s > 0 or not all(map(math.isfinite, [*times, *profile.parts_s.values()])):
@@ -117,6 +116,35 @@ def shape_of(profile: ProfileResult) -> StepShape:
         # Of a script it is not known: the more expensive case is assumed.
         repeats_others=profile.settings.get("dist.sync_batchnorm", "true") == "true",
         accumulate=max(1, profile.accumulate),
+    )
+
+
+def _check_mode(profile: ProfileResult) -> None:
+    """Refuses jobs that gather parameters, or that do not reduce gradients in each step."""
+    for setting, simulated in SIMULATED.items():
+        value = profile.settings.get(setting, simulated)
+        if value != simulated:
+            flag = f"--{setting} {value}"
+            raise UsageError(
+                f"the profile is of a job with {flag}, and only the all-reduces of DDP are simulated",
+                next_step=f"measure it: drumline scale measure TASK --world 2,4 {flag}, or predict it "
+                f"from a profile without {flag}, if the model fits so",
+            )
+
+
+def _check_buckets(profile: ProfileResult) -> None:
+    if profile.buckets and min(bucket.num_bytes for bucket in profile.buckets) >= 1:
+        return
+    if not profile.buckets and profile.other_collectives:
+        raise UsageError(
+            f"the profile has {profile.other_collectives:.0f} collectives a step, none of them DDP's "
+            "all-reduces of gradients, and only those are simulated",
+            next_step="profile the job with DistributedDataParallel, if the model fits so",
+        )
+    what = "bytes" if profile.buckets else "buckets"
+    raise UsageError(
+        f"the profile has no {what} of gradients, so nothing is known about communication",
+        next_step="profile the job on two ranks or more, without PowerSGD: drumline profile TASK --procs 2",
     )
 
 

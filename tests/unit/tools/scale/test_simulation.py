@@ -190,3 +190,33 @@ def test_what_the_profiler_took_is_not_predicted() -> None:
     assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.4, 0.72])
     assert shape_of(make_profile(unprofiled_step_s=9.0)).alone_s == pytest.approx(1.0)
     assert shape_of(make_profile(unprofiled_step_s=0.1)).alone_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "what"),
+    [
+        ("dist.mode", "fsdp", "--dist.mode fsdp"),
+        ("dist.mode", "zero1", "--dist.mode zero1"),
+        ("dist.mode", "hsdp", "--dist.mode hsdp"),
+        ("dist.sync", "diloco:50", "--dist.sync diloco:50"),
+        ("train.exact", "elastic", "--train.exact elastic"),
+    ],
+)
+def test_a_job_that_does_not_reduce_gradients_as_ddp_does_is_refused(
+    setting: str, value: str, what: str
+) -> None:
+    """Also where its profile has all-reduces: hsdp has them between replicas."""
+    with pytest.raises(UsageError, match=f"the profile is of a job with {what}") as error:
+        shape_of(make_profile(settings={setting: value}))
+    assert error.value.next_step == (
+        f"measure it: drumline scale measure TASK --world 2,4 {what}, or predict it from a profile "
+        f"without {what}, if the model fits so"
+    )
+    assert shape_of(make_profile(settings={"dist.mode": "ddp", "dist.sync": "step"}))
+
+
+def test_a_script_whose_collectives_are_not_those_of_ddp_is_refused() -> None:
+    sharded = make_profile(buckets=(), other_collectives=12.0)
+    with pytest.raises(UsageError, match="has 12 collectives a step, none of them DDP's") as error:
+        shape_of(sharded)
+    assert "DistributedDataParallel" in str(error.value.next_step)
