@@ -36,6 +36,7 @@ from drumline.tools.scale.network_model import (
     Network,
     chosen_link,
     link_from_points,
+    rated_link,
     usual_inside,
 )
 from drumline.tools.scale.prediction_check import check_predictions
@@ -48,9 +49,9 @@ PREDICT_FLAGS: FlagTable = {
     "gpus-per-node": (Count, "N", "Ranks of each node [as profiled]."),
     "network": (
         str,
-        "NAME | FILE",
-        f"Between nodes: {', '.join(NETWORKS)}; a file that `drumline doctor --hosts a,b --json` wrote; or `measured`, "
-        "from the all-reduces in the profile [measured].",
+        "NAME | RATE[,LATENCY] | FILE",
+        f"Between nodes: {', '.join(NETWORKS)}; any rate and latency, as in 60mbit,0.2ms; a file "
+        "that `drumline doctor --hosts a,b --json` wrote; or `measured`, from the all-reduces in the profile [measured].",
     ),
     "inside": (
         str,
@@ -215,7 +216,7 @@ def _network_of(profile: ProfileResult, verb_flags: Mapping[str, Any]) -> Networ
     if name == "measured":
         between = _measured_link(profile, backend)
     else:
-        between = chosen_link("--network", name, NETWORKS, backend)
+        between = rated_link(name) or chosen_link("--network", name, NETWORKS, backend)
     within = usual_inside(profile.device)
     if inside is not None:
         within = chosen_link("--inside", inside, INSIDE, backend)

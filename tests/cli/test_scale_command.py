@@ -116,9 +116,32 @@ def test_the_doctors_measurement_is_a_network(
     assert document["sizes"][0]["step_s"][1] == pytest.approx(0.9 + 0.1 + 0.1, rel=0.01)
 
 
+def test_a_rate_and_a_latency_are_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_profile(tmp_path / "run", make_profile())
+    predict = ["scale", "predict", str(tmp_path / "run"), "--nodes", "2", "--gpus-per-node", "1"]
+    assert main([*predict, "--network", "60mbit,0.2ms"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "digits on cpu over 60mbit,0.2ms (nominal 60 Mbit/s a node"
+    )
+    # It is a name: nothing says that a measured run used this network.
+    later = make_profile(num_nodes=2, made_at=time.time() + 1)
+    write_profile(tmp_path / "later", later)
+    check = ["scale", "check", str(tmp_path / "run"), str(tmp_path / "later")]
+    assert main(check) == 0
+    assert "not compared: predictions for 60mbit,0.2ms" in capsys.readouterr().out
+    main([*check, "--network", "60mbit,0.2ms"])
+    assert "1 size: mean error" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["scale", "predict", "run", "--network", "60mb,1ms"],
+            "a rate and a latency as in 60mbit,0.2ms",
+        ),
         (["scale", "forecast"], "there is no `drumline scale forecast`"),
         (["scale", "predict"], "no RUN or PROFILE was given"),
         (["scale", "predict", "missing"], "missing has no profile"),

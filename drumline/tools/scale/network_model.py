@@ -8,6 +8,7 @@ protocols: its own cost model is used here. No torch.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from drumline.base.errors import UsageError, did_you_mean
+from drumline.base.text import bit_rate, latency
 from drumline.base.untrusted import parse_json, read_regular
 
 SEGMENTS = 2
@@ -82,11 +84,44 @@ _TCP = (
 _RDMA = 12.0 / 12.5  # NCCL counts 12 GB/s for 100 Gbit/s: NET_BW in src/graph/topo.h
 # assumed; docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html has the nominal rates
 _EFA = 0.8
+RDMA_GBIT = 100
+# Digits are limited, so that every rate is a finite number.
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([kmg])bit(?:,(\d{1,6}(?:\.\d{1,6})?)(us|ms|s))?")
+_GBIT = {"k": 1e-6, "m": 1e-3, "g": 1.0}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def _nominal(name: str, gbit: int, part: float, how: str, latency_s: float = 0.0) -> Link:
-    source = f"nominal {gbit} Gbit/s a node, {part:.0%} of it {how}"
+def _nominal(name: str, gbit: float, part: float, how: str, latency_s: float = 0.0) -> Link:
+    source = f"nominal {bit_rate(gbit / 8 * 1e9)} a node, {part:.0%} of it {how}"
     return Link(name=name, bytes_per_s=gbit / 8 * 1e9 * part, latency_s=latency_s, source=source)
+
+
+def _of_rate(name: str, gbit: float, latency_s: float = 0.0) -> Link:
+    """TCP below 100 Gbit/s, RDMA from there, as is usual. `latency_s`: of the network, beside what
+    the software takes."""
+    added = f" beside {latency(latency_s)} of the network" if latency_s else ""
+    if gbit < RDMA_GBIT:
+        how = f"with TCP; 25 us a hop assumed{added}"
+        return _nominal(name, gbit, _TCP, how, 25e-6 + latency_s)
+    how = f"with RDMA, as NCCL counts it{added}"
+    return _nominal(name, gbit, _RDMA, how, latency_s)
+
+
+def rated_link(text: str) -> Link | None:
+    """The network of a rate and a latency, as in `60mbit,0.2ms` or `60mbit`; None: it is no
+    rate."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        return None
+    number, unit, delay, delay_unit = match.groups()
+    gbit = float(number) * _GBIT[unit]
+    latency_s = float(delay) * _SECONDS[delay_unit] if delay else 0.0
+    return _of_rate(text, gbit, latency_s) if gbit > 0 else None
+
+
+def is_nominal(network: str) -> bool:
+    """Whether it is a name or a rate, which is not measured."""
+    return network in NETWORKS or rated_link(network) is not None
 
 
 def _counted(name: str, kind: str, gb_per_s: float) -> Link:
@@ -99,14 +134,7 @@ def _by_name(*links: Link) -> Mapping[str, Link]:
 
 
 NETWORKS = _by_name(
-    *(
-        _nominal(f"{gbit}gbit", gbit, _TCP, "with TCP; 25 us a hop assumed", 25e-6)
-        for gbit in (1, 10, 25)
-    ),
-    *(
-        _nominal(f"{gbit}gbit", gbit, _RDMA, "with RDMA, as NCCL counts it")
-        for gbit in (100, 200, 400, 3200)
-    ),
+    *(_of_rate(f"{gbit}gbit", gbit) for gbit in (1, 10, 25, 100, 200, 400, 3200)),
     # NCCL's own 14 us a hop fit nccl-tests with EFA: 319 us on 4 nodes, 631 on 8 (p3dn,
     # gist.github.com/jacobkahn).
     *(_nominal(name, gbit, _EFA, "assumed") for name, gbit in (("efa-p4d", 400), ("efa-p5", 3200))),
@@ -197,7 +225,8 @@ def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -
     if name not in links:
         raise UsageError(
             f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
-            next_step="give one of these, or a file that `drumline doctor --json` wrote",
+            next_step="give one of these, a file that `drumline doctor --json` wrote, or for --network "
+            "a rate and a latency as in 60mbit,0.2ms",
         )
     return links[name]
 

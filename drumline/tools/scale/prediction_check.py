@@ -11,7 +11,7 @@ from typing import NamedTuple
 from drumline.base.errors import UsageError
 from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, read_profile
 from drumline.runs.scaling_result import Measurement, PredictedSize, Prediction, Range, read_scaling
-from drumline.tools.scale.network_model import NETWORKS
+from drumline.tools.scale.network_model import is_nominal
 
 
 class SizedJob(NamedTuple):
@@ -85,7 +85,7 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     for prediction in predictions:
         is_same_network = prediction.network == network
         if network is None:
-            is_same_network = prediction.network not in NETWORKS
+            is_same_network = not is_nominal(prediction.network)
         for size in prediction.sizes:
             step = _newest_step(prediction, size, steps)
             if step is None:

@@ -25,6 +25,7 @@ from drumline.tools.scale.network_model import (
     link_from_doctor,
     link_from_points,
     nccl_transfer,
+    rated_link,
     read_doctor,
     usual_inside,
 )
@@ -188,3 +189,47 @@ def test_links_have_names() -> None:
         "nvlink3",
         "pcie4",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "mbit", "part", "latency_us"),
+    [
+        ("60mbit,0.2ms", 60, 1448 / 1538, 225),
+        ("60mbit", 60, 1448 / 1538, 25),
+        ("2.5gbit,80us", 2500, 1448 / 1538, 105),
+        ("800kbit,0.05s", 0.8, 1448 / 1538, 50_025),
+        ("800gbit,3us", 800_000, 0.96, 3),
+    ],
+)
+def test_any_rate_and_latency_is_a_network(
+    text: str, mbit: float, part: float, latency_us: float
+) -> None:
+    """As those by name: TCP below 100 Gbit/s, with 25 us of software a hop, and RDMA from there."""
+    link = rated_link(text)
+    assert link is not None
+    assert link.name == text
+    assert (link.bytes_per_s, link.latency_s) == pytest.approx(
+        (mbit * 1e6 / 8 * part, latency_us * 1e-6)
+    )
+
+
+def test_a_rate_by_itself_is_the_network_of_that_name() -> None:
+    for name in ("1gbit", "10gbit", "100gbit", "3200gbit"):
+        link = rated_link(name)
+        assert link is not None
+        assert (link.bytes_per_s, link.latency_s) == pytest.approx(
+            (NETWORKS[name].bytes_per_s, NETWORKS[name].latency_s)
+        )
+    link = rated_link("60mbit,0.2ms")
+    assert link is not None
+    assert link.source == (
+        "nominal 60 Mbit/s a node, 94% of it with TCP; 25 us a hop assumed beside 0.20 ms of the network"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["60", "60mb", "0mbit", "60mbit,", "60mbit,2", "-1mbit", "60mbit,0.2ms,1", "9" * 400 + "gbit"],
+)
+def test_what_is_no_rate_is_none(text: str) -> None:
+    assert rated_link(text) is None
