@@ -51,7 +51,8 @@ PREDICT_FLAGS: FlagTable = {
         str,
         "NAME | RATE[,LATENCY] | FILE",
         f"Between nodes: {', '.join(NETWORKS)}; any rate and latency, as in 60mbit,0.2ms; a file "
-        "that `drumline doctor --hosts a,b --json` wrote; or `measured`, from the all-reduces in the profile [measured].",
+        "that `drumline doctor --hosts a,b --json` wrote; or `measured`, from the all-reduces in the "
+        "profile [measured].",
     ),
     "inside": (
         str,
