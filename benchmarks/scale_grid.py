@@ -26,11 +26,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from drumline.runs.profile_result import PARTS, Bucket, ProfileResult, RankSteps
+from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
 from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_points
 from drumline.tools.scale.simulation import shape_of, step_s
 from tests.multinode.hosts import Testbed
 
+LAYERS = 24
 HOSTS = (2, 4, 8)
 MBITS = (50, 100, 200, 500)
 CAPS_MB = (1.0, 4.0, 25.0)
@@ -89,7 +90,29 @@ class Ranks:
         return answer
 
 
-def as_profile(raw: Mapping[str, Any]) -> ProfileResult:
+def layer_bytes(model_bytes: int) -> list[int]:
+    """The layers of a replayed model, each with one tensor."""
+    total = model_bytes // 4
+    return [4 * (total * (1 + number % 3) // (2 * LAYERS)) for number in range(LAYERS)]
+
+
+def tensor_times(
+    sizes: Sequence[int], buckets: Sequence[Sequence[float]], begin_s: float
+) -> list[tuple[int, float]]:
+    """The bytes of each gradient, the last layer first, and when it was ready: each layer of a
+    replayed model waits as long, whatever its size."""
+    tensors: list[tuple[int, float]] = []
+    left = list(reversed(sizes))
+    for num_bytes, ready_s in buckets:
+        count = next(n for n in range(1, len(left) + 1) if sum(left[:n]) >= num_bytes)
+        times = [begin_s + (ready_s - begin_s) * (n + 1) / count for n in range(count)]
+        tensors += zip(left[:count], times, strict=True)
+        left = left[count:]
+        begin_s = ready_s
+    return tensors
+
+
+def as_profile(raw: Mapping[str, Any], sizes: Sequence[int]) -> ProfileResult:
     """What `drumline profile` would have written about the replayed steps of one rank."""
     times = tuple(raw["compute_s"])
     parts = {**dict.fromkeys(PARTS, 0.0), "compute": fmean(times)}
@@ -125,6 +148,12 @@ def as_profile(raw: Mapping[str, Any]) -> ProfileResult:
             Bucket(num_bytes=size, ready_s=ready_s, backward_s=ready_s - forward_s, reduce_s=0.0)
             for size, ready_s in raw["buckets"]
         ),
+        tensors=tuple(
+            GradientTensor(
+                num_bytes=size, ready_s=ready_s, backward_s=ready_s - forward_s, host_s=0.0
+            )
+            for size, ready_s in tensor_times(sizes, raw["buckets"], forward_s)
+        ),
         other_collectives_s=0.0,
         other_collectives=0.0,
         kernels=(),
@@ -138,11 +167,9 @@ def link_of(mbit: int, points: Sequence[Sequence[float]]) -> Link:
     return link_from_points(f"{mbit}mbit", pairs, world_size=2, backend="gloo")
 
 
-def predicted(
-    profile: Mapping[str, Any], link: Link, hosts: int, cap_mb: float
-) -> tuple[float, float]:
+def predicted(profile: ProfileResult, link: Link, hosts: int, cap_mb: float) -> tuple[float, float]:
     """The step of a cell, and that of a rank alone."""
-    shape = shape_of(as_profile(profile)).with_bucket_cap(cap_mb)
+    shape = shape_of(profile).with_bucket_cap(cap_mb)
     network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
     return step_s(shape, network, hosts, 1), shape.alone_s
 
@@ -152,9 +179,9 @@ def predicted_again(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in results["cells"]:
         link = link_of(row["mbit"], results["points"][str(row["mbit"])])
-        predicted_s, alone_s = predicted(
-            results["profiles"][str(row["model_mb"])], link, row["hosts"], row["cap_mb"]
-        )
+        raw = results["profiles"][str(row["model_mb"])]
+        profile = as_profile(raw, layer_bytes(row["model_mb"] * MIB))
+        predicted_s, alone_s = predicted(profile, link, row["hosts"], row["cap_mb"])
         rows.append(
             {
                 **row,
@@ -201,7 +228,8 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
             points,
         )
         for _, hosts, cap_mb, model in group:
-            found_s, alone_s = predicted(raw[model], link, hosts, cap_mb)
+            profile = as_profile(raw[model], layer_bytes(model * MIB))
+            found_s, alone_s = predicted(profile, link, hosts, cap_mb)
             if found_s > options.most_s:
                 continue
             values = {

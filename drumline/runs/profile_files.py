@@ -53,6 +53,9 @@ class RankFacts:
     num_steps: int
     bucket_bytes: tuple[int, ...] = ()
     """The sizes of DDP's buckets, in the order in which they are reduced."""
+    tensor_bytes: tuple[int, ...] = ()
+    """The sizes of the gradients, in the order in which DDP puts them into buckets; empty: not
+    known."""
     unprofiled_step_s: float | None = None
     """The mean of the steps before the first one that is profiled."""
     cores: float | None = None

@@ -43,6 +43,10 @@ class RankSteps:
     """Communication while the rank computed: the mean over the steps."""
     critical_steps: int
     """In how many steps the others waited for this rank."""
+    host_s: tuple[float, ...] = ()
+    """How long the host kept the rank from its work in each step: Python, launches, waits for the
+    device. Until the last bucket is ready, also beside all-reduces, which no rank waits for before:
+    there it is more than the gaps of `parts_s`. Empty: not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,19 @@ class Bucket:
     """The same, from the start of the last backward pass."""
     reduce_s: float
     """From the moment when the last rank joined to its end."""
+    host_s: float | None = None
+    """What `RankSteps.host_s` has until the call; None: not recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientTensor:
+    """The gradient of one parameter: means over steps and ranks, with the times of `Bucket`."""
+
+    num_bytes: int
+    """Of the gradient: fewer are sent where they are rounded."""
+    ready_s: float
+    backward_s: float
+    host_s: float
 
 
 def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
@@ -131,6 +148,8 @@ class ProfileResult:
     storage. None: unknown."""
     unprofiled_step_s: float | None = None
     """The mean of steps of the same run before the profiled ones; None: there were none."""
+    tensors: tuple[GradientTensor, ...] = ()
+    """In the order in which DDP puts them into buckets; empty: not known."""
     missing_ranks: Mapping[str, str] = field(default_factory=dict)
     """Ranks without a trace that can be read, and why; the means are over the others."""
 

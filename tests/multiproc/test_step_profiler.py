@@ -11,6 +11,8 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from drumline.base.text import MIB
+from drumline.report.profile.bucket_plan import filled
 from drumline.report.profile.profile_words import headline
 from drumline.tools.profile.profile_analysis import analyse
 from drumline.training.tasks.base import Loss
@@ -60,5 +62,16 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
     assert ready == sorted(ready)
     assert 0 < result.buckets[0].backward_s < result.buckets[0].ready_s
     assert result.parts_s["data"] > 0
+    # From the last layer on: the bias and the weight of each, as DDP has filled two buckets.
+    layers = [[2, 600], *[[300, 300 * 300]] * 3, [300, 1800]]
+    sizes = [8 * size for layer in layers for size in layer]
+    assert sorted(tensor.num_bytes for tensor in result.tensors) == sorted(sizes)
+    plan = filled([tensor.num_bytes for tensor in result.tensors], int(0.7 * MIB))
+    assert [sum(result.tensors[number].num_bytes for number in bucket) for bucket in plan] == [
+        bucket.num_bytes for bucket in result.buckets
+    ]
+    times = [tensor.ready_s + tensor.host_s for tensor in result.tensors]
+    assert times == sorted(times)
+    assert min(result.ranks[1].host_s) > 0.2, "it sleeps in Python"
     assert result.settings["dist.bucket_cap_mb"] == "0.7"
     assert result.unprofiled_step_s is not None

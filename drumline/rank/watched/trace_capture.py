@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gzip
 import os
+import re
 import shutil
 import sys
 import time
@@ -30,7 +31,7 @@ from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
-from drumline.rank.torch_internals import ddp_measurements
+from drumline.rank.torch_internals import ddp_measurements, names_ignored_by_ddp
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,
@@ -252,6 +253,7 @@ class TraceCapture:
             first_step=self._steps.start,
             num_steps=self._number - self._steps.start,
             bucket_bytes=bucket_bytes(data),
+            tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
@@ -332,12 +334,15 @@ def file_version(path: Path) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns]
 
 
+def ddp_module(modules: Iterable[torch.nn.Module]) -> DistributedDataParallel | None:
+    return next((module for module in modules if isinstance(module, DistributedDataParallel)), None)
+
+
 def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
     """What the first DDP module reports of itself; empty: not known."""
-    for module in modules:
-        if isinstance(module, DistributedDataParallel):
-            with suppress(Exception):  # torch calls it unstable
-                return ddp_measurements(module)
+    if module := ddp_module(modules):
+        with suppress(Exception):  # torch calls it unstable
+            return ddp_measurements(module)
     return {}
 
 
@@ -345,3 +350,23 @@ def bucket_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
     """The sizes of DDP's buckets, in the order in which they are reduced; empty: not known."""
     sizes = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
     return tuple(int(size) for size in sizes.split(",") if size.strip().isdigit())
+
+
+def tensor_bytes(modules: Iterable[torch.nn.Module], data: Mapping[str, Any]) -> tuple[int, ...]:
+    """The sizes of the gradients in the order in which DDP puts them into buckets: that of the
+    first backward pass. Empty: not known, as where parameters may be unused, since DDP then keeps
+    the buckets that it made before that pass."""
+    numbers = re.findall(r"\d+", str(data.get("rebuilt_per_bucket_param_indices", "")))
+    module = ddp_module(modules)
+    if module is None or not numbers:
+        return ()
+    ignored = names_ignored_by_ddp(module.module)
+    sizes = [
+        parameter.nbytes
+        for name, parameter in module.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+    order = [int(number) for number in numbers]
+    return (
+        tuple(sizes[number] for number in order) if sorted(order) == list(range(len(sizes))) else ()
+    )

@@ -5,51 +5,64 @@ would cost. The advice and the simulation both use it. No torch.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from drumline.base.text import MIB
-from drumline.runs.profile_result import Bucket
+from drumline.runs.profile_result import Bucket, ProfileResult
 
 CAPS_MB = (25.0, 1.0, 5.0, 10.0, 50.0, 100.0, 200.0)
 """The sizes that are compared; DDP's default first, since it is taken where others bring no
 more."""
 MIN_SPREAD = 2.0
 LARGE = 1 << 20
+FIRST_BYTES = 1 << 20
+"""DDP's first bucket, where no size is given."""
 SLOWEST_LINK = 12.5e6
 """Bytes per second: no slower link is assumed where the bandwidth is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadyBucket:
-    """The bytes that are sent for a bucket of gradients, and when they are ready."""
+class ReadyGradients:
+    """A gradient, or a bucket of them, and what a rank has done in a step until it is ready."""
 
     num_bytes: int
-    ready_s: float
+    compute_s: float
+    host_s: float = 0.0
+    """Python, launches and host synchronisation."""
+
+    @property
+    def ready_s(self) -> float:
+        return self.compute_s + self.host_s
 
 
-def planned(
-    buckets: Sequence[ReadyBucket], cap_bytes: float, *, begin_s: float
-) -> tuple[ReadyBucket, ...]:
-    """The same gradients in buckets of `cap_bytes`. A backward pass that begins at `begin_s` fills
-    one after the other in the order in which gradients are ready, so the rest is in the last one.
-    The first is as large as the others: DDP makes it smaller (1 MiB) only where no size is
-    given."""
-    measured_bytes = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
-    times = [begin_s, *(bucket.ready_s for bucket in buckets)]
-    size = max(1, round(cap_bytes))
-    ends = [*range(size, measured_bytes[-1], size), measured_bytes[-1]]
+def filled(
+    sizes: Sequence[int], cap_bytes: float, *, first_bytes: float | None = None
+) -> list[range]:
+    """Which tensors DDP puts into each bucket: in this order, and never a part of one, until a
+    bucket has reached the cap. `first_bytes`: the cap of the first bucket."""
+    buckets: list[range] = []
+    first = 0
+    num_bytes = 0
+    for number, size in enumerate(sizes):
+        num_bytes += size
+        cap = first_bytes if first_bytes is not None and not buckets else cap_bytes
+        if num_bytes >= cap:
+            buckets.append(range(first, number + 1))
+            first = number + 1
+            num_bytes = 0
+    return [*buckets, range(first, len(sizes))] if first < len(sizes) else buckets
+
+
+def planned(tensors: Sequence[ReadyGradients], cap_bytes: float) -> tuple[ReadyGradients, ...]:
+    """The buckets of these tensors, where `cap_bytes` is given to DDP: then the first is as large
+    as the others. A bucket is ready with the last of its tensors."""
     plan = []
-    for first, last in pairwise([0, *ends]):
-        # Its time is between the measured ones.
-        place = max(1, bisect_left(measured_bytes, last))
-        below, above = measured_bytes[place - 1 : place + 1]
-        part = (last - below) / (above - below)
-        ready_s = times[place - 1] + part * (times[place] - times[place - 1])
-        plan.append(ReadyBucket(num_bytes=last - first, ready_s=ready_s))
+    for numbers in filled([tensor.num_bytes for tensor in tensors], int(cap_bytes)):
+        bucket = [tensors[number] for number in numbers]
+        last = max(bucket, key=lambda tensor: tensor.ready_s)
+        plan.append(replace(last, num_bytes=sum(tensor.num_bytes for tensor in bucket)))
     return tuple(plan)
 
 
@@ -110,14 +123,25 @@ class CapPlan(NamedTuple):
 
 
 def exposed_by_cap(
-    buckets: Sequence[Bucket], sent_part: float, cost: Callable[[float], float]
+    tensors: Sequence[ReadyGradients], sent_part: float, cost: Callable[[float], float]
 ) -> Iterator[CapPlan]:
     """For each of CAPS_MB. `sent_part`: the bytes that are sent for a byte of gradients, which the
     size of a bucket counts."""
-    ready = [
-        ReadyBucket(num_bytes=bucket.num_bytes, ready_s=bucket.backward_s) for bucket in buckets
-    ]
     for cap in CAPS_MB:
-        plan = planned(ready, cap * MIB * sent_part, begin_s=0.0)
-        queue = [(cost(bucket.num_bytes), bucket.ready_s) for bucket in plan]
+        plan = planned(tensors, cap * MIB)
+        queue = [(cost(bucket.num_bytes * sent_part), bucket.ready_s) for bucket in plan]
         yield CapPlan(cap, exposed_s(queue), sum(seconds for seconds, _ in queue))
+
+
+def backward_gradients(result: ProfileResult, sent_part: float) -> list[ReadyGradients]:
+    """The gradients in the order in which they are ready, by the time of the backward pass. Where
+    their sizes are not known, a bucket is one of them: such buckets can be joined, not split."""
+    if result.tensors:
+        return [
+            ReadyGradients(num_bytes=tensor.num_bytes, compute_s=tensor.backward_s)
+            for tensor in result.tensors
+        ]
+    return [
+        ReadyGradients(num_bytes=round(bucket.num_bytes / sent_part), compute_s=bucket.backward_s)
+        for bucket in result.buckets
+    ]

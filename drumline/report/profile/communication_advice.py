@@ -16,7 +16,12 @@ from drumline.report.profile.bottleneck import (
     is_script,
     of_step,
 )
-from drumline.report.profile.bucket_plan import exposed_by_cap, exposed_s, fit_costs
+from drumline.report.profile.bucket_plan import (
+    backward_gradients,
+    exposed_by_cap,
+    exposed_s,
+    fit_costs,
+)
 from drumline.runs.profile_result import ProfileResult, bus_bytes_per_s, sent_part
 
 MAX_ACCUMULATE = 8
@@ -67,7 +72,8 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     # gloo reduces several buckets at once, which the queue does not.
     scale = min(1.0, exposed / now) if now else 1.0
     # The likely cost decides on the size.
-    plans = [list(exposed_by_cap(buckets, part, cost)) for cost in costs]
+    tensors = backward_gradients(result, part)
+    plans = [list(exposed_by_cap(tensors, part, cost)) for cost in costs]
     best = min(plans[0], key=lambda plan: round(plan.exposed_s / result.step_s, 2))
     cap = f"{best.cap_mb:g}"
     if best.cap_mb == result.bucket_cap_mb:

@@ -1,5 +1,5 @@
-"""When the gradients of a step are ready to be reduced: DDP's buckets, from the traces of all
-ranks."""
+"""When the gradients of a step are ready to be reduced: DDP's buckets and the tensors in them, and
+what kept a rank from its work until then, from the traces of all ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,58 @@ from typing import NamedTuple
 
 import numpy as np
 
+from drumline.base.text import MIB
+from drumline.report.profile.bucket_plan import FIRST_BYTES, filled
 from drumline.runs.profile_files import RankFacts
-from drumline.runs.profile_result import Bucket, sent_part
+from drumline.runs.profile_result import Bucket, GradientTensor, sent_part
 from drumline.tools.profile.breakdown import MatchedCollective
-from drumline.tools.profile.intervals import clipped, length, union
+from drumline.tools.profile.intervals import Intervals, clipped, difference, length, union
 from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep
+
+# The host
+
+
+def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
+    """When a rank neither computed nor waited for data or other ranks. No rank waits for buckets
+    before the last one is ready: until then their all-reduces run beside what the host does."""
+    rest = difference(union((step.start, step.end) for step in trace.steps), trace.compute)
+    rest = difference(rest, trace.data)
+    waits = []
+    for step in trace.steps:
+        buckets = bucket_calls(trace, step, num_buckets)
+        of_buckets = {id(call) for call in buckets}
+        waits += [
+            (call.call, call.end)
+            for call in trace.collectives
+            if step.start <= call.call < step.end and id(call) not in of_buckets
+        ]
+        if buckets:
+            last_end = max(call.end for call in buckets)
+            waits.append((ready_instant(trace, step, buckets[-1]), last_end))
+    return difference(rest, union(waits))
+
+
+def ready_instant(trace: RankTrace, step: TraceStep, call: CollectiveCall) -> float:
+    """When the gradients of a bucket were ready: when it was called or, on a device, when the
+    kernels that were launched before had ended."""
+    if call.host_call is None:
+        return call.start
+    return _computed_at(trace, step, call.host_call)
+
+
+def _computed_at(trace: RankTrace, step: TraceStep, host_time: float) -> float:
+    """When what the host had launched at this time in a step was computed."""
+    if not trace.is_device:
+        return host_time
+    launches = trace.launches
+    ends = launches[
+        (launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end),
+        2,
+    ]
+    return float(ends.max(initial=step.start))
+
+
+# Buckets
 
 
 class BucketTimes(NamedTuple):
@@ -22,6 +69,7 @@ class BucketTimes(NamedTuple):
     num_bytes: float
     ready_s: float
     backward_s: float
+    host_s: float
     reduce_s: float
 
 
@@ -29,8 +77,10 @@ def buckets_of(
     facts: Mapping[int, RankFacts],
     traces: Mapping[int, RankTrace],
     collectives: Sequence[MatchedCollective],
+    hosts: Mapping[int, Intervals],
 ) -> list[Bucket]:
-    """The n-th all-reduce of gradients in each step that has as many of them as most."""
+    """The n-th all-reduce of gradients in each step that has as many of them as most. `hosts`: the
+    `host_intervals` of each rank."""
     rows: list[list[BucketTimes]] = []
     for rank, trace in traces.items():
         reduced = {
@@ -43,16 +93,17 @@ def buckets_of(
         for step in trace.steps:
             calls = bucket_calls(trace, step, len(sizes))
             known_bytes = sizes if len(sizes) == len(calls) else [0] * len(calls)
-            begin = backward_start(trace, step, calls)
+            before_s = _before_backward_s(trace, step, calls)
             row = []
             for call, num_bytes in zip(calls, known_bytes, strict=True):
                 ready_s = _computed_until(trace, step, call.host_call, call.start)
-                before_s = 0.0 if begin is None else _computed_until(trace, step, begin, begin)
+                ready = ready_instant(trace, step, call)
                 row.append(
                     BucketTimes(
                         call.num_bytes or num_bytes,
                         ready_s,
                         max(0.0, ready_s - before_s),
+                        length(clipped(hosts[rank], step.start, ready)),
                         reduced[id(call)],
                     )
                 )
@@ -68,6 +119,7 @@ def _mean_bucket(times: Sequence[BucketTimes]) -> Bucket:
         num_bytes=round(mean.num_bytes),
         ready_s=mean.ready_s,
         backward_s=mean.backward_s,
+        host_s=mean.host_s,
         reduce_s=mean.reduce_s,
     )
 
@@ -99,6 +151,12 @@ def backward_start(
     return float(begun[0, 0]) if len(begun) else None
 
 
+def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float:
+    """What a rank has computed in a step before the backward pass that reduces gradients."""
+    begin = backward_start(trace, step, calls)
+    return 0.0 if begin is None else _computed_until(trace, step, begin, begin)
+
+
 def _computed_until(
     trace: RankTrace, step: TraceStep, host_time: float | None, start: float
 ) -> float:
@@ -111,3 +169,84 @@ def _computed_until(
         (launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end)
     ]
     return length(union(chosen[:, 1:]))
+
+
+# Tensors
+
+
+class TensorTimes(NamedTuple):
+    """A gradient in one step of one rank."""
+
+    ready_s: float
+    backward_s: float
+    host_s: float
+
+
+def tensors_of(
+    facts: Mapping[int, RankFacts],
+    traces: Mapping[int, RankTrace],
+    buckets: Sequence[Bucket],
+    hosts: Mapping[int, Intervals],
+) -> list[GradientTensor]:
+    """The gradients in the order in which DDP puts them into buckets; none where this order does
+    not give the buckets that DDP made, as with parameters of several types."""
+    sizes = facts[min(facts)].tensor_bytes
+    if not _are_buckets_of(facts[min(facts)]):
+        return []
+    rows = [
+        row
+        for rank, trace in traces.items()
+        for step in trace.steps
+        if (row := _tensor_row(trace, step, len(sizes), hosts[rank]))
+    ]
+    times = np.mean(np.array(rows), axis=0).tolist() if rows else _between(sizes, buckets)
+    return [
+        GradientTensor(num_bytes=size, ready_s=ready_s, backward_s=backward_s, host_s=host_s)
+        for size, (ready_s, backward_s, host_s) in zip(sizes, times, strict=True)
+    ]
+
+
+def _are_buckets_of(facts: RankFacts) -> bool:
+    """Whether these tensors fill the buckets of DDP, whose first is smaller by default."""
+    sizes = facts.tensor_bytes
+    cap_bytes = int(facts.job.bucket_cap_mb * MIB)
+    plans = [filled(sizes, cap_bytes, first_bytes=first) for first in (None, FIRST_BYTES)]
+    return bool(sizes) and any(
+        facts.bucket_bytes == tuple(sum(sizes[number] for number in bucket) for bucket in plan)
+        for plan in plans
+    )
+
+
+def _tensor_row(
+    trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals
+) -> list[TensorTimes]:
+    """Of the last backward pass; empty where the trace does not have it, as in a CUDA graph."""
+    times = trace.gradients[(trace.gradients >= step.start) & (trace.gradients < step.end)]
+    calls = bucket_calls(trace, step, 0)
+    if not calls or len(times) < num_tensors or len(times) % num_tensors:
+        return []
+    before_s = _before_backward_s(trace, step, calls)
+    row = []
+    for time in times[-num_tensors:]:
+        ready = _computed_at(trace, step, time)
+        ready_s = length(clipped(trace.compute, step.start, ready))
+        host_s = length(clipped(host, step.start, ready))
+        row.append(TensorTimes(ready_s, max(0.0, ready_s - before_s), host_s))
+    return row
+
+
+def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTimes]:
+    """Where tensors were not timed: in proportion to their bytes, between those of the buckets."""
+    ends = np.cumsum(sizes)
+    sent = np.cumsum([0, *(bucket.num_bytes for bucket in buckets)])
+    bucket_ends = sent * ends[-1] / max(1, sent[-1])  # fewer bytes are sent where they are rounded
+    first = buckets[0]
+    ready = np.interp(
+        ends,
+        bucket_ends,
+        [first.ready_s - first.backward_s, *(bucket.ready_s for bucket in buckets)],
+    )
+    backward = np.interp(ends, bucket_ends, [0.0, *(bucket.backward_s for bucket in buckets)])
+    idle = [bucket.host_s or 0.0 for bucket in buckets]
+    host = np.interp(ends, bucket_ends, [idle[0], *idle])
+    return [TensorTimes(*times) for times in zip(ready, backward, host, strict=True)]

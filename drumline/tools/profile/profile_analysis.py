@@ -35,7 +35,8 @@ from drumline.tools.profile.breakdown import (
     divide_steps,
     matched,
 )
-from drumline.tools.profile.gradient_times import buckets_of
+from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
+from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.merged_trace import write_merged
 from drumline.tools.profile.trace_file import RankTrace, TraceStep, from_events, read_events
 
@@ -122,9 +123,14 @@ def result_of(
     collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
     divided = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
     critical = critical_ranks(divided)
+    hosts = {
+        rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
+    }
     ranks = [
-        _rank_steps(facts[rank], steps, critical.count(rank)) for rank, steps in divided.items()
+        _rank_steps(facts[rank], steps, critical.count(rank), hosts[rank])
+        for rank, steps in divided.items()
     ]
+    buckets = buckets_of(facts, traces, collectives, hosts)
     first = facts[min(facts)]
     first_trace = traces[min(facts)]
     every = [step for steps in divided.values() for step in steps]
@@ -152,7 +158,8 @@ def result_of(
         parts_s={part: statistics.fmean(rank.parts_s[part] for rank in ranks) for part in PARTS},
         hidden_communication_s=statistics.fmean(rank.hidden_communication_s for rank in ranks),
         ranks=tuple(ranks),
-        buckets=tuple(buckets_of(facts, traces, collectives)),
+        buckets=tuple(buckets),
+        tensors=tuple(tensors_of(facts, traces, buckets, hosts)),
         other_collectives_s=statistics.fmean(step.other_s for step in every),
         other_collectives=statistics.fmean(step.num_other for step in every),
         kernels=tuple(top_kernels(every_trace)[:MOST_KERNELS]),
@@ -167,7 +174,9 @@ def result_of(
     )
 
 
-def _rank_steps(facts: RankFacts, steps: Sequence[StepParts], num_critical: int) -> RankSteps:
+def _rank_steps(
+    facts: RankFacts, steps: Sequence[StepParts], num_critical: int, host: Intervals
+) -> RankSteps:
     return RankSteps(
         rank=facts.rank,
         host=facts.host,
@@ -176,6 +185,7 @@ def _rank_steps(facts: RankFacts, steps: Sequence[StepParts], num_critical: int)
         parts_s={part: statistics.fmean(step.parts_s[part] for step in steps) for part in PARTS},
         hidden_communication_s=statistics.fmean(step.hidden_s for step in steps),
         critical_steps=num_critical,
+        host_s=tuple(length(clipped(host, step.step.start, step.step.end)) for step in steps),
     )
 
 

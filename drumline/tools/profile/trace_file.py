@@ -115,6 +115,8 @@ class RankTrace:
     syncs: tuple[Event, ...]
     backward: Intervals
     """Operations of backward passes, on the host."""
+    gradients: NDArray[np.float64] = field(repr=False)
+    """When the host had the gradient of each parameter, in each backward pass."""
     launches: NDArray[np.float64] = field(repr=False)
     """Rows of launch, start and end: every kernel that computes, in the order of their starts; on
     the CPU no rows."""
@@ -229,6 +231,7 @@ def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> 
         collectives=tuple(_collectives(events, host)),
         syncs=tuple(_syncs(events)) if is_device else (),
         backward=union(_times(event for event in host if event.name.startswith(NODE))),
+        gradients=np.sort([event.end for event in host if event.name == ACCUMULATES]),
         launches=launches,
         operations=tuple(operations),
     )

@@ -18,7 +18,7 @@ from drumline.tools.scale.network_model import Network
 from drumline.tools.scale.simulation import (
     StepShape,
     shape_of,
-    slowest_factor,
+    slowest_pace,
     step_s,
     typical_step_s,
 )
@@ -44,11 +44,7 @@ def predict(
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
     if options.bucket_cap_mb is not None:
-        if shape.sent_part is None:
-            raise UsageError(
-                "--bucket-cap-mb: what PowerSGD sends with another bucket size is not known",
-                next_step="leave it out, or profile the job with --dist.comm none",
-            )
+        _check_buckets_can_change(shape)
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
     ranks = profile.world_size * max(1, profile.accumulate)
     batch = None if profile.batch_size is None else profile.batch_size / ranks * shape.accumulate
@@ -75,6 +71,20 @@ def predict(
     )
 
 
+def _check_buckets_can_change(shape: StepShape) -> None:
+    if shape.sent_part is None:
+        raise UsageError(
+            "--bucket-cap-mb: what PowerSGD sends with another bucket size is not known",
+            next_step="leave it out, or profile the job with --dist.comm none",
+        )
+    if not shape.tensors:
+        raise UsageError(
+            "--bucket-cap-mb: the profile does not have the sizes of the tensors, which DDP does not split",
+            next_step="leave it out, or profile the job again with this version, all parameters of "
+            "one type and without find_unused_parameters",
+        )
+
+
 def _size(
     shape: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None
 ) -> PredictedSize:
@@ -83,7 +93,7 @@ def _size(
     mean_s = step_s(shape, network, nodes, per_node)
     low_s, high_s = _interval(shape, network, nodes, options)
     useful = goodput(mean_s, nodes, options)
-    waiting_s = shape.own_s * (slowest_factor(shape, nodes * per_node) - 1)
+    waiting_s = shape.own_s(slowest_pace(shape, nodes * per_node)) - shape.own_s()
     best_cap, best_s = _best_bucket(shape, network, nodes, per_node)
     best_accumulate, its_efficiency = _best_accumulation(shape, network, nodes, per_node)
     samples = None if batch is None else DAY_S / mean_s * useful * batch * nodes * per_node
@@ -107,10 +117,10 @@ def _size(
 def _interval(
     shape: StepShape, network: Network, nodes: int, options: ScaleOptions
 ) -> tuple[float, float]:
-    """90% of the means of resampled compute times, and the model's error on both sides."""
+    """90% of the means of resampled steps, and the model's error on both sides."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
-    spreads = (sorted(draw.choices(shape.spread, k=len(shape.spread))) for _ in range(REPLICATES))
-    shapes = [replace(shape, spread=tuple(spread)) for spread in spreads]
+    samples = (draw.choices(shape.paces, k=len(shape.paces)) for _ in range(REPLICATES))
+    shapes = [replace(shape, paces=tuple(paces)) for paces in samples]
     cuts = quantiles(
         (typical_step_s(resampled, network, nodes, options.gpus_per_node) for resampled in shapes),
         n=20,

@@ -6,22 +6,33 @@ network, the slowest rank sets the pace. Times come from a profile (profile_resu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
 
 from drumline.base.errors import UsageError
 from drumline.base.text import MIB
-from drumline.report.profile.bucket_plan import ReadyBucket, planned
-from drumline.runs.profile_result import ProfileResult, sent_part
+from drumline.report.profile.bucket_plan import ReadyGradients, planned
+from drumline.runs.profile_result import Bucket, ProfileResult, sent_part
 from drumline.tools.scale.network_model import Network, Transfer, all_reduce
 
 SMALL_BYTES = 4096
-MAX_SPREAD = 64
-"""Of more compute times, as many even quantiles are kept."""
+MAX_PACES = 64
+"""Of more steps of ranks, as many even quantiles are kept."""
 SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
 """The settings with which DDP reduces all gradients in each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a rank takes in a step, as parts of the means."""
+
+    compute: float
+    host: float
+
+
+AVERAGE = Pace(compute=1.0, host=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +40,21 @@ class StepShape:
     """What a rank does in a step when it waits for no other."""
 
     data_s: float
-    own_s: float
-    """Compute with its launch gaps and host synchronisation."""
-    backward_s: float
-    """From the start of compute to that of the last backward pass."""
-    buckets: tuple[ReadyBucket, ...]
-    """By the compute of a rank of average speed."""
+    compute_s: float
+    host_s: float
+    """Python, launch gaps and host synchronisation. They vary by themselves: a rank that waits in
+    Python is no slower where another computes longer."""
+    buckets: tuple[ReadyGradients, ...]
+    """By the times of a rank of average speed; their bytes are those that are sent."""
+    tensors: tuple[ReadyGradients, ...]
+    """The gradients in the order in which DDP puts them into buckets; empty: not known, so that
+    buckets cannot have another size."""
     bucket_cap_mb: float
     sent_part: float | None
     """Bytes that are sent for a byte of gradients; None: not known, so that buckets cannot have
     another size."""
-    spread: tuple[float, ...]
-    """Compute times of ranks and steps as parts of their mean, sorted."""
+    paces: tuple[Pace, ...]
+    """Of ranks and steps."""
     other_collectives: float
     repeats_others: bool
     """Whether each micro-batch has them, as those of SyncBatchNorm."""
@@ -49,41 +63,60 @@ class StepShape:
     @property
     def alone_s(self) -> float:
         """The step of a single rank."""
-        return self.data_s + self.own_s
-
-    @property
-    def tail_s(self) -> float:
-        """What follows the last bucket: the optimizer."""
-        return max(0.0, self.own_s - self.buckets[-1].ready_s)
+        return self.data_s + self.own_s()
 
     @property
     def gradient_bytes(self) -> float:
         return sum(bucket.num_bytes for bucket in self.buckets) / (self.sent_part or 1.0)
 
+    def own_s(self, pace: Pace = AVERAGE) -> float:
+        """What a rank of this pace takes for its own work, without data."""
+        return self.compute_s * pace.compute + self.host_s * pace.host
+
+    def tail_s(self, pace: Pace) -> float:
+        """What follows the last bucket: the optimizer."""
+        last = self.buckets[-1]
+        compute_s = max(0.0, self.compute_s - last.compute_s)
+        host_s = max(0.0, self.host_s - last.host_s)
+        return compute_s * pace.compute + host_s * pace.host
+
     def with_bucket_cap(self, megabytes: float) -> StepShape:
         """The same gradients in buckets of this size; as they are, if nothing is known about
         another size."""
-        if self.sent_part is None:
+        if self.sent_part is None or not self.tensors:
             return self
-        buckets = planned(self.buckets, megabytes * MIB * self.sent_part, begin_s=self.backward_s)
+        buckets = tuple(
+            replace(bucket, num_bytes=round(bucket.num_bytes * self.sent_part))
+            for bucket in planned(self.tensors, megabytes * MIB)
+        )
         return replace(self, buckets=buckets, bucket_cap_mb=megabytes)
 
     def with_accumulation(self, micro_batches: int) -> StepShape:
         """The same micro-batches, of which this many make a step: gradients are reduced in the last
         one only."""
         times = micro_batches / self.accumulate
-        more_s = (micro_batches - self.accumulate) * self.buckets[-1].ready_s / self.accumulate
+        last = self.buckets[-1]
+        compute_s = (times - 1) * last.compute_s
+        host_s = (times - 1) * last.host_s
         return replace(
             self,
-            own_s=self.own_s + more_s,
+            compute_s=self.compute_s + compute_s,
+            host_s=self.host_s + host_s,
             data_s=self.data_s * times,
-            backward_s=self.backward_s + more_s,
-            buckets=tuple(
-                replace(bucket, ready_s=bucket.ready_s + more_s) for bucket in self.buckets
-            ),
+            buckets=_later(self.buckets, compute_s, host_s),
+            tensors=_later(self.tensors, compute_s, host_s),
             other_collectives=self.other_collectives * (times if self.repeats_others else 1),
             accumulate=micro_batches,
         )
+
+
+def _later(
+    gradients: Sequence[ReadyGradients], compute_s: float, host_s: float
+) -> tuple[ReadyGradients, ...]:
+    return tuple(
+        replace(gradient, compute_s=gradient.compute_s + compute_s, host_s=gradient.host_s + host_s)
+        for gradient in gradients
+    )
 
 
 def shape_of(profile: ProfileResult) -> StepShape:
@@ -91,32 +124,103 @@ def shape_of(profile: ProfileResult) -> StepShape:
     that its job is none that is simulated."""
     _check_mode(profile)
     _check_buckets(profile)
-    times = [seconds for rank in profile.ranks for seconds in rank.compute_s]
-    compute_s = fmean(times) if times else 0.0
-    if not compute_s > 0 or not all(map(math.isfinite, [*times, *profile.parts_s.values()])):
+    compute_s = _mean([seconds for rank in profile.ranks for seconds in rank.compute_s])
+    host_s = _host_s(profile)
+    if not compute_s > 0 or not all(map(math.isfinite, [compute_s, host_s, *_times(profile)])):
         raise UsageError("the profile has no compute time", next_step="profile the job again")
-    own_s = compute_s + profile.parts_s.get("host_sync", 0.0) + profile.parts_s.get("gaps", 0.0)
-    if profile.unprofiled_step_s is not None:  # less what the profiler itself took
-        own_s = max(own_s / 2, min(own_s, own_s - profile.step_s + profile.unprofiled_step_s))
-    stretch = own_s / compute_s  # gaps and synchronisation are spread over the step
-    first = profile.buckets[0]
-    ready = accumulate((bucket.ready_s * stretch for bucket in profile.buckets), max)
+    part = _unprofiled_part(profile, compute_s + host_s)
+    # Where it was not recorded what the host does until then, it is spread over the step.
+    usual_host = host_s / compute_s
+    buckets = [
+        ReadyGradients(
+            num_bytes=bucket.num_bytes,
+            compute_s=min(bucket.ready_s, compute_s) * part,
+            host_s=_until_ready(bucket, usual_host) * part,
+        )
+        for bucket in profile.buckets
+    ]
+    tensors = [
+        ReadyGradients(
+            num_bytes=tensor.num_bytes,
+            compute_s=min(tensor.ready_s, compute_s) * part,
+            host_s=tensor.host_s * part,
+        )
+        for tensor in profile.tensors
+    ]
     return StepShape(
         data_s=profile.parts_s.get("data", 0.0),
-        own_s=own_s,
-        backward_s=max(0.0, first.ready_s - first.backward_s) * stretch,
-        buckets=tuple(
-            ReadyBucket(num_bytes=bucket.num_bytes, ready_s=min(ready_s, own_s))
-            for bucket, ready_s in zip(profile.buckets, ready, strict=True)
-        ),
+        compute_s=compute_s * part,
+        host_s=host_s * part,
+        buckets=_in_order(buckets),
+        tensors=tuple(tensors),
         bucket_cap_mb=profile.bucket_cap_mb,
         sent_part=sent_part(profile.settings),
-        spread=_quantiles(sorted(seconds / compute_s for seconds in times)),
+        paces=_paces(profile, compute_s, host_s),
         other_collectives=profile.other_collectives,
         # Of a script it is not known: the more expensive case is assumed.
         repeats_others=profile.settings.get("dist.sync_batchnorm", "true") == "true",
         accumulate=max(1, profile.accumulate),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _host_s(profile: ProfileResult) -> float:
+    times = [seconds for rank in profile.ranks for seconds in rank.host_s]
+    if times:
+        return fmean(times)
+    return profile.parts_s.get("host_sync", 0.0) + profile.parts_s.get("gaps", 0.0)
+
+
+def _times(profile: ProfileResult) -> Iterator[float]:
+    yield from profile.parts_s.values()
+    for bucket in profile.buckets:
+        yield bucket.ready_s + (bucket.host_s or 0.0)
+    for tensor in profile.tensors:
+        yield tensor.ready_s + tensor.host_s
+
+
+def _unprofiled_part(profile: ProfileResult, own_s: float) -> float:
+    """What is left of a rank's own time without what the profiler took of it."""
+    if profile.unprofiled_step_s is None:
+        return 1.0
+    unprofiled_s = own_s - profile.step_s + profile.unprofiled_step_s
+    return max(0.5, min(1.0, unprofiled_s / own_s))
+
+
+def _until_ready(bucket: Bucket, usual_host: float) -> float:
+    return bucket.ready_s * usual_host if bucket.host_s is None else bucket.host_s
+
+
+def _in_order(buckets: Sequence[ReadyGradients]) -> tuple[ReadyGradients, ...]:
+    """DDP starts all-reduces in the order of its buckets, so that none is earlier than the one
+    before."""
+    return tuple(
+        accumulate(
+            buckets,
+            lambda before, bucket: (
+                bucket
+                if bucket.ready_s >= before.ready_s
+                else replace(before, num_bytes=bucket.num_bytes)
+            ),
+        )
+    )
+
+
+def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pace, ...]:
+    """Of each rank and step. What the host did in the same step goes with it where it was
+    recorded, and is as usual in all steps where it was not."""
+    paces = []
+    for rank in profile.ranks:
+        is_recorded = host_s > 0 and len(rank.host_s) == len(rank.compute_s)
+        host_times = rank.host_s if is_recorded else [host_s] * len(rank.compute_s)
+        paces += [
+            Pace(compute=compute / compute_s, host=host / host_s if host_s else 1.0)
+            for compute, host in zip(rank.compute_s, host_times, strict=True)
+        ]
+    return _quantiles(sorted(paces, key=lambda pace: compute_s * pace.compute + host_s * pace.host))
 
 
 def _check_mode(profile: ProfileResult) -> None:
@@ -148,23 +252,21 @@ def _check_buckets(profile: ProfileResult) -> None:
     )
 
 
-def _quantiles(values: list[float]) -> tuple[float, ...]:
-    if len(values) <= MAX_SPREAD:
-        return tuple(values)
-    last = len(values) - 1
+def _quantiles(paces: list[Pace]) -> tuple[Pace, ...]:
+    if len(paces) <= MAX_PACES:
+        return tuple(paces)
+    last = len(paces) - 1
     return tuple(
-        values[place * last // (MAX_SPREAD - 1)] for place in range(MAX_SPREAD)
+        paces[place * last // (MAX_PACES - 1)] for place in range(MAX_PACES)
     )  # with the largest
 
 
 def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
-    """The mean length of a step on `nodes` times `per_node` ranks: a step for each measured compute
-    time, weighted by how often it is that of the slowest rank."""
-    weights = slowest_weights(len(shape.spread), nodes * per_node)
-    steps = zip(weights, shape.spread, strict=True)
+    """The mean length of a step on `nodes` times `per_node` ranks: a step for each measured pace,
+    weighted by how often it is that of the slowest rank."""
     return sum(
-        weight * _step_s(shape, network, nodes, per_node, factor)
-        for weight, factor in steps
+        weight * _step_s(shape, network, nodes, per_node, pace)
+        for weight, pace in _slowest(shape, nodes * per_node)
         if weight > 1e-9
     )
 
@@ -172,13 +274,22 @@ def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> flo
 def typical_step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
     """One step, in which the slowest rank takes its mean time: nearly the same, and faster to
     compute."""
-    return _step_s(shape, network, nodes, per_node, slowest_factor(shape, nodes * per_node))
+    return _step_s(shape, network, nodes, per_node, slowest_pace(shape, nodes * per_node))
 
 
-def slowest_factor(shape: StepShape, ranks: int) -> float:
-    """How long the slowest of so many ranks computes, as a part of the mean."""
-    weights = slowest_weights(len(shape.spread), ranks)
-    return sum(weight * factor for weight, factor in zip(weights, shape.spread, strict=True))
+def slowest_pace(shape: StepShape, ranks: int) -> Pace:
+    """That of the slowest of so many ranks, on average."""
+    slowest = _slowest(shape, ranks)
+    return Pace(
+        compute=sum(weight * pace.compute for weight, pace in slowest),
+        host=sum(weight * pace.host for weight, pace in slowest),
+    )
+
+
+def _slowest(shape: StepShape, ranks: int) -> list[tuple[float, Pace]]:
+    """How often each pace is that of the slowest of so many ranks."""
+    paces = sorted(shape.paces, key=shape.own_s)
+    return list(zip(slowest_weights(len(paces), ranks), paces, strict=True))
 
 
 def slowest_weights(values: int, ranks: int) -> list[float]:
@@ -186,13 +297,15 @@ def slowest_weights(values: int, ranks: int) -> list[float]:
     return [((place + 1) / values) ** ranks - (place / values) ** ranks for place in range(values)]
 
 
-def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, factor: float) -> float:
-    """A step in which the slowest rank computes `factor` times as long as the mean."""
+def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, pace: Pace) -> float:
+    """A step in which the slowest rank has this pace."""
     transfers = [all_reduce(network, bucket.num_bytes, nodes, per_node) for bucket in shape.buckets]
     others_s = shape.other_collectives * all_reduce(network, SMALL_BYTES, nodes, per_node).alone_s
-    ready = [bucket.ready_s * factor for bucket in shape.buckets]
+    ready = [
+        bucket.compute_s * pace.compute + bucket.host_s * pace.host for bucket in shape.buckets
+    ]
     reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
-    return shape.data_s + others_s + reduced_s + shape.tail_s * factor
+    return shape.data_s + others_s + reduced_s + shape.tail_s(pace)
 
 
 def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:

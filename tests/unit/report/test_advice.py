@@ -10,20 +10,26 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, advice_lines, flags_of
 from drumline.report.profile.bucket_plan import (
-    ReadyBucket,
+    FIRST_BYTES,
+    ReadyGradients,
     ReduceCost,
+    backward_gradients,
     exposed_by_cap,
     exposed_s,
+    filled,
     fit_costs,
     planned,
 )
 from drumline.runs.profile_result import (
     PARTS,
     Bucket,
+    GradientTensor,
     HostSync,
     Kernel,
     ProfileResult,
@@ -194,9 +200,18 @@ def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
 
 def test_smaller_buckets_that_begin_earlier_are_a_remedy_for_a_slow_link() -> None:
     buckets = (bucket(MIB, 0.003, 0.006), bucket(8 * MIB, 0.03, 0.048))
-    advice = advise(profile(parts={"exposed_communication": 0.05}, buckets=buckets))
+    tensors = tuple(
+        GradientTensor(num_bytes=MIB, ready_s=ready_s, backward_s=ready_s, host_s=0.0)
+        for ready_s in (0.003 * number for number in range(1, 10))
+    )
+    result = profile(parts={"exposed_communication": 0.05}, buckets=buckets, tensors=tensors)
+    advice = advise(result)
     assert {entry.bottleneck for entry in advice} == {"network"}
     assert {"dist.bucket_cap_mb": "1"} in [entry.settings for entry in advice]
+    one_tensor = replace(result, tensors=())
+    assert {"dist.bucket_cap_mb": "1"} not in [entry.settings for entry in advise(one_tensor)], (
+        "of unknown tensors it is not known that DDP can split the bucket"
+    )
 
 
 def test_a_slow_rank_is_named_with_what_it_does() -> None:
@@ -348,34 +363,44 @@ def test_the_bus_bandwidth_of_buckets_together_is_that_of_their_bytes() -> None:
     assert bus_bytes_per_s([bucket(1_000, 0.0, 0.0)], 4) == 0.0, "not known"
 
 
-def test_planned_buckets_are_those_of_ddp() -> None:
-    """With a given size the first is as large as the others; gradients are ready in the order in
-    which they were."""
-    measured = [
-        ReadyBucket(num_bytes=10 * MIB, ready_s=0.02),
-        ReadyBucket(num_bytes=10 * MIB, ready_s=0.06),
+@given(
+    sizes=st.lists(st.integers(1, 4 * MIB // 4), min_size=1, max_size=60),
+    cap_bytes=st.integers(1, 16 * MIB),
+    first_bytes=st.one_of(st.none(), st.just(FIRST_BYTES)),
+)
+def test_planned_buckets_are_those_of_ddp(
+    sizes: list[int], cap_bytes: int, first_bytes: int | None
+) -> None:
+    """Whole tensors, by torch's own function."""
+    gradients = [torch.empty(size, device="meta") for size in sizes]
+    limits = [cap_bytes] if first_bytes is None else [first_bytes, cap_bytes]
+    assigned, _ = dist._compute_bucket_assignment_by_size(gradients, limits)
+    plan = filled([4 * size for size in sizes], cap_bytes, first_bytes=first_bytes)
+    assert [list(bucket) for bucket in plan] == assigned
+
+
+def test_a_bucket_is_ready_with_the_last_of_its_tensors() -> None:
+    """The second one is ready after the third, which DDP saw in another order at first."""
+    tensors = [
+        ReadyGradients(num_bytes=MIB, compute_s=compute_s, host_s=0.5)
+        for compute_s in (0.1, 0.4, 0.3, 0.5)
     ]
-    sizes = [
-        (bucket.num_bytes, bucket.ready_s) for bucket in planned(measured, 8 * MIB, begin_s=0.0)
-    ]
-    assert sizes == [
-        (8 * MIB, pytest.approx(0.016)),
-        (8 * MIB, pytest.approx(0.044)),
-        (4 * MIB, pytest.approx(0.06)),
-    ]
-    gradients = [torch.empty(1 << 18, device="meta") for _ in range(20)]  # 1 MiB each
-    assigned, _ = dist._compute_bucket_assignment_by_size(gradients, [8 * MIB])
-    assert [len(bucket) * MIB for bucket in assigned] == [size for size, _ in sizes]
+    plan = planned(tensors, 3 * MIB)
+    assert [(bucket.num_bytes, bucket.ready_s) for bucket in plan] == [(3 * MIB, 0.9), (MIB, 1.0)]
 
 
 def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
     """The size of a bucket counts gradients, of which bf16 sends half."""
     buckets = [bucket(20 * MIB, 0.04, 0.02), bucket(20 * MIB, 0.08, 0.02)]
+    tensors = [ReadyGradients(num_bytes=5 * MIB, compute_s=0.01 * number) for number in range(8)]
     plans = [
-        {cap: total for cap, _, total in exposed_by_cap(buckets, part, lambda _: 0.001)}
+        {cap: total for cap, _, total in exposed_by_cap(tensors, part, lambda size: size / MIB)}
         for part in (1.0, 0.5)
     ]
-    assert (plans[0][10.0], plans[1][10.0]) == (pytest.approx(0.004), pytest.approx(0.008))
+    assert (plans[0][10.0], plans[1][10.0]) == (pytest.approx(40), pytest.approx(20))
+    halved = profile(buckets=tuple(buckets))
+    joined = backward_gradients(halved, 0.5)
+    assert [gradients.num_bytes for gradients in joined] == [40 * MIB, 40 * MIB]
     settings = {"dist.comm": "powersgd", "train.batch_size": "64"}
     parts = {"exposed_communication": 0.05}
     (larger,) = advise(

@@ -7,6 +7,7 @@ import gzip
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from drumline.base.errors import UsageError
 from drumline.report.profile.advice import advise
 from drumline.report.profile.profile_words import words_of
-from drumline.runs.profile_files import trace_path
-from drumline.runs.profile_result import read_profile
+from drumline.runs.profile_files import JobFacts, trace_path
+from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.tools.profile.breakdown import divide_steps, divided, matched
 from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
 from drumline.tools.profile.profile_analysis import analyse
@@ -65,6 +66,72 @@ def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
     assert bucket.reduce_s == pytest.approx(0.019)
     assert result.made_at == 1e9, "when the first step began"
     assert result.other_collectives == 0
+
+
+ACCUMULATES = f"{AUTOGRAD}torch::autograd::AccumulateGrad"
+
+
+def two_buckets(run: Path, **facts: Any) -> ProfileResult:
+    """A step of 100 ms: 10 of Python, 10 of compute, then a backward pass with three gradients.
+    While the all-reduce of the first bucket runs, the host waits in Python for 20 ms; the rank
+    waits for both from 60 to 90 only."""
+    entries = [
+        mark("drumline.step#2", 0, 100),
+        mark("drumline.end", 100, 100),
+        entry("aten::mm", 10, 20),
+        entry(f"{AUTOGRAD}MmBackward0", 20, 30),
+        entry("MmBackward0", 20, 30),
+        entry(ACCUMULATES, 30, 31),
+        entry("c10d::allreduce_", 30.2, 30.8),
+        entry("MmBackward0", 50, 54),
+        entry(ACCUMULATES, 54, 55),
+        entry("MmBackward0", 55, 59),
+        entry(ACCUMULATES, 59, 60),
+        entry("c10d::allreduce_", 59.2, 60),
+        entry("gloo:all_reduce", 31, 70, "user_annotation", thread=9),
+        entry("gloo:all_reduce", 60, 90, "user_annotation", thread=8),
+        entry("aten::_fused_sgd_", 92, 95),
+    ]
+    known = {"bucket_bytes": (800, 400), "tensor_bytes": (800, 300, 100)}
+    job = JobFacts(task="digits", bucket_cap_mb=400 / (1 << 20))
+    write_rank(run, 0, entries, world_size=1, job=job, **{**known, **facts})
+    return analyse(run)
+
+
+def test_python_beside_an_all_reduce_that_nobody_waits_for_is_the_hosts(tmp_path: Path) -> None:
+    result = two_buckets(tmp_path)
+    assert result.parts_s["gaps"] * 1000 == pytest.approx(10 + 0.2 + 2 + 5), "as it is shown"
+    [rank] = result.ranks
+    # Python, the gradients' own nodes, the wait beside the first bucket; then around the optimizer.
+    assert [seconds * 1000 for seconds in rank.host_s] == pytest.approx([10 + 20 + 1 + 0.2 + 2 + 5])
+    first, second = result.buckets
+    assert (first.ready_s * 1000, second.ready_s * 1000) == pytest.approx((20, 28))
+    assert first.host_s is not None
+    assert second.host_s is not None
+    assert (first.host_s * 1000, second.host_s * 1000) == pytest.approx((10.2, 10 + 20 + 1 + 0.2))
+
+
+def test_gradients_are_ready_when_they_were(tmp_path: Path) -> None:
+    result = two_buckets(tmp_path)
+    assert [tensor.num_bytes for tensor in result.tensors] == [800, 300, 100]
+    ready = [tensor.ready_s * 1000 for tensor in result.tensors]
+    assert ready == pytest.approx([20, 24, 28])
+    assert [tensor.backward_s * 1000 for tensor in result.tensors] == pytest.approx([10, 14, 18])
+    assert result.tensors[1].host_s * 1000 == pytest.approx(10 + 20 + 1)
+
+
+def test_gradients_that_do_not_fill_the_buckets_of_ddp_are_not_known(tmp_path: Path) -> None:
+    """As those of several types, of which DDP fills buckets side by side."""
+    assert two_buckets(tmp_path / "a", tensor_bytes=(300, 800, 100)).tensors == ()
+    assert two_buckets(tmp_path / "b", tensor_bytes=()).tensors == ()
+
+
+def test_gradients_that_were_not_timed_are_ready_between_their_buckets(tmp_path: Path) -> None:
+    """A trace without a node for each of them, as of one that was compiled."""
+    sizes = (800, 100, 100, 100, 100)
+    result = two_buckets(tmp_path, tensor_bytes=sizes)
+    ready = [tensor.ready_s * 1000 for tensor in result.tensors]
+    assert ready == pytest.approx([20, 22, 24, 26, 28])
 
 
 def test_clocks_of_two_hosts_are_compared_by_what_they_leave_together(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drumline.runs.profile_result import PARTS, Bucket, ProfileResult, RankSteps
+from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
 from drumline.tools.scale.network_model import INSIDE, Link, Network
 
 MIB = 1 << 20
@@ -15,10 +15,12 @@ def make_profile(
     *,
     compute_s: Sequence[float] = (1.0,),
     buckets: Sequence[tuple[int, float]] = ((MIB, 0.5), (MIB, 0.9)),
+    tensors: Sequence[tuple[int, float]] = (),
     parts_s: dict[str, float] | None = None,
+    host_s: Sequence[float] = (),
     **values: Any,
 ) -> ProfileResult:
-    """A job whose backward pass begins at 0.4 s; a bucket is (bytes, ready)."""
+    """A job whose backward pass begins at 0.4 s; a bucket or a tensor is (bytes, ready)."""
     parts = {
         **dict.fromkeys(PARTS, 0.0),
         "compute": sum(compute_s) / len(compute_s),
@@ -32,6 +34,7 @@ def make_profile(
         parts_s=parts,
         hidden_communication_s=0.0,
         critical_steps=0,
+        host_s=tuple(host_s),
     )
     fields: dict[str, Any] = {
         "task": "digits",
@@ -53,6 +56,10 @@ def make_profile(
         "buckets": tuple(
             Bucket(num_bytes=size, ready_s=ready, backward_s=ready - 0.4, reduce_s=0.1)
             for size, ready in buckets
+        ),
+        "tensors": tuple(
+            GradientTensor(num_bytes=size, ready_s=ready, backward_s=ready - 0.4, host_s=0.0)
+            for size, ready in tensors
         ),
         "other_collectives_s": 0.0,
         "other_collectives": 0.0,

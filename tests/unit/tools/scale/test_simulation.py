@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -9,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.base.errors import UsageError
+from drumline.runs.profile_result import Bucket
 from drumline.tools.scale.network_model import Transfer
 from drumline.tools.scale.simulation import (
+    AVERAGE,
     last_end,
     shape_of,
+    slowest_pace,
     slowest_weights,
     step_s,
     typical_step_s,
@@ -47,7 +51,7 @@ def test_a_step_of_two_buckets_has_its_known_length() -> None:
     # Ready at 0.5 and 0.9; two ranks move 1 MiB of each at 1 MiB/s. From 0.9 on each has half: the
     # first until 2.1, the second, then alone, until 2.5. The optimizer takes 0.1.
     shape = shape_of(make_profile())
-    assert shape.tail_s == pytest.approx(0.1)
+    assert shape.tail_s(AVERAGE) == pytest.approx(0.1)
     assert step_s(shape, make_network(MIB), 2, 1) == pytest.approx(2.6)
     assert step_s(shape, make_network(MIB, backend="nccl"), 1, 1) == pytest.approx(1.0)
     # Hidden but for the last bucket.
@@ -75,32 +79,78 @@ def test_the_slowest_rank_sets_the_pace() -> None:
     assert step_s(shape, network, 3, 1) == pytest.approx(0.125 * 0.9 + 0.875 * 1.1)
     assert typical_step_s(shape, network, 1024, 1) == pytest.approx(1.1)
     many = shape_of(make_profile(compute_s=[1.0 + number / 1000 for number in range(500)]))
-    assert len(many.spread) == 64
-    assert many.spread[-1] == pytest.approx(1.499 / 1.2495)
+    assert len(many.paces) == 64
+    assert many.paces[-1].compute == pytest.approx(1.499 / 1.2495)
 
 
-def test_buckets_of_another_size_are_ready_in_between() -> None:
-    shape = shape_of(make_profile(buckets=((2 * MIB, 0.6), (2 * MIB, 0.9)))).with_bucket_cap(1.0)
-    assert [(bucket.num_bytes, bucket.ready_s) for bucket in shape.buckets] == [
-        (MIB, pytest.approx(0.5)),
-        (MIB, pytest.approx(0.6)),
-        (MIB, pytest.approx(0.75)),
-        (MIB, pytest.approx(0.9)),
+def test_a_wait_in_python_is_no_longer_where_computing_is() -> None:
+    """50 ms of compute that take twice as long in one step of four, and 400 ms of Python: the
+    slowest of many ranks is 37.5 ms later, not 75% of 437.5."""
+    computes = (0.025, 0.05, 0.025, 0.05)
+    profile = make_profile(
+        compute_s=computes, buckets=((4, 0.03),), parts_s={"gaps": 0.4}, step_s=0.4375
+    )
+    shape = shape_of(profile)
+    assert shape.own_s(slowest_pace(shape, 1024)) - shape.own_s() == pytest.approx(0.0125)
+    assert step_s(shape, make_network(1e15), 1024, 1) == pytest.approx(0.45, rel=1e-3)
+
+
+def test_python_that_takes_longer_in_some_steps_has_a_spread_of_its_own() -> None:
+    """What a rank computes and what its host does are of the same step: here the one that computes
+    less waits longer."""
+    profile = make_profile(
+        compute_s=(0.1, 0.3), host_s=(0.6, 0.2), buckets=((4, 0.2),), parts_s={"gaps": 0.4}
+    )
+    shape = shape_of(profile)
+    assert (shape.compute_s, shape.host_s) == pytest.approx((0.2, 0.4))
+    assert shape.own_s(slowest_pace(shape, 1024)) == pytest.approx(0.7)
+    assert step_s(shape, make_network(1e15), 1, 1) == pytest.approx(0.6)
+
+
+def test_a_bucket_is_ready_after_what_the_host_did_before_it() -> None:
+    """All of the Python is in the forward pass: the last bucket is as late as it is, and what
+    follows is compute alone."""
+    buckets = (Bucket(num_bytes=4, ready_s=0.9, backward_s=0.5, reduce_s=0.1, host_s=0.4),)
+    shape = shape_of(replace(make_profile(parts_s={"gaps": 0.4}, host_s=(0.4,)), buckets=buckets))
+    assert shape.buckets[0].ready_s == pytest.approx(1.3)
+    assert shape.tail_s(AVERAGE) == pytest.approx(0.1)
+
+
+def test_buckets_of_another_size_have_whole_tensors() -> None:
+    """DDP splits none: a large tensor is a bucket by itself, or ends one."""
+    tensors = ((MIB, 0.5), (MIB, 0.55), (8 * MIB, 0.8), (MIB // 2, 0.85), (MIB, 0.9))
+    shape = shape_of(make_profile(buckets=((12 * MIB, 0.9),), tensors=tensors))
+    small = shape.with_bucket_cap(1.0)
+    assert [(bucket.num_bytes, bucket.ready_s) for bucket in small.buckets] == [
+        (MIB, 0.5),
+        (MIB, 0.55),
+        (8 * MIB, 0.8),
+        (MIB * 3 // 2, 0.9),
     ]
-    whole = shape.with_bucket_cap(3.0)
-    assert [(bucket.num_bytes, bucket.ready_s) for bucket in whole.buckets] == [
-        (3 * MIB, pytest.approx(0.75)),
-        (MIB, pytest.approx(0.9)),
+    medium = shape.with_bucket_cap(3.0)
+    assert [(bucket.num_bytes, bucket.ready_s) for bucket in medium.buckets] == [
+        (10 * MIB, 0.8),
+        (MIB * 3 // 2, 0.9),
     ]
+
+
+def test_buckets_stay_as_they_are_where_the_sizes_of_tensors_are_not_known() -> None:
+    shape = shape_of(make_profile())
+    assert shape.with_bucket_cap(0.1) == shape
 
 
 def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
     buckets = ((MIB, 0.6), (MIB, 0.9))
-    rounded = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "bf16"}))
+    tensors = [(MIB, 0.6), (MIB, 0.7), (MIB, 0.8), (MIB, 0.9)]
+    rounded = shape_of(
+        make_profile(buckets=buckets, tensors=tensors, settings={"dist.comm": "bf16"})
+    )
     assert [bucket.num_bytes for bucket in rounded.with_bucket_cap(1.0).buckets] == [
         MIB // 2
     ] * 4, "4 MiB of gradients"
-    factors = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "powersgd"}))
+    factors = shape_of(
+        make_profile(buckets=buckets, tensors=tensors, settings={"dist.comm": "powersgd"})
+    )
     assert factors.with_bucket_cap(1.0) == factors, "its factors are not in proportion"
 
 
