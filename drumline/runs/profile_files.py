@@ -62,6 +62,8 @@ class RankFacts:
     """CPU cores for this rank: its part of those that it may use."""
     loading_cores: float | None = None
     """How many of them were busy while the loop waited for a batch; None: not known."""
+    cpu_wait_s: float | None = None
+    """How long the rank waited for a CPU in a step, on average; None: not known."""
     left_out: tuple[int, ...] = ()
     """Profiled steps that an evaluation or a save followed: they are not counted."""
     sync_lines: tuple[tuple[int, str], ...] = ()

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from drumline.base.errors import UsageError
 from drumline.base.typed_json import from_json
@@ -47,6 +48,8 @@ class RankSteps:
     """How long the host kept the rank from its work in each step: Python, launches, waits for the
     device. Until the last bucket is ready, also beside all-reduces, which no rank waits for before:
     there it is more than the gaps of `parts_s`. Empty: not recorded."""
+    cpu_wait_s: float | None = None
+    """How long it waited for a CPU in a step, on average; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +155,27 @@ class ProfileResult:
     """In the order in which DDP puts them into buckets; empty: not known."""
     missing_ranks: Mapping[str, str] = field(default_factory=dict)
     """Ranks without a trace that can be read, and why; the means are over the others."""
+
+
+class CrowdedRank(NamedTuple):
+    """The rank that waited longest for a CPU."""
+
+    rank: int
+    host: str
+    part: float
+    """Of its steps."""
+
+
+def most_crowded(profile: ProfileResult) -> CrowdedRank | None:
+    """None: it is not known how crowded its machines were."""
+    waits = [
+        CrowdedRank(rank.rank, rank.host, rank.cpu_wait_s / mean_s)
+        for rank in profile.ranks
+        if rank.cpu_wait_s is not None
+        and rank.step_s
+        and (mean_s := sum(rank.step_s) / len(rank.step_s)) > 0
+    ]
+    return max(waits, key=lambda crowded: crowded.part, default=None)
 
 
 def sent_part(settings: Mapping[str, str]) -> float | None:

@@ -107,6 +107,8 @@ class Prediction:
     model_error: float
     is_model_compared: bool = True
     """Whether `model_error` was measured; otherwise it is assumed."""
+    cpu_wait_part: float | None = None
+    """The part of its steps in which a rank of the profile waited for a CPU; None: not known."""
     stops_paying: int | None
     """After so many nodes, an added node brings less than `pays_above` of one; None: not up to the
     largest."""

@@ -75,3 +75,4 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
     assert min(result.ranks[1].host_s) > 0.2, "it sleeps in Python"
     assert result.settings["dist.bucket_cap_mb"] == "0.7"
     assert result.unprofiled_step_s is not None
+    assert all(rank.cpu_wait_s is not None for rank in result.ranks)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from drumline.base.processes import thread_times
 from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
@@ -86,6 +88,7 @@ class TraceCapture:
         """How long the loop waited for batches."""
         self._loading_cpu_s = 0.0
         """The CPU time meanwhile."""
+        self._cpu_wait: CpuWait | None = None
         self._sync_lines: SyncLines | None = None
         self.modules: list[torch.nn.Module] = []
         """Where DDP's buckets are looked for."""
@@ -196,6 +199,7 @@ class TraceCapture:
         )  # a script may leave it before its end
         self._synchronize()
         self._profiler.start_trace()
+        self._cpu_wait = CpuWait()
         self.is_recording = True
         if self._is_gpu:
             self._sync_lines = SyncLines()
@@ -211,6 +215,8 @@ class TraceCapture:
         self.is_done = True
         with record_function(END_MARK):
             self._synchronize()
+        if self._cpu_wait is not None:
+            self._cpu_wait.stop()
         self._profiler.stop_trace()
         if self._sync_lines is not None:
             self._sync_lines.stop()
@@ -257,10 +263,38 @@ class TraceCapture:
             unprofiled_step_s=self._unprofiled_s,
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
+            cpu_wait_s=self._cpu_wait_s(),
             left_out=tuple(self.left_out),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
             job=job,
         )
+
+    def _cpu_wait_s(self) -> float | None:
+        if self._cpu_wait is None or self._cpu_wait.waited_s is None:
+            return None
+        return self._cpu_wait.waited_s / max(1, self._number - self._steps.start)
+
+
+class CpuWait:
+    """How long a rank waited for a CPU: the thread that takes the steps, and the one that waited
+    longest of those that it waits for (autograd's, gloo's, those of an operation). Their waits are
+    one after the other at worst; to add those of all threads, which wait side by side, would call a
+    machine with many cores crowded."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_native_id()
+        self._before = thread_times(os.getpid())
+        self.waited_s: float | None = None
+        """None: the kernel does not count it."""
+
+    def stop(self) -> None:
+        waits_ns = {
+            thread: times.wait_ns - self._before[thread].wait_ns if thread in self._before else 0
+            for thread, times in thread_times(os.getpid()).items()
+        }
+        if self._thread in waits_ns:
+            of_steps_ns = waits_ns.pop(self._thread)
+            self.waited_s = (of_steps_ns + max(waits_ns.values(), default=0)) / 1e9
 
 
 class SyncLines:

@@ -9,11 +9,20 @@ from drumline.base.terminal import one_line
 from drumline.base.text import bit_rate, file_size, named_ranks, plural
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, Bottleneck
-from drumline.runs.profile_result import PART_NAMES, PARTS, Bucket, ProfileResult, bus_bytes_per_s
+from drumline.runs.profile_result import (
+    PART_NAMES,
+    PARTS,
+    Bucket,
+    ProfileResult,
+    bus_bytes_per_s,
+    most_crowded,
+)
 
 MOST_SHOWN = 5
 LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
+CROWDED = 0.02
+"""A wait for a CPU of less than this part of the steps is not mentioned."""
 MOST_NAME = 60
 CAUSE_GAPS = ("slow_rank", "host_sync", "launches")
 """Bottlenecks of which gaps are a symptom."""
@@ -26,6 +35,7 @@ def words_of(result: ProfileResult) -> list[str]:
         headline(result),
         "",
         *_parts(result),
+        *_of_cpu_waits(result),
         *_of_ranks(result),
         *_of_buckets(result),
         *_of_syncs(result),
@@ -92,6 +102,15 @@ def _parts(result: ProfileResult) -> Iterator[str]:
         slowdown = result.step_s / result.unprofiled_step_s - 1
         cost = f"{slowdown:.0%}" if slowdown > 0.005 else "nothing that shows"
         yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: profiling costs {cost}"
+
+
+def _of_cpu_waits(result: ProfileResult) -> Iterator[str]:
+    crowded = most_crowded(result)
+    if crowded is not None and crowded.part >= CROWDED:
+        yield (
+            f"rank {crowded.rank} on {one_line(crowded.host)} waited for a CPU in {crowded.part:.0%} of its steps: "
+            "other processes used the cores, or ranks share them, and on a quiet machine the numbers differ"
+        )
 
 
 def _of_ranks(result: ProfileResult) -> Iterator[str]:

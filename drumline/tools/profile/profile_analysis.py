@@ -186,6 +186,7 @@ def _rank_steps(
         hidden_communication_s=statistics.fmean(step.hidden_s for step in steps),
         critical_steps=num_critical,
         host_s=tuple(length(clipped(host, step.step.start, step.step.end)) for step in steps),
+        cpu_wait_s=facts.cpu_wait_s,
     )
 
 

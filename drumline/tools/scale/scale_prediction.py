@@ -12,7 +12,7 @@ from statistics import quantiles
 
 from drumline.base.errors import UsageError
 from drumline.base.text import MIB
-from drumline.runs.profile_result import ProfileResult
+from drumline.runs.profile_result import ProfileResult, most_crowded
 from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
 from drumline.tools.scale.network_model import Network
 from drumline.tools.scale.simulation import (
@@ -33,6 +33,8 @@ ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
 WANTED_EFFICIENCY = 0.90
 MAX_BUCKETS = 2000
 REPLICATES = 40
+MOST_CPU_WAIT = 0.25
+"""Of a step. Above it, the interval would be from half of the step to one and a half."""
 DAY_S = 86400.0
 
 
@@ -41,6 +43,7 @@ def predict(
 ) -> Prediction:
     """From the profile of one job; the same profile gives the same numbers."""
     shape = shape_of(profile)
+    wait_part = _cpu_wait_part(profile)
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
     if options.bucket_cap_mb is not None:
@@ -63,11 +66,39 @@ def predict(
         alone_s=shape.alone_s,
         model_error=_model_error(network),
         is_model_compared=network.backend == "gloo",
+        cpu_wait_part=wait_part,
         stops_paying=_stops_paying(shape, network, options),
         options=options,
         sizes=tuple(
-            _size(shape, network, options, nodes, batch) for nodes in sorted(set(options.nodes))
+            _with_wait(_size(shape, network, options, nodes, batch), wait_part or 0.0)
+            for nodes in sorted(set(options.nodes))
         ),
+    )
+
+
+def _cpu_wait_part(profile: ProfileResult) -> float | None:
+    """How crowded the machine of the profile was; a UsageError where its times say little."""
+    crowded = most_crowded(profile)
+    if crowded is None:
+        return None
+    if crowded.part > MOST_CPU_WAIT:
+        raise UsageError(
+            f"the profile was taken on a crowded machine: rank {crowded.rank} on {crowded.host} waited "
+            f"for a CPU in {crowded.part:.0%} of its steps, and above {MOST_CPU_WAIT:.0%} nothing is predicted",
+            next_step="profile the job again when nothing else runs there, on as many cores as it has ranks or more",
+        )
+    return crowded.part
+
+
+def _with_wait(size: PredictedSize, wait_part: float) -> PredictedSize:
+    """The waits for a CPU are in the times of the profile. Where the job will run there may be
+    none, or twice as many: the interval is wider by them on both sides."""
+    low_s, mean_s, high_s = size.step_s
+    low, mean, high = size.efficiency
+    return replace(
+        size,
+        step_s=(low_s - mean_s * wait_part, mean_s, high_s + mean_s * wait_part),
+        efficiency=(low / (1 + wait_part), mean, min(1.0, high / (1 - wait_part))),
     )
 
 

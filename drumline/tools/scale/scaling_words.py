@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from drumline.base.text import columns, duration, join_names, plural, two_digits
+from drumline.report.profile.profile_words import CROWDED
 from drumline.runs.profile_result import PART_NAMES
 from drumline.runs.scaling_result import (
     MeasuredSize,
@@ -55,6 +56,11 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
         yield f"within a node {prediction.inside} ({prediction.inside_source})"
     ranks = plural(prediction.profile_ranks, "rank")
     yield f"from {prediction.profile}, {ranks}: a step alone takes {step_text(prediction.alone_s)}"
+    if (prediction.cpu_wait_part or 0.0) >= CROWDED:
+        yield (
+            f"the profile was taken on a crowded machine: a rank waited for a CPU in {prediction.cpu_wait_part:.0%} "
+            "of its steps, so the intervals are wider by as much on both sides; profile it again when nothing else runs"
+        )
     yield ""
     interval = "(90%)" if prediction.is_model_compared else "(interval)"
     headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,samples/day,cost/day"

@@ -85,3 +85,14 @@ def test_unknown_bytes_of_buckets_are_not_none(tmp_path: Path) -> None:
 def test_text_of_others_is_one_line(tmp_path: Path) -> None:
     hostile = replace(two_ranks(tmp_path), task="a\nb\x1b[31m", device="c\nd")
     assert all("\n" not in line and "\x1b" not in line for line in words_of(hostile))
+
+
+def test_a_crowded_machine_is_named(tmp_path: Path) -> None:
+    result = two_ranks(tmp_path)
+    ranks = [replace(rank, cpu_wait_s=0.001 + 0.03 * rank.rank) for rank in result.ranks]
+    crowded = replace(result, ranks=tuple(ranks))
+    assert [line for line in words_of(crowded) if "CPU" in line] == [
+        "rank 1 on a waited for a CPU in 31% of its steps: other processes used the cores, or ranks share them, and "
+        "on a quiet machine the numbers differ"
+    ]
+    assert not [line for line in words_of(replace(result, ranks=(ranks[0],))) if "CPU" in line]

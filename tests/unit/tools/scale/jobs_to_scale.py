@@ -18,6 +18,7 @@ def make_profile(
     tensors: Sequence[tuple[int, float]] = (),
     parts_s: dict[str, float] | None = None,
     host_s: Sequence[float] = (),
+    cpu_wait_s: float | None = None,
     **values: Any,
 ) -> ProfileResult:
     """A job whose backward pass begins at 0.4 s; a bucket or a tensor is (bytes, ready)."""
@@ -35,6 +36,7 @@ def make_profile(
         hidden_communication_s=0.0,
         critical_steps=0,
         host_s=tuple(host_s),
+        cpu_wait_s=cpu_wait_s,
     )
     fields: dict[str, Any] = {
         "task": "digits",

@@ -167,6 +167,34 @@ def test_powersgd_keeps_the_buckets_that_were_profiled() -> None:
         predict(profile, make_network(), options(2, bucket_cap_mb=1.0), source="")
 
 
+def test_a_profile_of_a_crowded_machine_says_so_and_has_wider_intervals() -> None:
+    def predicted_with(wait_s: float | None) -> Prediction:
+        profile = make_profile(cpu_wait_s=wait_s)
+        return predict(profile, make_network(), options(2), source="runs/a")
+
+    quiet = predicted_with(0.01)
+    assert "crowded" not in "\n".join(prediction_lines(quiet))
+    crowded = predicted_with(0.12)
+    assert [line for line in prediction_lines(crowded) if "crowded" in line] == [
+        "the profile was taken on a crowded machine: a rank waited for a CPU in 12% of its steps, so the intervals "
+        "are wider by as much on both sides; profile it again when nothing else runs"
+    ]
+    assert crowded.cpu_wait_part == pytest.approx(0.12)
+    low, mean, high = crowded.sizes[0].step_s
+    assert (low / mean, high / mean) == pytest.approx(
+        (1 - MODEL_ERROR - 0.12, 1 + MODEL_ERROR + 0.12)
+    )
+    assert mean == quiet.sizes[0].step_s[1]
+    unknown = predicted_with(None)
+    assert (unknown.cpu_wait_part, unknown.sizes[0].step_s[1]) == (None, mean)
+
+
+def test_a_profile_of_a_very_crowded_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match="rank 0 on a waited for a CPU in 38% of its") as error:
+        predict(make_profile(cpu_wait_s=0.38), make_network(), options(2), source="")
+    assert str(error.value.next_step).startswith("profile the job again when nothing else runs")
+
+
 def test_another_bucket_size_needs_the_sizes_of_tensors(tmp_path: Path) -> None:
     """A profile of an older version does not have them."""
     path = write_profile(tmp_path, make_profile(bucket_cap_mb=5.0))
