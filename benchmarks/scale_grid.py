@@ -3,12 +3,14 @@ with slow links.
 
     make bench-scale         (or: python -m benchmarks.scale_grid --cells 12 --to results.json)
     python -m benchmarks.scale_grid --again docs/scaling-grid.json
+    python -m benchmarks.scale_grid --seed 1 --cells 30 --to drawn.json
 
 Hosts are network namespaces on this machine (root is needed), with links limited by tc; compute is
 replayed as timed waits (scale_replay.py). For each bandwidth two hosts measure plain all-reduces by
 size, and one host profiles each model alone at one bucket size: all else is predicted. No cell is
 used to fit anything. `--again` predicts the cells of an earlier run once more, from what it
-measured.
+measured. `--seed` runs jobs and links that are drawn at random (scale_cells.py), each predicted from
+a profile of two hosts, as `drumline profile` makes it.
 """
 
 from __future__ import annotations
@@ -21,17 +23,22 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.scale_cells import DrawnCell, drawn_cells, layer_bytes
+from drumline.base.errors import UsageError
 from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
+from drumline.runs.scaling_result import ScaleOptions
+from drumline.tools.profile.profile_analysis import analyse
 from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_points
+from drumline.tools.scale.scale_prediction import predict
 from drumline.tools.scale.simulation import shape_of, step_s
 from tests.multinode.hosts import Testbed
 
-LAYERS = 24
 HOSTS = (2, 4, 8)
 MBITS = (50, 100, 200, 500)
 CAPS_MB = (1.0, 4.0, 25.0)
@@ -48,6 +55,8 @@ STEPS = 8
 PROFILE_STEPS = 24
 MIB = 1 << 20
 ANSWER_S = 180.0
+DRAWN = 30
+DRAWN_PROFILE_CAP_MB = 25.0
 
 
 class Ranks:
@@ -88,12 +97,6 @@ class Ranks:
             time.sleep(0.02)
         answer: dict[str, Any] = json.loads(result.read_text()) if hosts else {}
         return answer
-
-
-def layer_bytes(model_bytes: int) -> list[int]:
-    """The layers of a replayed model, each with one tensor."""
-    total = model_bytes // 4
-    return [4 * (total * (1 + number % 3) // (2 * LAYERS)) for number in range(LAYERS)]
 
 
 def tensor_times(
@@ -162,9 +165,9 @@ def as_profile(raw: Mapping[str, Any], sizes: Sequence[int]) -> ProfileResult:
     )
 
 
-def link_of(mbit: int, points: Sequence[Sequence[float]]) -> Link:
+def link_of(mbit: float, points: Sequence[Sequence[float]]) -> Link:
     pairs = [(num_bytes, seconds) for num_bytes, seconds in points]
-    return link_from_points(f"{mbit}mbit", pairs, world_size=2, backend="gloo")
+    return link_from_points(f"{mbit:g}mbit", pairs, world_size=2, backend="gloo")
 
 
 def predicted(profile: ProfileResult, link: Link, hosts: int, cap_mb: float) -> tuple[float, float]:
@@ -206,7 +209,8 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
     ranks = Ranks(bed, folder)
     alone = {"compute_s": COMPUTE_S, "cap_mb": PROFILE_CAP_MB, "steps": PROFILE_STEPS}
     raw = {
-        model: ranks.order("profile", 1, model_bytes=model * MIB, **alone) for model in MODELS_MB
+        model: ranks.order("profile", 1, tensor_bytes=layer_bytes(model * MIB), **alone)
+        for model in MODELS_MB
     }
     rows: list[dict[str, Any]] = []
     results: dict[str, Any] = {"profiles": raw, "points": {}, "cells": rows}
@@ -233,7 +237,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
             if found_s > options.most_s:
                 continue
             values = {
-                "model_bytes": model * MIB,
+                "tensor_bytes": layer_bytes(model * MIB),
                 "compute_s": COMPUTE_S,
                 "cap_mb": cap_mb,
                 "steps": STEPS,
@@ -256,6 +260,89 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
                 options.to.write_text(json.dumps(results, indent=1) + "\n")
     ranks.order("end", 0)
     return rows
+
+
+# Cells from a seed
+
+
+def measure_drawn(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each cell has a link that two hosts measure, a profile of the same two hosts, and a
+    prediction from both, as a user makes them; then its steps are measured."""
+    ranks = Ranks(bed, folder)
+    rows: list[dict[str, Any]] = []
+    cells = drawn_cells(
+        options.seed, cores=os.cpu_count() or 1, most_mbit=MOST_MBIT, most_s=options.most_s
+    )
+    for cell in cells:
+        if len(rows) == (options.cells or DRAWN):
+            break
+        if cell.hosts > len(bed.hosts):
+            continue
+        row = drawn_row(cell, ranks, bed, options.most_s)
+        if row is not None:
+            rows.append(row)
+            print(drawn_line(row), flush=True)
+        if options.to:
+            options.to.write_text(json.dumps({"seed": options.seed, "drawn": rows}, indent=1))
+    ranks.order("end", 0)
+    return rows
+
+
+def drawn_row(cell: DrawnCell, ranks: Ranks, bed: Testbed, most_s: float) -> dict[str, Any] | None:
+    """None: its step would be too long to measure."""
+    for host in bed.hosts:
+        host.set_bandwidth(cell.mbit)
+    # No size that takes more than about a second.
+    sizes = [size for size in SIZES if size <= max(SIZES[2], cell.mbit * 1e6 / 8)]
+    points = ranks.order("calibrate", 2, sizes=sizes, rounds=ROUNDS)["points"]
+    job = {"tensor_bytes": cell.tensor_bytes, "work": cell.work, "compute_s": cell.compute_s}
+    profile_folder = ranks.folder / f"profile-{ranks.number}"
+    ranks.order(
+        "trace", 2, **job, cap_mb=DRAWN_PROFILE_CAP_MB, steps=STEPS, folder=str(profile_folder)
+    )
+    profile = analyse(profile_folder)
+    row = {**asdict(cell), "points": points, "profile": asdict(profile)}
+    link = link_of(cell.mbit, points)
+    network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
+    options = ScaleOptions(nodes=(cell.hosts,), gpus_per_node=1, bucket_cap_mb=cell.cap_mb)
+    try:
+        (size,) = predict(profile, network, options, source=str(profile_folder)).sizes
+    except UsageError as error:
+        return {**row, "refused": error.what}
+    if size.step_s[1] > most_s:
+        return None
+    measured_s = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)["mean_s"]
+    low_s, predicted_s, high_s = size.step_s
+    return {
+        **row,
+        "interval_s": [low_s, high_s],
+        "predicted_s": predicted_s,
+        "measured_s": measured_s,
+        "error": predicted_s / measured_s - 1,
+        "is_within": low_s <= measured_s <= high_s,
+    }
+
+
+def drawn_line(row: Mapping[str, Any]) -> str:
+    job = (
+        f"| {row['work']} | {row['tensors']} | {row['model_bytes'] / MIB:.1f} | {row['mbit']:g} | "
+        f"{row['hosts']} | {row['cap_mb']:g} |"
+    )
+    if "refused" in row:
+        return f"{job} | | refused: {row['refused']} | |"
+    low_s, high_s = row["interval_s"]
+    where = "" if row["is_within"] else ", outside"
+    return (
+        f"{job} {row['measured_s'] * 1000:.0f} | {row['predicted_s'] * 1000:.0f} | "
+        f"{low_s * 1000:.0f} - {high_s * 1000:.0f}{where} | {row['error']:+.1%} |"
+    )
+
+
+def drawn_summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    predicted_rows = [row for row in rows if "refused" not in row]
+    within = sum(row["is_within"] for row in predicted_rows)
+    counts = f"{within} inside of their intervals, {len(rows) - len(predicted_rows)} refused"
+    return f"{summary(predicted_rows)}; {counts}" if predicted_rows else counts
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -281,24 +368,44 @@ def main() -> None:
     parser.add_argument(
         "--most-s", type=float, default=MOST_S, help="no cells with longer steps [%(default)s]"
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help=f"not the grid: --cells [{DRAWN}] jobs and links at random, each with a profile of two hosts",
+    )
     parser.add_argument("--to", type=Path, help="a JSON file for the raw results")
     parser.add_argument(
         "--again", type=Path, help="such a file: measure nothing, predict its cells again"
     )
     options = parser.parse_args()
+    if options.seed is not None:
+        print(
+            "| work | tensors | model, MiB | Mbit/s | hosts | bucket, MiB | measured, ms |", end=""
+        )
+        print(" predicted, ms | interval, ms | error |\n|" + " --- |" * 10)
+        rows = on_hosts(measure_drawn, options)
+        print(f"\n{drawn_summary(rows)}")
+        return
     print("| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     if options.again:
         rows = predicted_again(json.loads(options.again.read_text()))
         print("\n".join(map(line, rows)))
     else:
-        os.nice(-19)  # a wait for the CPU would count as communication
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name) / "orders"
-            folder.mkdir()
-            with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
-                rows = measure(bed, folder, options)
+        rows = on_hosts(measure, options)
     print(f"\n{summary(rows)}")
+
+
+def on_hosts(
+    measure_rows: Callable[[Testbed, Path, argparse.Namespace], list[dict[str, Any]]],
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    os.nice(-19)  # a wait for the CPU would count as communication
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "orders"
+        folder.mkdir()
+        with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
+            return measure_rows(bed, folder, options)
 
 
 if __name__ == "__main__":

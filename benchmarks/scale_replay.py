@@ -7,12 +7,13 @@ the rank. Waits take no CPU, so eight hosts fit on two cores.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,13 +23,49 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
+
 LAYERS = 24
 FORWARD = 0.30
 BACKWARD = 0.62
 OPTIMIZER = 0.08
 """What part of a step's compute each takes."""
+HOST_PART = 0.7
+"""Of a step that is bound by the host: Python before the forward pass."""
+MATRIX = 192
+TRACED_FROM = 6
+"""Steps before those of a profile: some are timed without the profiler."""
 WARM_UP = 2  # DDP makes its buckets again after the first step
 POLL_S = 0.05
+
+
+@functools.cache
+def multiply_s() -> float:
+    """How long this rank takes to multiply two matrices, at best: measured once, so that each step
+    has the same work."""
+    matrix = torch.ones(MATRIX, MATRIX)
+    times = []
+    for _ in range(200):
+        begin = time.perf_counter()
+        torch.mm(matrix, matrix)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+class Multiplications:
+    """Work that takes some seconds on a core of its own. What is less than one multiplication is
+    left to the next call, so that many small layers take as long together as one large one."""
+
+    def __init__(self) -> None:
+        self._matrix = torch.ones(MATRIX, MATRIX)
+        self._left_s = 0.0
+
+    def __call__(self, seconds: float) -> None:
+        self._left_s += seconds
+        while self._left_s >= multiply_s():
+            torch.mm(self._matrix, self._matrix)
+            self._left_s -= multiply_s()
 
 
 class TimedWait(torch.autograd.Function):
@@ -37,18 +74,22 @@ class TimedWait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, weight: Tensor, layer: TimedLayer) -> Tensor:
         ctx.layer = layer
-        time.sleep(FORWARD / LAYERS * layer.step_s)
+        layer.work(FORWARD * layer.part * layer.step_s)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None]:
-        time.sleep(BACKWARD / LAYERS * ctx.layer.step_s)
+        ctx.layer.work(BACKWARD * ctx.layer.part * ctx.layer.step_s)
         return outputs[0], ctx.layer.gradient, None
 
 
 class TimedLayer(nn.Module):
-    def __init__(self, size: int) -> None:
+    def __init__(
+        self, size: int, part: float = 1 / LAYERS, work: Callable[[float], None] = time.sleep
+    ) -> None:
         super().__init__()
+        self.part = part
+        self.work = work
         self.weight = nn.Parameter(torch.zeros(size))
         self.gradient = torch.ones(size)
         self.step_s = 0.0
@@ -59,12 +100,17 @@ class TimedLayer(nn.Module):
 
 
 class Replay:
-    """A model of some bytes, whose steps compute for some seconds, with a spread."""
+    """A model of some tensors, whose steps take some seconds, with a spread. `work` of an order:
+    `wait`, `compute` or `host`, as in scale_cells.py."""
 
     def __init__(self, order: dict[str, Any], group: dist.ProcessGroup) -> None:
-        total = order["model_bytes"] // 4
-        layers = [TimedLayer(total * (1 + number % 3) // (2 * LAYERS)) for number in range(LAYERS)]
+        sizes = order["tensor_bytes"]
+        kind = order.get("work", "wait")
+        work: Callable[[float], None] = Multiplications() if kind == "compute" else time.sleep
+        layers = [TimedLayer(size // 4, 1 / len(sizes), work) for size in sizes]
         self.layers = layers
+        self.work = work
+        self.host_part = HOST_PART if kind == "host" else 0.0
         self.compute_s = order["compute_s"]
         self.draw = random.Random(1000 * order["number"] + dist.get_rank())
         self.model = DistributedDataParallel(
@@ -77,13 +123,15 @@ class Replay:
 
     def step(self) -> float:
         """One step; its length."""
-        length = self.compute_s * (1 + 0.1 * self.draw.random() ** 2)
+        whole = self.compute_s * (1 + 0.1 * self.draw.random() ** 2)
+        length = whole * (1 - self.host_part)
         for layer in self.layers:
             layer.step_s = length
         self.begin = time.perf_counter()
+        time.sleep(whole * self.host_part)
         self.model.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.model(torch.ones(1, requires_grad=True)))
-        time.sleep(OPTIMIZER * length)
+        torch.autograd.backward(self.model(torch.ones(1)))
+        self.work(OPTIMIZER * length)
         return time.perf_counter() - self.begin
 
 
@@ -126,6 +174,30 @@ def profiled(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     }
 
 
+def traced(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
+    """Profiles steps as `drumline profile` does: each rank writes its trace into the order's
+    folder."""
+    replay = Replay(order, group)
+    last = TRACED_FROM + order["steps"]
+    rank = dist.get_rank()
+    capture = TraceCapture(
+        range(TRACED_FROM, last),
+        Path(order["folder"]) / PROFILE_FOLDER,
+        rank=rank,
+        world_size=order["hosts"],
+        local_world_size=1,
+        host=f"host-{rank}",
+        job=JobFacts(task="replay"),
+    )
+    capture.modules = [replay.model]
+    for number in range(last):
+        capture.begin_step(number)
+        replay.step()
+    capture.finish()
+    dist.barrier(group)
+    return {}
+
+
 def calibrated(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     """(bytes, seconds) of plain all-reduces, as `drumline doctor --collectives` measures them."""
     return {"points": list(_points(order, group))}
@@ -148,9 +220,10 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")  # noqa: DL021 - it ends by os._exit
     rank = dist.get_rank()
     world_size = dist.get_world_size()
-    sizes = [size for size in (1, 2, 3, 4, 6, 8) if size <= world_size]
-    groups = {size: dist.new_group(list(range(size)), backend="gloo") for size in sizes}
-    kinds = {"cell": replayed, "profile": profiled, "calibrate": calibrated}
+    groups = {
+        size: dist.new_group(list(range(size)), backend="gloo") for size in range(1, world_size + 1)
+    }
+    kinds = {"cell": replayed, "profile": profiled, "trace": traced, "calibrate": calibrated}
     number = 0
     while True:
         path = folder / f"{number:04d}.order"
