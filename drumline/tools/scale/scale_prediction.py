@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import quantiles
 
 from drumline.base.errors import UsageError
+from drumline.base.terminal import one_line
 from drumline.base.text import MIB
 from drumline.runs.profile_result import ProfileResult, most_crowded
 from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
@@ -34,7 +35,8 @@ WANTED_EFFICIENCY = 0.90
 MAX_BUCKETS = 2000
 REPLICATES = 40
 MOST_CPU_WAIT = 0.25
-"""Of a step. Above it, the interval would be from half of the step to one and a half."""
+"""Of a step. With more, the interval would be a third of the step wide on both sides, and decide
+nothing."""
 DAY_S = 86400.0
 
 
@@ -44,6 +46,9 @@ def predict(
     """From the profile of one job; the same profile gives the same numbers."""
     shape = shape_of(profile)
     wait_part = _cpu_wait_part(profile)
+    # The waits are in the times of the profile. Where the job will run there may be none, or twice
+    # as many.
+    error = _model_error(network) + (wait_part or 0.0)
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
     if options.bucket_cap_mb is not None:
@@ -70,7 +75,7 @@ def predict(
         stops_paying=_stops_paying(shape, network, options),
         options=options,
         sizes=tuple(
-            _with_wait(_size(shape, network, options, nodes, batch), wait_part or 0.0)
+            _size(shape, network, options, nodes, batch, error=error)
             for nodes in sorted(set(options.nodes))
         ),
     )
@@ -81,25 +86,13 @@ def _cpu_wait_part(profile: ProfileResult) -> float | None:
     crowded = most_crowded(profile)
     if crowded is None:
         return None
-    if crowded.part > MOST_CPU_WAIT:
+    if not crowded.part <= MOST_CPU_WAIT:
         raise UsageError(
-            f"the profile was taken on a crowded machine: rank {crowded.rank} on {crowded.host} waited "
+            f"the profile was taken on a crowded machine: rank {crowded.rank} on {one_line(crowded.host)} waited "
             f"for a CPU in {crowded.part:.0%} of its steps, and above {MOST_CPU_WAIT:.0%} nothing is predicted",
             next_step="profile the job again when nothing else runs there, on as many cores as it has ranks or more",
         )
-    return crowded.part
-
-
-def _with_wait(size: PredictedSize, wait_part: float) -> PredictedSize:
-    """The waits for a CPU are in the times of the profile. Where the job will run there may be
-    none, or twice as many: the interval is wider by them on both sides."""
-    low_s, mean_s, high_s = size.step_s
-    low, mean, high = size.efficiency
-    return replace(
-        size,
-        step_s=(low_s - mean_s * wait_part, mean_s, high_s + mean_s * wait_part),
-        efficiency=(low / (1 + wait_part), mean, min(1.0, high / (1 - wait_part))),
-    )
+    return max(0.0, crowded.part)
 
 
 def _check_buckets_can_change(shape: StepShape) -> None:
@@ -117,12 +110,20 @@ def _check_buckets_can_change(shape: StepShape) -> None:
 
 
 def _size(
-    shape: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None
+    shape: StepShape,
+    network: Network,
+    options: ScaleOptions,
+    nodes: int,
+    batch: float | None,
+    *,
+    error: float,
 ) -> PredictedSize:
     per_node = options.gpus_per_node
     alone_s = shape.alone_s
     mean_s = step_s(shape, network, nodes, per_node)
-    low_s, high_s = _interval(shape, network, nodes, options)
+    first_s, last_s = _resampled(shape, network, nodes, per_node)
+    low_s = first_s * (1 - error)
+    high_s = last_s * (1 + error)
     useful = goodput(mean_s, nodes, options)
     waiting_s = shape.own_s(slowest_pace(shape, nodes * per_node)) - shape.own_s()
     best_cap, best_s = _best_bucket(shape, network, nodes, per_node)
@@ -145,19 +146,17 @@ def _size(
     )
 
 
-def _interval(
-    shape: StepShape, network: Network, nodes: int, options: ScaleOptions
+def _resampled(
+    shape: StepShape, network: Network, nodes: int, per_node: int
 ) -> tuple[float, float]:
-    """90% of the means of resampled steps, and the model's error on both sides."""
+    """The ends of 90% of the means of resampled steps."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     samples = (draw.choices(shape.paces, k=len(shape.paces)) for _ in range(REPLICATES))
     shapes = [replace(shape, paces=tuple(paces)) for paces in samples]
     cuts = quantiles(
-        (typical_step_s(resampled, network, nodes, options.gpus_per_node) for resampled in shapes),
-        n=20,
+        (typical_step_s(resampled, network, nodes, per_node) for resampled in shapes), n=20
     )
-    error = _model_error(network)
-    return cuts[0] * (1 - error), cuts[-1] * (1 + error)
+    return cuts[0], cuts[-1]
 
 
 def _model_error(network: Network) -> float:

@@ -12,6 +12,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from drumline.base.errors import UsageError
+from drumline.base.terminal import one_line
 from drumline.base.text import MIB
 from drumline.report.profile.bucket_plan import ReadyGradients, planned
 from drumline.runs.profile_result import Bucket, ProfileResult, sent_part
@@ -228,7 +229,7 @@ def _check_mode(profile: ProfileResult) -> None:
     for setting, simulated in SIMULATED.items():
         value = profile.settings.get(setting, simulated)
         if value != simulated:
-            flag = f"--{setting} {value}"
+            flag = f"--{setting} {one_line(value)}"
             raise UsageError(
                 f"the profile is of a job with {flag}, and only the all-reduces of DDP are simulated",
                 next_step=f"measure it: drumline scale measure TASK --world 2,4 {flag}, or predict it "
