@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from drumline.base.processes import thread_times
+from drumline.base.processes import ThreadTimes, thread_times
 from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
@@ -53,6 +53,7 @@ MOST_SYNC_LINES = 10_000
 FEWEST_TIMED = 3
 """Steps without the profiler that are compared with those with it."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
+NEW_THREAD = ThreadTimes(run_ns=0, wait_ns=0, num_slices=0)
 TORCH = str(Path(torch.__file__).parent)
 
 
@@ -289,7 +290,7 @@ class CpuWait:
 
     def stop(self) -> None:
         waits_ns = {
-            thread: times.wait_ns - self._before[thread].wait_ns if thread in self._before else 0
+            thread: times.wait_ns - self._before.get(thread, NEW_THREAD).wait_ns
             for thread, times in thread_times(os.getpid()).items()
         }
         if self._thread in waits_ns:
