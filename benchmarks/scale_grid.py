@@ -3,14 +3,13 @@ with slow links.
 
     make bench-scale         (or: python -m benchmarks.scale_grid --cells 12 --to results.json)
     python -m benchmarks.scale_grid --again docs/scaling-grid.json
-    python -m benchmarks.scale_grid --seed 1 --cells 30 --to drawn.json
+    python -m benchmarks.scale_grid --seed 1 --cells 30 --to drawn.jsonl
 
 Hosts are network namespaces on this machine (root is needed), with links limited by tc; compute is
 replayed as timed waits (scale_replay.py). For each bandwidth two hosts measure plain all-reduces by
 size, and one host profiles each model alone at one bucket size: all else is predicted. No cell is
 used to fit anything. `--again` predicts the cells of an earlier run once more, from what it
-measured. `--seed` runs jobs and links that are drawn at random (scale_cells.py), each predicted from
-a profile of two hosts, as `drumline profile` makes it.
+measured. `--seed` runs jobs and links that are drawn at random (scale_cells.py, scale_drawn.py).
 """
 
 from __future__ import annotations
@@ -18,26 +17,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.scale_cells import DrawnCell, drawn_cells, layer_bytes
-from drumline.base.errors import UsageError
+from benchmarks import scale_drawn
+from benchmarks.scale_cells import MOST_MBIT, layer_bytes
+from benchmarks.scale_ranks import Ranks, started_ranks
 from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
-from drumline.runs.scaling_result import ScaleOptions
-from drumline.tools.profile.profile_analysis import analyse
 from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_points
-from drumline.tools.scale.scale_prediction import predict
 from drumline.tools.scale.simulation import shape_of, step_s
-from tests.multinode.hosts import Testbed
 
 HOSTS = (2, 4, 8)
 MBITS = (50, 100, 200, 500)
@@ -46,57 +39,11 @@ MODELS_MB = (2, 8, 24)
 PROFILE_CAP_MB = 2.0
 COMPUTE_S = 0.3
 MOST_S = 4.0
-MOST_MBIT = 2000
-"""Of all hosts together: that much keeps two cores busy for 65 to 80% of the time, so more would
-wait for the CPU."""
 SIZES = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 ROUNDS = 5
 STEPS = 8
 PROFILE_STEPS = 24
 MIB = 1 << 20
-ANSWER_S = 180.0
-DRAWN = 30
-DRAWN_PROFILE_CAP_MB = 25.0
-
-
-class Ranks:
-    """A rank on each host, which does what is ordered."""
-
-    def __init__(self, bed: Testbed, folder: Path) -> None:
-        self.folder = folder
-        self.number = 0
-        self.jobs = [
-            host.start(
-                sys.executable,
-                "-m",
-                "benchmarks.scale_replay",
-                str(folder),
-                env={
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(len(bed.hosts)),
-                    "MASTER_ADDR": bed.hosts[0].address,
-                    "MASTER_PORT": "29500",
-                    "GLOO_SOCKET_IFNAME": "eth0",
-                    "OMP_NUM_THREADS": "1",
-                },
-            )
-            for rank, host in enumerate(bed.hosts)
-        ]
-
-    def order(self, kind: str, hosts: int, **values: Any) -> dict[str, Any]:
-        name = f"{self.number:04d}"
-        part = self.folder / f"{name}.write"
-        part.write_text(json.dumps({"kind": kind, "hosts": hosts, "number": self.number, **values}))
-        part.replace(self.folder / f"{name}.order")
-        self.number += 1
-        result = self.folder / f"{name}.result"
-        deadline = time.monotonic() + ANSWER_S
-        while hosts and not result.exists():
-            if time.monotonic() > deadline or not all(job.is_running() for job in self.jobs):
-                raise SystemExit("\n".join(job.log.read_text()[-2000:] for job in self.jobs))
-            time.sleep(0.02)
-        answer: dict[str, Any] = json.loads(result.read_text()) if hosts else {}
-        return answer
 
 
 def tensor_times(
@@ -205,8 +152,7 @@ def chosen(
     return sorted(cells)
 
 
-def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    ranks = Ranks(bed, folder)
+def measure(ranks: Ranks, options: argparse.Namespace) -> list[dict[str, Any]]:
     alone = {"compute_s": COMPUTE_S, "cap_mb": PROFILE_CAP_MB, "steps": PROFILE_STEPS}
     raw = {
         model: ranks.order("profile", 1, tensor_bytes=layer_bytes(model * MIB), **alone)
@@ -214,7 +160,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
     }
     rows: list[dict[str, Any]] = []
     results: dict[str, Any] = {"profiles": raw, "points": {}, "cells": rows}
-    sizes = [size for size in HOSTS if size <= len(bed.hosts)]
+    sizes = [size for size in HOSTS if size <= options.hosts]
     grid = [
         cell
         for cell in itertools.product(MBITS, sizes, CAPS_MB, MODELS_MB)
@@ -222,8 +168,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
     ]
     cells = chosen(grid, options.cells)
     for mbit, group in itertools.groupby(cells, key=lambda cell: cell[0]):
-        for host in bed.hosts:
-            host.set_bandwidth(mbit)
+        ranks.set_bandwidth(mbit)
         points = ranks.order("calibrate", 2, sizes=SIZES, rounds=ROUNDS)["points"]
         results["points"][mbit] = points
         link = link_of(mbit, points)
@@ -234,7 +179,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
         for _, hosts, cap_mb, model in group:
             profile = as_profile(raw[model], layer_bytes(model * MIB))
             found_s, alone_s = predicted(profile, link, hosts, cap_mb)
-            if found_s > options.most_s:
+            if found_s > (options.most_s or MOST_S):
                 continue
             values = {
                 "tensor_bytes": layer_bytes(model * MIB),
@@ -258,91 +203,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
             print(line(row), flush=True)
             if options.to:
                 options.to.write_text(json.dumps(results, indent=1) + "\n")
-    ranks.order("end", 0)
     return rows
-
-
-# Cells from a seed
-
-
-def measure_drawn(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each cell has a link that two hosts measure, a profile of the same two hosts, and a
-    prediction from both, as a user makes them; then its steps are measured."""
-    ranks = Ranks(bed, folder)
-    rows: list[dict[str, Any]] = []
-    cells = drawn_cells(
-        options.seed, cores=os.cpu_count() or 1, most_mbit=MOST_MBIT, most_s=options.most_s
-    )
-    for cell in cells:
-        if len(rows) == (options.cells or DRAWN):
-            break
-        if cell.hosts > len(bed.hosts):
-            continue
-        row = drawn_row(cell, ranks, bed, options.most_s)
-        if row is not None:
-            rows.append(row)
-            print(drawn_line(row), flush=True)
-        if options.to:
-            options.to.write_text(json.dumps({"seed": options.seed, "drawn": rows}, indent=1))
-    ranks.order("end", 0)
-    return rows
-
-
-def drawn_row(cell: DrawnCell, ranks: Ranks, bed: Testbed, most_s: float) -> dict[str, Any] | None:
-    """None: its step would be too long to measure."""
-    for host in bed.hosts:
-        host.set_bandwidth(cell.mbit)
-    # No size that takes more than about a second.
-    sizes = [size for size in SIZES if size <= max(SIZES[2], cell.mbit * 1e6 / 8)]
-    points = ranks.order("calibrate", 2, sizes=sizes, rounds=ROUNDS)["points"]
-    job = {"tensor_bytes": cell.tensor_bytes, "work": cell.work, "compute_s": cell.compute_s}
-    profile_folder = ranks.folder / f"profile-{ranks.number}"
-    ranks.order(
-        "trace", 2, **job, cap_mb=DRAWN_PROFILE_CAP_MB, steps=STEPS, folder=str(profile_folder)
-    )
-    profile = analyse(profile_folder)
-    row = {**asdict(cell), "points": points, "profile": asdict(profile)}
-    link = link_of(cell.mbit, points)
-    network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
-    options = ScaleOptions(nodes=(cell.hosts,), gpus_per_node=1, bucket_cap_mb=cell.cap_mb)
-    try:
-        (size,) = predict(profile, network, options, source=str(profile_folder)).sizes
-    except UsageError as error:
-        return {**row, "refused": error.what}
-    if size.step_s[1] > most_s:
-        return None
-    measured_s = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)["mean_s"]
-    low_s, predicted_s, high_s = size.step_s
-    return {
-        **row,
-        "interval_s": [low_s, high_s],
-        "predicted_s": predicted_s,
-        "measured_s": measured_s,
-        "error": predicted_s / measured_s - 1,
-        "is_within": low_s <= measured_s <= high_s,
-    }
-
-
-def drawn_line(row: Mapping[str, Any]) -> str:
-    job = (
-        f"| {row['work']} | {row['tensors']} | {row['model_bytes'] / MIB:.1f} | {row['mbit']:g} | "
-        f"{row['hosts']} | {row['cap_mb']:g} |"
-    )
-    if "refused" in row:
-        return f"{job} | | refused: {row['refused']} | |"
-    low_s, high_s = row["interval_s"]
-    where = "" if row["is_within"] else ", outside"
-    return (
-        f"{job} {row['measured_s'] * 1000:.0f} | {row['predicted_s'] * 1000:.0f} | "
-        f"{low_s * 1000:.0f} - {high_s * 1000:.0f}{where} | {row['error']:+.1%} |"
-    )
-
-
-def drawn_summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    predicted_rows = [row for row in rows if "refused" not in row]
-    within = sum(row["is_within"] for row in predicted_rows)
-    counts = f"{within} inside of their intervals, {len(rows) - len(predicted_rows)} refused"
-    return f"{summary(predicted_rows)}; {counts}" if predicted_rows else counts
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -361,51 +222,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cells", type=int, help="so many cells of the grid, spread over it [all]")
+    parser.add_argument(
+        "--cells", type=int, help="so many cells of the grid, spread over it [all], or of a seed"
+    )
     parser.add_argument(
         "--hosts", type=int, default=max(HOSTS), help="at most so many hosts [%(default)s]"
     )
     parser.add_argument(
-        "--most-s", type=float, default=MOST_S, help="no cells with longer steps [%(default)s]"
+        "--most-s",
+        type=float,
+        help=f"no cells with longer steps [{MOST_S:g}; with --seed {scale_drawn.MOST_S:g}]",
     )
     parser.add_argument(
         "--seed",
         type=int,
-        help=f"not the grid: --cells [{DRAWN}] jobs and links at random, each with a profile of two hosts",
+        help=f"not the grid: --cells [{scale_drawn.CELLS}] jobs and links at random",
     )
-    parser.add_argument("--to", type=Path, help="a JSON file for the raw results")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="with --seed: start no cell after so many"
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        help="a file for the raw results: JSON; with --seed, a line is appended for each cell (.jsonl)",
+    )
     parser.add_argument(
         "--again", type=Path, help="such a file: measure nothing, predict its cells again"
     )
     options = parser.parse_args()
-    if options.seed is not None:
-        print(
-            "| work | tensors | model, MiB | Mbit/s | hosts | bucket, MiB | measured, ms |", end=""
-        )
-        print(" predicted, ms | interval, ms | error |\n|" + " --- |" * 10)
-        rows = on_hosts(measure_drawn, options)
-        print(f"\n{drawn_summary(rows)}")
-        return
+    if not options.again:
+        os.nice(-19)  # a wait for the CPU would count as communication
+    if options.seed is not None or (options.again and options.again.suffix == ".jsonl"):
+        scale_drawn.run_drawn(options)
+    else:
+        run_grid(options)
+
+
+def run_grid(options: argparse.Namespace) -> None:
     print("| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     if options.again:
         rows = predicted_again(json.loads(options.again.read_text()))
         print("\n".join(map(line, rows)))
     else:
-        rows = on_hosts(measure, options)
+        with started_ranks(options.hosts) as ranks:
+            rows = measure(ranks, options)
     print(f"\n{summary(rows)}")
-
-
-def on_hosts(
-    measure_rows: Callable[[Testbed, Path, argparse.Namespace], list[dict[str, Any]]],
-    options: argparse.Namespace,
-) -> list[dict[str, Any]]:
-    os.nice(-19)  # a wait for the CPU would count as communication
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "orders"
-        folder.mkdir()
-        with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
-            return measure_rows(bed, folder, options)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
-"""The cells that `benchmarks.scale_grid --seed` draws."""
+"""The cells that `benchmarks.scale_grid --seed` draws and measures."""
 
 from __future__ import annotations
 
+import argparse
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import pytest
 
-from benchmarks.scale_cells import HOSTS, MBITS, TENSORS, WORKS, DrawnCell, drawn_cells
+from benchmarks import scale_drawn
+from benchmarks.scale_cells import HOSTS, MBITS, MOST_MBIT, TENSORS, WORKS, DrawnCell, drawn_cells
+from benchmarks.scale_ranks import RanksError
 
 
 def cells_of(seed: int) -> list[DrawnCell]:
-    return list(islice(drawn_cells(seed, cores=3, most_mbit=2000, most_s=4.0), 200))
+    return list(islice(drawn_cells(seed, cores=3, most_s=4.0), 200))
 
 
 def test_a_seed_gives_the_same_cells_again() -> None:
@@ -25,7 +32,7 @@ def test_cells_are_of_all_kinds_and_within_their_ranges() -> None:
     assert {cell.hosts for cell in cells} == set(range(HOSTS[0], HOSTS[1] + 1))
     assert all(MBITS[0] <= cell.mbit <= MBITS[1] for cell in cells)
     assert min(cell.mbit for cell in cells) < 30 < 500 < max(cell.mbit for cell in cells)
-    assert all(cell.mbit * cell.hosts <= 2000 and cell.bytes_s <= 4.0 for cell in cells)
+    assert all(cell.mbit * cell.hosts <= MOST_MBIT and cell.bytes_s <= 4.0 for cell in cells)
     computing = [cell for cell in cells if cell.work == "compute"]
     assert {cell.hosts for cell in computing} == {2, 3}, "at most as many as there are cores"
 
@@ -36,3 +43,38 @@ def test_a_model_has_its_bytes_in_tensors_of_its_kind(tensors: str, count: int) 
     assert len(cell.tensor_bytes) == count
     assert sum(cell.tensor_bytes) == pytest.approx(cell.model_bytes, rel=0.03)
     assert (max(cell.tensor_bytes) > cell.model_bytes / 2) == (tensors == "huge")
+
+
+def test_after_a_cell_that_fails_the_others_are_measured_on_new_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=math.inf)
+    starts: list[int] = []
+
+    @contextmanager
+    def started_ranks(num_hosts: int) -> Iterator[int]:
+        starts.append(num_hosts)
+        yield len(starts)
+
+    def measured(cell: DrawnCell, start: int) -> dict[str, Any]:
+        if start == 1:
+            raise RanksError("Traceback:\nRuntimeError: no route to host\n")
+        result = {"measured_s": 0.5, "cpu_wait_part": 0.01, "predicted_s": 0.51}
+        return {**result, "interval_s": [0.4, 0.6], "error": 0.02, "is_within": True}
+
+    monkeypatch.setattr(scale_drawn, "started_ranks", started_ranks)
+    monkeypatch.setattr(scale_drawn, "_measured", measured)
+    rows = list(scale_drawn.measured_rows(options))
+    assert starts == [8, 8]
+    lines = [scale_drawn.drawn_line(row) for row in rows]
+    assert lines[0].endswith("| | | failed: RuntimeError: no route to host | |")
+    assert all(line.endswith("| 1% | 500 | 510 | 400 - 600 | +2.0% |") for line in lines[1:])
+    assert scale_drawn.drawn_summary(rows) == (
+        "2 cells: mean error 2.0%, worst 2.0%; 2 (100%) inside of their intervals; 0 refused, 1 failed"
+    )
+
+
+def test_no_cell_is_started_after_the_minutes_are_over(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=0.0)
+    assert list(scale_drawn.measured_rows(options)) == []
+    assert "no time for 3 cells" in capsys.readouterr().err
