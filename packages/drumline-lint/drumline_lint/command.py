@@ -29,7 +29,8 @@ usage: {prog} PATH [PATH ...] [flags]
 
 Finds mistakes of distributed training in PyTorch code before a job starts:
 where each is, why it matters, and what to write instead. Reads Python,
-notebooks, shell and sbatch scripts, and never runs or imports what it reads.
+notebooks, shell and sbatch scripts, Kubernetes and Compose YAML, Dockerfiles,
+and never runs or imports what it reads.
 
   {prog} train.py launch.sbatch       these files
   {prog} .                            all files in this folder

@@ -90,7 +90,7 @@ class Rule:
     bad: str
     good: str
     language: str = "python"
-    """The language of the snippets: python or shell."""
+    """The language of the snippets: python, shell or yaml."""
     only_distributed: bool = True
     """Whether it applies only to code that runs in several processes."""
     in_tests: bool = True
@@ -118,11 +118,12 @@ class Rule:
         )
 
 
+_LANGUAGES = {"sh": "shell", "yaml": "yaml"}
 _SECTION = re.compile(
     r"### (?P<id>DL[0-9]+) (?P<name>[a-z-]+)\n\n"
     r"(?P<severity>Error|Warning|Note): (?P<summary>.+?)\.\n\n(?P<why>.+?)\n\n"
     r"Fix: (?P<fix>.+?)\.(?P<fixable>\s`--fix`\scan\sdo\sit\.)?\n"
-    r"(?:\nBad:\n\n```(?P<language>py|sh)\n(?P<bad>.+?)```\n\nGood:\n\n```(?:py|sh)\n(?P<good>.+?)```\n)?(?=\n#|\Z)",
+    r"(?:\nBad:\n\n```(?P<language>py|sh|yaml)\n(?P<bad>.+?)```\n\nGood:\n\n```(?:py|sh|yaml)\n(?P<good>.+?)```\n)?(?=\n#|\Z)",
     re.DOTALL,
 )
 
@@ -138,7 +139,7 @@ def rule(number: str, *, only_distributed: bool = True, in_tests: bool = True) -
         why="\n\n".join(" ".join(part.split()) for part in section["why"].split("\n\n")),
         bad=section["bad"] or "",
         good=section["good"] or "",
-        language="shell" if section["language"] == "sh" else "python",
+        language=_LANGUAGES.get(section["language"], "python"),
         only_distributed=only_distributed,
         in_tests=in_tests,
         fixable=bool(section["fixable"]),

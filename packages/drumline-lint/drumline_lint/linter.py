@@ -25,6 +25,7 @@ from drumline_lint.flow.dead_code import is_dead
 from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
+from drumline_lint.reading.manifest import Manifest
 from drumline_lint.reading.parse import Reading, read_bytes, read_file
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import Source, is_silenced
@@ -55,7 +56,7 @@ class Report:
     @property
     def files_read(self) -> int:
         return sum(
-            reading.content is not None or not reading.problems
+            (reading.content is not None or not reading.problems) and not reading.is_skipped
             for reading in self.readings.values()
         )
 
@@ -125,11 +126,7 @@ def check(
         chosen,
         progress,
     )
-    _check_scripts(
-        results,
-        [reading.content for reading in readings if isinstance(reading.content, Script)],
-        chosen,
-    )
+    _check_scripts(results, [script for reading in readings for script in reading.scripts], chosen)
     findings = sorted(
         (
             finding
@@ -265,7 +262,7 @@ def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool
     return is_silenced(content.silenced, finding.rule, finding.name, (first, last))
 
 
-def _line_of_text(content: Source | Script, place: Place, line: int) -> int:
+def _line_of_text(content: Source | Script | Manifest, place: Place, line: int) -> int:
     """Convert a line within a notebook's cell to a line of the text of all cells."""
     if place.cell is None or not isinstance(content, Source) or not content.cells:
         return line

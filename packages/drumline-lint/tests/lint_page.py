@@ -16,7 +16,7 @@ HEADING = """\
 ## Rules
 
 `drumline lint --list` prints this table, `drumline lint --explain DL014` one of the rules. DL0xx are about Python,
-DL1xx about scripts. The last two are not rules: they report what could not be checked. The table is made by
+DL1xx about launch files. The last two are not rules: they report what could not be checked. The table is made by
 `python packages/drumline-lint/tests/lint_page.py docs/lint.md`.
 
 | rule | name | level | found | fixed by `--fix` |

@@ -11,11 +11,12 @@ from drumline_lint.findings import Finding
 from drumline_lint.flow.distributed import distributed_sources
 from drumline_lint.linter import findings_of
 from drumline_lint.program.program import Program
-from drumline_lint.reading.shell import Script
+from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Source
 from drumline_lint.rules import all_rules
 
 CASES = Path(__file__).parent / "cases"
+NAMES = {"python": "case.py", "sh": "case.sh", "yaml": "case.yaml", "dockerfile": "Dockerfile"}
 _HEADING = re.compile(r"^## (?P<kind>bad|good): (?P<title>.*)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"\A# file: (?P<name>\S+)\n")
@@ -48,7 +49,12 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
     python = [(name, text) for name, text in files if name.endswith(".py")]
     program = Program([Source(Path(name), text, ast.parse(text)) for name, text in python])
     distributed = distributed_sources(program)
-    scripts = [Script(Path(name), text) for name, text in files if not name.endswith(".py")]
+    scripts = [
+        script
+        for name, text in files
+        if not name.endswith(".py")
+        for script in read_bytes(Path(name), text.encode(errors="surrogateescape")).scripts
+    ]
     found: list[Finding] = []
     for module in all_rules().values():
         if hasattr(module, "check"):
@@ -71,9 +77,8 @@ def _case(rule: str, kind: str, title: str, body: str) -> Case:
     expected = set()
     for block in _BLOCK.finditer(body):
         text = block["text"]
-        suffix = ".py" if block["language"] == "python" else ".sh"
         named = _FILE.match(text)
-        name = named["name"] if named else f"case{suffix}"
+        name = named["name"] if named else NAMES[block["language"]]
         files.append((name, text))
         for number, line in enumerate(text.splitlines(), start=1):
             mark = _MARK.search(line)

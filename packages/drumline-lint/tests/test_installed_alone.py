@@ -2,7 +2,7 @@
 recipe, and run.
 
 pre-commit installs the wheel that is built here, with the setuptools that virtualenv has in it; pip
-takes tree-sitter from its index.
+takes tree-sitter and PyYAML from its index.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def build_wheel(folder: Path) -> Path:
 
 
 def check_alone(home: Path, cwd: Path) -> None:
-    """What pre-commit installed is the linter with its parser of scripts, without torch, and runs
-    by itself."""
+    """What pre-commit installed is the linter with its parsers of launch files, without torch, and
+    runs by itself."""
     (programs,) = home.glob("*/py_env-*/bin")
     listed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd).stdout
     own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {
         "pip",
         "setuptools",
     }
-    parser = {"tree-sitter", "tree-sitter-bash"}
-    assert own == {"drumline-lint", "pre-commit-placeholder-package", *parser}
+    parsers = {"tree-sitter", "tree-sitter-bash", "PyYAML"}
+    assert own == {"drumline-lint", "pre-commit-placeholder-package", *parsers}
     result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("train.py:5:1: error DL014 unguarded-save: ")

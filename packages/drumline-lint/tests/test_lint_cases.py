@@ -10,6 +10,7 @@ from drumline_lint.rules import all_rules
 from reading_cases import CASES, Case, findings_in, lines_of, read_cases
 
 RULES = {number: module.RULE for number, module in all_rules().items()}
+SNIPPETS = {"python": "snippet.py", "shell": "snippet.sh", "yaml": "snippet.yaml"}
 EVERY_CASE = [
     case for path in sorted(CASES.glob("*.md")) for case in read_cases(path.stem, path.read_text())
 ]
@@ -33,7 +34,7 @@ def test_a_case(case: Case) -> None:
 @pytest.mark.parametrize("number", RULES)
 def test_the_snippets_that_the_user_sees(number: str) -> None:
     rule = RULES[number]
-    name = "snippet.py" if rule.language == "python" else "snippet.sh"
+    name = SNIPPETS[rule.language]
     assert lines_of(number, findings_in(((name, rule.bad),))), "the bad one is bad"
     assert not lines_of(number, findings_in(((name, rule.good),))), "the good one is good"
 
@@ -41,7 +42,7 @@ def test_the_snippets_that_the_user_sees(number: str) -> None:
 @pytest.mark.parametrize("number", RULES)
 def test_a_good_snippet_is_good_by_all_rules(number: str) -> None:
     rule = RULES[number]
-    name = "snippet.py" if rule.language == "python" else "snippet.sh"
+    name = SNIPPETS[rule.language]
     found = findings_in(((name, rule.good),))
     assert not [
         (one.rule, one.message) for one in found if RULES[one.rule].severity is not Severity.NOTE

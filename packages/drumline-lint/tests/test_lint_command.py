@@ -357,7 +357,8 @@ def test_the_hook_of_pre_commit(tmp_path: Path) -> None:
         True,
     )
     assert {"python", "jupyter", "shell"} <= set(hook["types_or"])
-    files = ["a.py", "b.ipynb", "c.sh", "d.bash", "e.sbatch", "f.slurm"]
+    files = ["a.py", "b.ipynb", "c.sh", "d.bash", "e.sbatch", "f.slurm", "g.yaml", "h.yml"]
+    files += ["Dockerfile", "Dockerfile.gpu", "train.dockerfile"]
     assert all(re.search(hook["files"], name) for name in files)
     assert not re.search(hook["files"], "notes.txt")
     program, *words = shlex.split(hook["entry"])

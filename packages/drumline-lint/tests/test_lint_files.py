@@ -24,6 +24,9 @@ def make_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "y.slurm",
             "n.ipynb",
             "tool",
+            "k8s.yaml",
+            "Dockerfile",
+            "images/gpu.Dockerfile",
         ),
         *("pkg/inner.py", "pkg/deep/er.py", "pkg.py/odd.py"),
         *(".hidden/h.py", "venv/v.py", "node_modules/n.py", "build/b.py", "__pycache__/c.py"),
@@ -49,9 +52,18 @@ def found(*paths: str, exclude: tuple[str, ...] = ()) -> list[str]:
 @pytest.mark.usefixtures("tree")
 def test_a_folder_is_walked_without_what_others_wrote() -> None:
     assert found(".") == [
-        *("a.py", "b.py", "env/kept.py", "job.sbatch", "n.ipynb", "pkg/deep/er.py", "pkg/inner.py"),
-        *("pkg.py/odd.py", "run.sh", "vendor/v.py", "x.bash", "y.slurm"),
+        *("Dockerfile", "a.py", "b.py", "env/kept.py", "images/gpu.Dockerfile", "job.sbatch"),
+        *("k8s.yaml", "n.ipynb", "pkg/deep/er.py", "pkg/inner.py", "pkg.py/odd.py", "run.sh"),
+        *("vendor/v.py", "x.bash", "y.slurm"),
     ]
+
+
+def test_a_program_without_an_ending_is_read_if_a_shell_runs_it(tree: Path) -> None:
+    (tree / "pkg" / "launch").write_text("#!/usr/bin/env bash\ntorchrun train.py\n")
+    (tree / "pkg" / "convert").write_text("#!/usr/bin/env python3\n")
+    (tree / "pkg" / "launch.bak").write_text("#!/bin/bash\n")
+    os.mkfifo(tree / "pkg" / "pipe")
+    assert found("pkg") == ["pkg/deep/er.py", "pkg/inner.py", "pkg/launch"]
 
 
 @pytest.mark.usefixtures("tree")
@@ -107,7 +119,8 @@ def test_links_are_followed_and_loops_survived(tree: Path) -> None:
     (elsewhere / "o.py").touch()
     (tree / "linked").symlink_to(elsewhere)
     assert found("pkg", "aaa.py") == [
-        *("aaa.py", "pkg/all/a.py", "pkg/all/b.py", "pkg/all/env/kept.py", "pkg/all/job.sbatch"),
+        *("aaa.py", "pkg/all/Dockerfile", "pkg/all/a.py", "pkg/all/b.py", "pkg/all/env/kept.py"),
+        *("pkg/all/images/gpu.Dockerfile", "pkg/all/job.sbatch", "pkg/all/k8s.yaml"),
         *("pkg/all/linked/o.py", "pkg/all/n.ipynb", "pkg/all/pkg.py/odd.py", "pkg/all/run.sh"),
         *(
             "pkg/all/vendor/v.py",

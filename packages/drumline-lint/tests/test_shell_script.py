@@ -26,7 +26,7 @@ def values(text: str) -> dict[str, str | None]:
         ("PORT=29500", "PORT", "29500"),
         ("export PORT='29500' HOST=a", "PORT", "29500"),
         ('a=1\nPORT="2950$a"', "PORT", "29501"),
-        ("PORT=$((1 + 2))", "PORT", None),
+        ("PORT=$((1 + 2))", "PORT", "3"),
         ("PORT=${PORT:-29500}", "PORT", None),
         ("PORT=$1", "PORT", None),
         ("a=1\na=2\nPORT=$a", "PORT", None),

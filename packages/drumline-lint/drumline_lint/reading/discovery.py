@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -10,8 +11,11 @@ from pathlib import Path
 
 from drumline_lint.errors import UsageError
 from drumline_lint.findings import UNREADABLE, Finding, problem
+from drumline_lint.reading.dockerfile import NAMES as DOCKERFILE_NAMES
 
-SUFFIXES = (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
+SUFFIXES = (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml")
+SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
+_FIRST_LINE_BYTES = 200
 SKIPPED = frozenset({"__pycache__", "node_modules", "build", "site-packages", "venv"})
 
 
@@ -108,13 +112,28 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
             return path
         search.linked_folders.append(path)
     elif (
-        entry.name.endswith(SUFFIXES)
+        (
+            entry.name.endswith(SUFFIXES)
+            or DOCKERFILE_NAMES.fullmatch(entry.name)
+            or _is_shell(entry)
+        )
         and _is(entry.is_file)
         and not is_matched(path, search.exclude, search.root)
     ):
         whole = os.path.realpath(path) if entry.is_symlink() else os.path.join(real, entry.name)  # noqa: PTH118
         search.by_real_path.setdefault(whole, path)
     return None
+
+
+def _is_shell(entry: os.DirEntry[str]) -> bool:
+    """A program without an ending whose first line names a shell. Only these are opened."""
+    if "." in entry.name or not _is(entry.is_file):
+        return False
+    try:
+        with open(entry.path, "rb") as file:  # noqa: PTH123
+            return SHELL_SHEBANG.match(file.read(_FIRST_LINE_BYTES)) is not None
+    except OSError:
+        return False
 
 
 def _is(question: Callable[[], bool]) -> bool:

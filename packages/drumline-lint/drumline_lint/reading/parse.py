@@ -1,15 +1,19 @@
-"""Parses a file's bytes for the rules: Python, a notebook's Python or a script. Unreadable files
-become problems."""
+"""Parses a file's bytes for the rules: Python, a notebook's Python, a script or a manifest.
+Unreadable files become problems."""
 
 from __future__ import annotations
 
 import io
-import re
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
+from drumline_lint.reading.discovery import SHELL_SHEBANG
+from drumline_lint.reading.dockerfile import NAMES as DOCKERFILE_NAMES
+from drumline_lint.reading.dockerfile import read_dockerfile
+from drumline_lint.reading.manifest import LAUNCH_WORDS, Manifest, read_manifest
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import CANNOT_PARSE, Source, parse_python, syntax_problem
@@ -18,7 +22,6 @@ from drumline_lint.untrusted import read_regular
 MAX_BYTES = 64 << 20
 """The largest file: notebooks contain images."""
 SHELL_SUFFIXES = frozenset({".sh", ".bash", ".sbatch", ".slurm", ".ksh", ".zsh"})
-_SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 
 
 @dataclass
@@ -29,8 +32,17 @@ class Reading:
     data: bytes
     encoding: str = "utf-8"
     """With `-sig` if the file begins with a byte order mark."""
-    content: Source | Script | None = None
+    content: Source | Script | Manifest | None = None
     problems: list[Finding] = field(default_factory=list)
+    is_skipped: bool = False
+    """Whether it is YAML that starts no training."""
+
+    @property
+    def scripts(self) -> Sequence[Script]:
+        """What the rules for scripts read."""
+        if isinstance(self.content, Manifest):
+            return self.content.scripts
+        return [self.content] if isinstance(self.content, Script) else []
 
 
 def read_file(path: Path) -> Reading:
@@ -56,6 +68,11 @@ def read_bytes(path: Path, data: bytes) -> Reading:
         reading.problems.append(problem(UNREADABLE, path, message, line=line))
     elif language == "shell":
         _read_script(reading)
+    elif language == "yaml":
+        _read_yaml(reading)
+    elif language == "dockerfile":
+        text = data.decode(errors="surrogateescape")
+        reading.content = read_dockerfile(path, text)
     else:
         _read_python(reading)
     return reading
@@ -67,7 +84,11 @@ def language_of(path: Path, data: bytes) -> str:
         return "notebook"
     if path.suffix in SHELL_SUFFIXES:
         return "shell"
-    if path.suffix != ".py" and _SHELL_SHEBANG.match(data[:200]):
+    if path.suffix in {".yaml", ".yml"}:
+        return "yaml"
+    if DOCKERFILE_NAMES.fullmatch(path.name):
+        return "dockerfile"
+    if path.suffix != ".py" and SHELL_SHEBANG.match(data[:200]):
         return "shell"
     return "python"
 
@@ -78,6 +99,25 @@ def _read_script(reading: Reading) -> None:
         reading.encoding = "utf-8-sig"
     text = reading.data.decode(reading.encoding, errors="surrogateescape")
     reading.content = Script(reading.path, text)
+
+
+def _read_yaml(reading: Reading) -> None:
+    reading.is_skipped = True
+    # Most YAML is something else, and this is a hundred times faster than reading it.
+    if not LAUNCH_WORDS.search(reading.data):
+        return
+    text = reading.data.decode("utf-8-sig", errors="surrogateescape")
+    try:
+        manifest = read_manifest(reading.path, text)
+    except ValueError as error:
+        # The templates of Helm and the like are not YAML yet.
+        if "{{" not in text and "{%" not in text:
+            message = f"the YAML cannot be parsed: {error}"
+            reading.problems.append(problem(UNREADABLE, reading.path, message))
+        return
+    if manifest.scripts:
+        reading.content = manifest
+        reading.is_skipped = False
 
 
 def _read_python(reading: Reading) -> None:

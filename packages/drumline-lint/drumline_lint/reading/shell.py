@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,11 @@ _CHANGED_ELSEWHERE = re.compile(
     r"\b(?:for|select|read|unset|mapfile|readarray|getopts)\b([^\n;&|]*)"
 )
 _NUMBER_OF_NODES = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}
+_COUNTS_IN_HEADER = {"cpus-per-task", "gpus-per-node", "ntasks", "ntasks-per-node"}
+# `${NNODES:-1}`: the variable, and what is taken where it is not set.
+_WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`\\]*)\}")
+# `$((NNODES * 8))`, in which bash needs no dollar signs.
+_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%${}()-]{1,200})\)\)")
 _LONGEST_VALUE = 4000
 _DEEPEST = 12
 
@@ -55,12 +61,50 @@ class Assignment:
 TextRange: TypeAlias = Word | Assignment
 
 
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """What a manifest, a Compose file or a Dockerfile decides about the processes of a
+    container."""
+
+    kind: str
+    """Of a manifest, such as `PyTorchJob`; `service` for Compose, `image` for a Dockerfile."""
+    replicas: int | None = 1
+    """How many containers run the same command; None if it is not known."""
+    gpus: int | None = None
+    shared_memory: int | None = None
+    """Bytes of /dev/shm; None if it is as large as the memory, or not decided here."""
+    processes: Word | None = None
+    """A PyTorchJob's nprocPerNode."""
+    is_on_host_network: bool = False
+    """Whether containers on one machine share its loopback interface."""
+    name: Word | None = None
+    names_in_pod: frozenset[str] = frozenset()
+    place: Word | None = None
+    """Where a finding about the whole container is shown."""
+
+    @property
+    def sets_torchrun_flags(self) -> bool:
+        """Kubeflow's operator sets PET_NNODES, PET_NODE_RANK and PET_MASTER_ADDR."""
+        return self.kind in {"PyTorchJob", "TrainJob"}
+
+
 @dataclass(eq=False)
 class Script:
-    """A shell script; any text is accepted."""
+    """A shell script, or the commands of a container; any text is accepted."""
 
     path: Path
     text: str
+    outer: Script | None = None
+    """For the code in `bash -c '...'`, the script that contains it."""
+    container: Container | None = None
+    written_commands: Sequence[Command] | None = None
+    """The commands, where the text is not all shell."""
+    environment: Sequence[Assignment] = ()
+    """Variables that are set outside of the shell's code."""
+    siblings: Sequence[Script] = ()
+    """For a service, those before it in the same Compose file."""
+    line_starts: Sequence[int] | None = None
+    """Where the lines of the file begin, if the text has lost some of them."""
     _values: dict[str, str | None] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -73,12 +117,27 @@ class Script:
     def commands(self) -> list[Command]:
         """In the order of the text, with those in `$(...)` before the command that contains
         them."""
+        if self.written_commands is not None:
+            return list(self.written_commands)
         return read_commands(self.text)
 
     @cached_property
     def sbatch(self) -> Options:
         """The options of the `#SBATCH` lines."""
-        return header_options(self.text)
+        if self.outer is not None:
+            return self.outer.sbatch
+        return Options() if self.container else header_options(self.text)
+
+    def inner(self, start: int, end: int) -> Script:
+        """The script that another shell reads from this part of the text."""
+        return Script(
+            self.path,
+            self.text,
+            outer=self,
+            container=self.container,
+            written_commands=read_commands(self.text, start, end),
+            line_starts=self._line_starts,
+        )
 
     @cached_property
     def on_slurm(self) -> bool:
@@ -89,13 +148,14 @@ class Script:
     @cached_property
     def has_flags_in_variables(self) -> bool:
         """torchrun also reads each flag from a variable: PET_RDZV_ID."""
-        return "PET_" in self.text
+        return self.outer.has_flags_in_variables if self.outer else "PET_" in self.text
 
     @cached_property
     def assignments(self) -> list[Assignment]:
-        return [
+        in_code = [
             assignment for command in self.commands for assignment in self._assignments(command)
         ]
+        return [*self.environment, *in_code]
 
     @cached_property
     def variables(self) -> Mapping[str, list[Assignment]]:
@@ -105,6 +165,15 @@ class Script:
             if not assignment.is_for_command:
                 by_name.setdefault(assignment.name, []).append(assignment)
         return by_name
+
+    @cached_property
+    def command_variables(self) -> Mapping[int, list[Assignment]]:
+        """The assignments before a command and for it alone, by where the command begins."""
+        by_command: dict[int, list[Assignment]] = {}
+        for assignment in self.assignments:
+            if assignment.is_for_command:
+                by_command.setdefault(assignment.command.start, []).append(assignment)
+        return by_command
 
     @cached_property
     def exported(self) -> frozenset[str]:
@@ -129,6 +198,24 @@ class Script:
             parts.append(value)
         joined = "".join(parts)
         return joined if len(joined) <= _LONGEST_VALUE else None
+
+    def default(self, word: Word) -> str | None:
+        """The value of a word where nothing outside of the script sets its variables:
+        `${NNODES:-2}`."""
+        parts = [
+            piece.text if piece.kind is Kind.TEXT else self._default_of(piece)
+            for piece in word.pieces
+        ]
+        return None if None in parts else "".join(part or "" for part in parts)
+
+    def _default_of(self, piece: Piece) -> str | None:
+        if (value := self._value(piece, 0)) is not None:
+            return value
+        assignment = self._only_assignment(piece.text) if piece.kind is Kind.VARIABLE else None
+        if assignment is not None and len(assignment.value.pieces) == 1:
+            piece = assignment.value.pieces[0]
+        with_default = _WITH_DEFAULT.fullmatch(piece.text) if piece.kind is Kind.UNKNOWN else None
+        return with_default[2] if with_default else None
 
     def source_of(self, word: Word) -> TextRange:
         """Where a word's value is written: the word itself, or the assignment of its only
@@ -168,35 +255,75 @@ class Script:
         return self._position(command.start)[0], self._position(command.end)[0]
 
     @cached_property
-    def _line_starts(self) -> list[int]:
+    def _line_starts(self) -> Sequence[int]:
+        if self.line_starts is not None:
+            return self.line_starts
         return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", self.text))]
 
     @cached_property
     def _changed_elsewhere(self) -> frozenset[str]:
         """Names that loops, `read` and the like may change."""
+        if self.outer is not None:
+            return self.outer._changed_elsewhere
+        start = 0
+        end = len(self.text)
+        if self.container is not None:
+            # The rest of the file belongs to other containers.
+            start = min((command.start for command in self.commands), default=0)
+            end = max((command.end for command in self.commands), default=0)
         return frozenset(
             name
-            for changing in _CHANGED_ELSEWHERE.finditer(self.text)
+            for changing in _CHANGED_ELSEWHERE.finditer(self.text, start, end)
             for name in re.findall(r"[A-Za-z_]\w*", changing[1])
         )
 
     def _value(self, piece: Piece, depth: int) -> str | None:
         name = piece.text
-        if piece.kind is not Kind.VARIABLE or depth > _DEEPEST:
+        if depth > _DEEPEST:
+            return None
+        if piece.kind is Kind.UNKNOWN:
+            return self._computed(piece.text, depth)
+        if piece.kind is not Kind.VARIABLE:
             return None
         if name not in self._values:
             self._values[name] = None  # A variable that refers to itself is unknown.
             self._values[name] = self._value_of_name(name, depth)
         return self._values[name]
 
+    def _computed(self, written: str, depth: int) -> str | None:
+        """The value of `$((2 * NUM_GPUS))`, or of `${NAME:-1}` if the script sets NAME."""
+        if with_default := _WITH_DEFAULT.fullmatch(written):
+            return self._value(Piece(Kind.VARIABLE, with_default[1]), depth + 1)
+        arithmetic = _ARITHMETIC.fullmatch(written)
+        if arithmetic is None:
+            return None
+        names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", arithmetic[1])
+        numbers = re.sub(
+            r"[A-Za-z_]\w*",
+            lambda name: self._value(Piece(Kind.VARIABLE, name[0]), depth + 1) or "?",
+            names,
+        )
+        return _calculated(numbers)
+
     def _value_of_name(self, name: str, depth: int) -> str | None:
-        if name in _NUMBER_OF_NODES and name not in self.variables:
-            nodes = self.sbatch.number("nodes")
-            return None if nodes is None else str(nodes)
+        if self.outer is not None and name not in self.variables:
+            return self.outer._value_of_name(name, depth)
+        if name.startswith("SLURM_") and name not in self.variables:
+            count = self._slurm_count(name)
+            return None if count is None else str(count)
         assignment = self._only_assignment(name)
         if assignment is None or assignment.items is not None:
             return None
         return self.constant(assignment.value, depth + 1)
+
+    def _slurm_count(self, name: str) -> int | None:
+        """A variable that Slurm sets from the header."""
+        if name in _NUMBER_OF_NODES:
+            return self.sbatch.number("nodes")
+        if name == "SLURM_GPUS_ON_NODE":
+            return self.sbatch.gpus_per_node
+        option = name.removeprefix("SLURM_").lower().replace("_", "-")
+        return self.sbatch.number(option) if option in _COUNTS_IN_HEADER else None
 
     def _only_assignment(self, name: str) -> Assignment | None:
         """The one that gives a name its value in the whole script."""
@@ -268,6 +395,14 @@ class Script:
             start=word.start,
             end=word.end,
         )
+
+
+def _calculated(expression: str) -> str | None:
+    """The value of products and sums of whole numbers without brackets."""
+    if not re.fullmatch(r"\s*\d{1,6}(?:\s*[+*]\s*\d{1,6})*\s*", expression):
+        return None
+    products = [term.split("*") for term in expression.split("+")]
+    return str(sum(math.prod(int(factor) for factor in product) for product in products))
 
 
 def _exports(command: Command) -> bool:

@@ -24,7 +24,7 @@ class Kind(Enum):
     ARRAY = "array"
     """All of an array: `${NAME[@]}`."""
     UNKNOWN = "unknown"
-    """Known only at run time."""
+    """Known only at run time; its text is what is written, as `$(hostname)`."""
 
 
 class Piece(NamedTuple):
@@ -45,6 +45,8 @@ class Word:
     pieces: tuple[Piece, ...]
     items: tuple[Word, ...] | None = None
     """For `NAME=(...)`, the words in the brackets."""
+    code: tuple[int, int] | None = None
+    """In YAML or a Dockerfile, where the text of the word is, without its quotes."""
 
     @property
     def plain(self) -> str | None:
@@ -75,6 +77,8 @@ class Command:
     words: tuple[Word, ...]
     is_conditional: bool
     """Inside an if, a case or a loop, or after && or ||."""
+    is_background: bool = False
+    """Started with `&`, alone or with the commands around it."""
 
     @property
     def start(self) -> int:
@@ -127,13 +131,19 @@ def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Com
     tree = _parser().parse(readable.encode("ascii", errors="replace"))
     reader = _Reader(text, start)
     commands = []
-    pending = [(tree.root_node, False)]
+    pending = [(tree.root_node, False, False)]
     while pending:
-        node, is_conditional = pending.pop()
+        node, is_conditional, is_background = pending.pop()
         if node.type in _COMMANDS:
-            commands += [Command(words, is_conditional) for words in reader.lines(node)]
+            commands += [
+                Command(words, is_conditional, is_background) for words in reader.lines(node)
+            ]
         pending += [
-            (inner, is_conditional or _is_condition(node, position))
+            (
+                inner,
+                is_conditional or _is_condition(node, position),
+                is_background or _is_background(inner),
+            )
             for position, inner in reversed([*enumerate(_inner_nodes(node))])
         ]
     return sorted(commands, key=lambda command: command.end)
@@ -162,8 +172,14 @@ def _is_condition(node: Node, position: int) -> bool:
     return node.type in _CONDITIONAL or (node.type == "list" and position > 0)
 
 
+def _is_background(node: Node) -> bool:
+    return node.next_sibling is not None and node.next_sibling.type == "&"
+
+
 def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     """The part between the quotes of a word that is one quoted text."""
+    if word.code is not None:
+        return word.code
     quote = text[word.start : word.start + 1]
     closes = word.end - word.start >= 2 and text[word.end - 1] == quote
     if quote not in {"'", '"'} or not closes:
@@ -268,7 +284,7 @@ class _Reader:
             return Piece(Kind.VARIABLE, variable[1] or variable[2], is_quoted)
         if array := _WHOLE_ARRAY.fullmatch(text):
             return Piece(Kind.ARRAY, array[1], is_quoted)
-        return Piece(Kind.UNKNOWN, "", is_quoted)
+        return Piece(Kind.UNKNOWN, text, is_quoted)
 
     def _text(self, node: Node) -> str:
         return self._slice(node.start_byte, node.end_byte)

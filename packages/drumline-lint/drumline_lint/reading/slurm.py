@@ -25,9 +25,27 @@ ALONE = set(
     "requeue resv-ports send-libs share spread-job stepmgr test-only unbuffered use-min-nodes verbose "
     "wait-for-children whole x11".split()
 )
+_OTHER_LONG_OPTIONS = (
+    "acctg-freq batch bb bbf burst-buffer cluster-constraint comment container container-id "
+    "cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot epilog "
+    "export export-file extra gid gpu-bind gpu-freq gpus-per-node gpus-per-socket "
+    "gpus-per-task gres gres-flags help hint ignore-pbs jobid kill-on-invalid-dep mail-type "
+    "mail-user max-time mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi network "
+    "nodefile ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode "
+    "power prefer priority profile prolog reservation resv signal sockets-per-node switches "
+    "task-epilog task-prolog tasks-per-node thread-spec threads-per-core time-min tmp "
+    "tres-bind tres-per-task uid usage version wait wckey wrap"
+)
+LONG_OPTIONS = frozenset({*SHORT.values(), *ALONE, *_OTHER_LONG_OPTIONS.split()})
+"""Of sbatch and srun, without those of plugins."""
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch finds them: at the beginning of a line, with or without a blank after it.
 _HEADER = re.compile(r"^#SBATCH(?=[ \t-])(.*)", re.MULTILINE)
+_LONG_OPTION = re.compile(r"[ \t]*--([A-Za-z][A-Za-z0-9-]*)")
+# What a script writes to another file.
+_HEREDOC = re.compile(
+    r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?:.*?\n)??[ \t]*\2[ \t\r]*$", re.DOTALL | re.MULTILINE
+)
 # sbatch stops reading there.
 _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may run on its nodes.
@@ -81,6 +99,36 @@ def header_options(text: str) -> Options:
             words = [Word(0, 0, (Piece(Kind.TEXT, word),)) for word in texts]
             options |= read_options(words, lambda word: word.plain)[0]
     return Options(options)
+
+
+@dataclass(frozen=True)
+class HeaderLine:
+    """One `#SBATCH` line."""
+
+    start: int
+    end: int
+    text: str
+    option: str
+    """The name of its long option; empty if it has a short one."""
+    is_late: bool
+    """Whether a command comes before it, so that sbatch does not read it."""
+
+
+def header_lines(text: str) -> list[HeaderLine]:
+    """The `#SBATCH` lines, without those that a script writes to another file."""
+    first_command = _COMMAND.search(text)
+    end = first_command.start() if first_command else len(text)
+    written = [heredoc.span() for heredoc in _HEREDOC.finditer(text)]
+    lines = []
+    for header in _HEADER.finditer(text):
+        if any(start < header.start() < stop for start, stop in written):
+            continue
+        option = _LONG_OPTION.match(header[1])
+        is_late = header.start() > end
+        code = header[1].partition(" #")[0]
+        name = option[1] if option else ""
+        lines.append(HeaderLine(header.start(), header.end(), code, name, is_late))
+    return lines
 
 
 def read_options(

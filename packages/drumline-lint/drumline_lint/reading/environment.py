@@ -1,0 +1,82 @@
+"""The variables that the processes of a launch see, and where they are set."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from drumline_lint.reading.container_words import container_variable
+from drumline_lint.reading.launchers import Launch, launches
+from drumline_lint.reading.shell import Assignment, Script
+
+_GIVEN_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)")
+_COMMENT = re.compile(r"(?:^|\s)#(?!SBATCH|!)(.*)")
+_LONGEST_COMMENT = 1000
+
+
+@dataclass(frozen=True)
+class ScopedAssignment:
+    """An assignment, and the script that gives its variables their values."""
+
+    script: Script
+    assignment: Assignment
+
+
+def variable(launch: Launch, name: str) -> ScopedAssignment | None:
+    """The only assignment of a variable that the launcher's processes see."""
+    scope: Script | None = launch.script
+    while scope is not None:
+        for_command = scope.command_variables.get(launch.command.start, [])
+        assigned = [assignment for assignment in for_command if assignment.name == name]
+        assigned = assigned or scope.variables.get(name, [])
+        if assigned:
+            is_only = len(assigned) == 1 and not assigned[0].command.is_conditional
+            is_seen = assigned[0].is_exported or name in scope.exported
+            return ScopedAssignment(scope, assigned[0]) if is_only and is_seen else None
+        scope = scope.outer
+    return None
+
+
+def scopes(script: Script, launched: Sequence[Launch]) -> list[Script]:
+    """The script, and the code in it that other shells read."""
+    inner = [launch.script for launch in launched if launch.script is not script]
+    return [script, *dict.fromkeys(inner)]
+
+
+def given_variables(script: Script) -> list[ScopedAssignment]:
+    """The variables that the processes of any launch see, also by `docker run -e` and `mpirun
+    -x`."""
+    launched = launches(script)
+    seen = [
+        ScopedAssignment(scope, assignment)
+        for scope in scopes(script, launched)
+        for assignment in scope.assignments
+        if assignment.is_exported or assignment.name in scope.exported
+    ]
+    return [*seen, *(item for launch in launched for item in _runner_variables(launch))]
+
+
+def _runner_variables(launch: Launch) -> Iterator[ScopedAssignment]:
+    for words in (launch.docker, launch.mpirun):
+        for option, word in itertools.pairwise(words):
+            pair = _GIVEN_VARIABLE.fullmatch(word.plain or "")
+            if option.plain in {"-e", "--env", "-x", "-genv"} and pair:
+                value = word.behind(len(pair[1]) + 1)
+                yield ScopedAssignment(
+                    launch.script, container_variable(pair[1], value, (word.start, word.end))
+                )
+
+
+def comment_at(item: ScopedAssignment) -> str:
+    """The comment behind an assignment, or in the lines above it."""
+    text = item.script.text
+    start = text.rfind("\n", 0, item.assignment.start) + 1
+    end = text.find("\n", start)
+    line = text[start : end if end >= 0 else len(text)]
+    above = text[max(0, start - _LONGEST_COMMENT) : start].splitlines()
+    comments = [line]
+    while above and _COMMENT.match(above[-1].strip()):
+        comments.append(above.pop())
+    return " ".join(match[1] for match in map(_COMMENT.search, comments) if match)

@@ -1,0 +1,304 @@
+"""Kubernetes manifests and Compose files: each container that starts a training, as a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from drumline_lint.reading.container_words import (
+    Span,
+    compose_word,
+    container_variable,
+    kubernetes_word,
+)
+from drumline_lint.reading.launchers import launches
+from drumline_lint.reading.shell import Assignment, Container, Script
+from drumline_lint.reading.shell_parser import Command, Kind, Piece, Word, read_commands
+from drumline_lint.reading.source import Silenced, silenced_lines
+from drumline_lint.reading.yaml_nodes import (
+    YamlNode,
+    code_in,
+    documents,
+    is_folded,
+    items,
+    mapping,
+    mappings_in,
+    member,
+    number,
+    scalar,
+    span_of,
+)
+
+LAUNCH_WORDS = re.compile(
+    rb"torchrun|torch\.distributed|accelerate|deepspeed|PyTorchJob|MASTER_ADDR|WORLD_SIZE|NCCL_"
+)
+"""A YAML file without any of these is not read: it starts no training that the rules know."""
+DEFAULT_SHARED_MEMORY = 64 << 20
+"""What Docker and Kubernetes give a container."""
+_GPU_RESOURCE = re.compile(r"(?:nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
+_SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+# A hostile file has thousands, which must not all be compared.
+_MOST_SIBLINGS = 32
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+MakeWord = Callable[[str, Span, Span | None], Word]
+
+
+@dataclass(eq=False)
+class Manifest:
+    """A YAML file with containers."""
+
+    path: Path
+    text: str
+    scripts: Sequence[Script]
+
+    @cached_property
+    def silenced(self) -> Silenced:
+        return silenced_lines(self.text, list)
+
+
+def read_manifest(path: Path, text: str) -> Manifest:
+    """Raises ValueError for text that is not YAML."""
+    nodes = documents(text)
+    letters = list(text)
+    for line_end in _folded_lines(nodes, text):
+        letters[line_end] = " "
+    reader = _ManifestReader(path, text, "".join(letters))
+    scripts = [script for node in nodes for script in reader.scripts(node)]
+    return Manifest(path, text, [script for script in scripts if launches(script)])
+
+
+def _folded_lines(nodes: Sequence[YamlNode], text: str) -> Iterator[int]:
+    """The line ends that YAML turns into blanks, so that a shell does not see them."""
+    for node in nodes:
+        for inner in mappings_in(node):
+            values = [value for _, value in mapping(inner)]
+            listed = [item for value in values for item in items(value)]
+            for scalar_node in filter(is_folded, [*values, *listed]):
+                start, end = code_in(scalar_node, text)
+                yield from (start + line.start() for line in re.finditer("\n", text[start:end]))
+
+
+@dataclass
+class _ManifestReader:
+    path: Path
+    text: str
+    shell_text: str
+    """The text, with blanks for the line ends that YAML folds."""
+
+    @cached_property
+    def line_starts(self) -> Sequence[int]:
+        return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", self.text))]
+
+    def scripts(self, document: YamlNode) -> Iterator[Script]:
+        if member(document, "services") is not None and member(document, "kind") is None:
+            services: list[Script] = []
+            for _, node in mapping(member(document, "services")):
+                service = self._service(node)
+                service.siblings = tuple(services[-_MOST_SIBLINGS:])
+                services.append(service)
+            yield from services
+        elif member(document, "kind") is not None:
+            yield from self._workload(document)
+
+    # Kubernetes
+
+    def _workload(self, document: YamlNode) -> Iterator[Script]:
+        seen: set[int] = set()
+        for workload in mappings_in(document):
+            kind = scalar(member(workload, "kind"))
+            if kind is None or member(workload, "spec") is None:
+                continue
+            for pod, replicas in _pods(workload, kind):
+                for node in items(member(pod, "containers")):
+                    if id(node) not in seen:
+                        seen.add(id(node))
+                        yield self._container(node, pod, workload, replicas)
+
+    def _container(
+        self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
+    ) -> Script:
+        container = Container(
+            kind=scalar(member(workload, "kind")) or "",
+            replicas=replicas,
+            gpus=_gpu_limit(node),
+            shared_memory=_shared_memory_of_pod(node, pod),
+            processes=self._scalar_word(member(workload, "spec", "nprocPerNode")),
+            name=self._scalar_word(member(node, "name")),
+            names_in_pod=frozenset(
+                scalar(member(container, "name")) or ""
+                for container in items(member(pod, "containers"))
+            ),
+            place=self._scalar_word(member(node, "image")),
+        )
+        variables = [*self._kubernetes_variables(node)]
+        words = [
+            self._word(item, kubernetes_word)
+            for key in ("command", "args")
+            for item in items(member(node, key))
+        ]
+        commands = [Command(tuple(words), is_conditional=False)] if words else []
+        return self._script(container, commands, variables)
+
+    def _kubernetes_variables(self, node: YamlNode) -> Iterator[Assignment]:
+        for entry in items(member(node, "env")):
+            name = scalar(member(entry, "name"))
+            value = member(entry, "value")
+            field_path = member(entry, "valueFrom", "fieldRef", "fieldPath")
+            if name and value is not None and scalar(value) is not None:
+                yield container_variable(name, self._word(value, kubernetes_word), span_of(value))
+            elif name and field_path is not None:
+                piece = Piece(Kind.UNKNOWN, scalar(field_path) or "")
+                yield container_variable(
+                    name, Word(*span_of(field_path), (piece,)), span_of(field_path)
+                )
+
+    # Compose
+
+    def _service(self, node: YamlNode) -> Script:
+        devices = items(member(node, "deploy", "resources", "reservations", "devices"))
+        container = Container(
+            kind="service",
+            replicas=number(member(node, "deploy", "replicas")) or 1,
+            gpus=_gpus_of_devices(devices),
+            shared_memory=_shared_memory_of_service(node),
+            is_on_host_network=scalar(member(node, "network_mode")) == "host",
+            place=self._scalar_word(member(node, "image")),
+        )
+        variables = [*self._compose_variables(member(node, "environment"))]
+        words: list[Word] = []
+        commands: list[Command] = []
+        for key in ("entrypoint", "command"):
+            value = member(node, key)
+            words += [self._word(item, compose_word) for item in items(value)]
+            if value is not None and scalar(value) is not None:
+                commands += read_commands(self.shell_text, *code_in(value, self.text))
+        if words:
+            commands.append(Command(tuple(words), is_conditional=False))
+        return self._script(container, commands, variables)
+
+    def _compose_variables(self, node: YamlNode | None) -> Iterator[Assignment]:
+        for name, value in _with_merged(node):
+            if scalar(value) is not None:
+                yield container_variable(name, self._word(value, compose_word), span_of(value))
+        for item in items(node):
+            name, equals, text = (scalar(item) or "").partition("=")
+            if equals:
+                yield container_variable(name, compose_word(text, span_of(item)), span_of(item))
+
+    # Both
+
+    def _word(self, node: YamlNode, make: MakeWord) -> Word:
+        start, end = span_of(node)
+        code = code_in(node, self.text)
+        return make(scalar(node) or "", (start, max(start + 1, min(end, code[1] + 1))), code)
+
+    def _scalar_word(self, node: YamlNode | None) -> Word | None:
+        text = scalar(node)
+        return (
+            None
+            if node is None or text is None
+            else Word(*span_of(node), (Piece(Kind.TEXT, text),))
+        )
+
+    def _script(
+        self, container: Container, commands: Sequence[Command], variables: Sequence[Assignment]
+    ) -> Script:
+        return Script(
+            self.path,
+            self.shell_text,
+            container=container,
+            written_commands=commands,
+            environment=variables,
+            line_starts=self.line_starts,
+        )
+
+
+def _with_merged(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlNode]]:
+    """The members of a mapping, with those of `<<` that it does not replace."""
+    pairs = dict(mapping(node))
+    merged = pairs.pop("<<", None)
+    if merged is None or depth > 4:
+        return list(pairs.items())
+    inherited: dict[str, YamlNode] = {}
+    for base in items(merged) or [merged]:
+        inherited = dict(_with_merged(base, depth + 1)) | inherited
+    return list((inherited | pairs).items())
+
+
+def _pods(workload: YamlNode, kind: str) -> Iterator[tuple[YamlNode, int | None]]:
+    """The specs of pods, each with the number of pods that work together."""
+    spec = member(workload, "spec")
+    groups = mapping(member(spec, "pytorchReplicaSpecs"))
+    total = sum(number(member(group, "replicas")) or 1 for _, group in groups)
+    for _, group in groups:
+        pod = member(group, "template", "spec")
+        if pod is not None:
+            yield pod, total
+    pod = member(spec, "template", "spec")
+    if pod is not None and member(pod, "containers") is not None:
+        yield pod, _replicas(spec, kind)
+    elif member(spec, "containers") is not None and spec is not None:
+        yield spec, 1
+    for job in items(member(spec, "replicatedJobs")):
+        inner = member(job, "template", "spec")
+        pod = member(inner, "template", "spec")
+        if pod is not None:
+            yield pod, number(member(inner, "parallelism"))
+
+
+def _replicas(spec: YamlNode | None, kind: str) -> int | None:
+    name = "parallelism" if kind in {"Job", "CronJob"} else "replicas"
+    value = member(spec, name)
+    return 1 if value is None else number(value)
+
+
+def _gpu_limit(container: YamlNode) -> int | None:
+    for where in ("limits", "requests"):
+        for name, value in mapping(member(container, "resources", where)):
+            if _GPU_RESOURCE.fullmatch(name):
+                return number(value)
+    return None
+
+
+def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
+    if scalar(member(pod, "hostIPC")) == "true":
+        return None
+    for mount in items(member(container, "volumeMounts")):
+        if (scalar(member(mount, "mountPath")) or "").rstrip("/") == "/dev/shm":  # noqa: S108
+            name = scalar(member(mount, "name"))
+            volumes = [
+                v for v in items(member(pod, "volumes")) if scalar(member(v, "name")) == name
+            ]
+            limit = member(volumes[0], "emptyDir", "sizeLimit") if volumes else None
+            return parse_size(scalar(limit) or "")
+    return DEFAULT_SHARED_MEMORY
+
+
+def _shared_memory_of_service(service: YamlNode) -> int | None:
+    size = scalar(member(service, "shm_size"))
+    if size is not None:
+        return parse_size(size)
+    ipc = member(service, "ipc")
+    mounts = [*items(member(service, "volumes")), *items(member(service, "tmpfs"))]
+    mounts += [value for value in [member(service, "tmpfs")] if value is not None]
+    is_mounted = any("/dev/shm" in (scalar(mount) or "") for mount in mounts)  # noqa: S108
+    is_mounted |= any(scalar(member(mount, "target")) == "/dev/shm" for mount in mounts)  # noqa: S108
+    return None if ipc is not None or is_mounted else DEFAULT_SHARED_MEMORY
+
+
+def _gpus_of_devices(devices: Sequence[YamlNode]) -> int | None:
+    for device in devices:
+        if ids := items(member(device, "device_ids")):
+            return len(ids)
+        if (count := number(member(device, "count"))) is not None:
+            return count
+    return None
+
+
+def parse_size(text: str) -> int | None:
+    """`16gb`, `32Gi` or `1073741824` in bytes; None if it is something else."""
+    size = _SIZE.fullmatch(text.strip())
+    return int(size[1]) << _UNITS[size[2].lower()] if size and len(size[1]) < 16 else None
