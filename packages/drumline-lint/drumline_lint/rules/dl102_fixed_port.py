@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ ON_SLURM = (
     "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
 )
 FROM_JOB = "from the job's number: $((20000 + SLURM_JOB_ID % 20000)); or ask for whole nodes with #SBATCH --exclusive"
+_SEVERAL_NODES = re.compile(
+    r"#.*(?:nnodes|multi[- ]?(?:node|machine)|(?:several|more|other|each|every|second|two) (?:node|machine|host)s?)",
+    re.IGNORECASE,
+)
 _DEEPEST = 8
 
 
@@ -41,6 +46,8 @@ class Port:
 
 def check_shell(script: Script) -> Iterator[Finding]:
     """Of flags, and of MASTER_PORT where a rank reads it itself."""
+    if script.container is not None:
+        return  # It has a network, and so all ports, of its own.
     reported: set[int] = set()
     for finding, start in [*_of_flags(script), *_of_variable(script)]:
         if start not in reported:
@@ -68,6 +75,7 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
             and port is not None
             and port.is_fixed
             and _is_on_one_node(script, launch)
+            and not _is_meant_for_several(script, launch)
         ):
             message = (
                 f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "
@@ -131,6 +139,14 @@ def _is_on_one_node(script: Script, launch: Launch) -> bool:
         return endpoint is None
     host, colon, _ = (script.constant(endpoint.value) or endpoint.value.head).rpartition(":")
     return (host if colon else script.constant(endpoint.value)) in LOCAL
+
+
+def _is_meant_for_several(script: Script, launch: Launch) -> bool:
+    """Whether the script is a template for several nodes, which --standalone would take away."""
+    address = launch.flags.get("master-addr")
+    host = script.constant(address.value) if address and address.value else None
+    is_elsewhere = address is not None and host not in LOCAL
+    return is_elsewhere or "node-rank" in launch.flags or bool(_SEVERAL_NODES.search(script.text))
 
 
 def _flag_value(script: Script, launch: Launch, name: str) -> str | None:

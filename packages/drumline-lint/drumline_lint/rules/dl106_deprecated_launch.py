@@ -87,7 +87,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
             launch.name[-1],
             f"torch.distributed.launch is deprecated in favour of torchrun{adds}",
             fix="write torchrun instead of it, without --use-env" if uses_env else "",
-            edits=_edits(script, launch) if uses_env else (),
+            # YAML and Dockerfiles may have a word in quotes, or on a line of its own.
+            edits=_edits(script, launch) if uses_env and script.container is None else (),
         )
 
 
