@@ -51,6 +51,7 @@ COUNTS = {
     "metric-over-padding": 2,
     "no-distributed-sampler": 2,
     "persistent-without-workers": 2,
+    "rendezvous-without-id": 1,
     "same-augmentation-seed": 2,
     "scaler-not-saved": 2,
     "set-epoch-missing": 2,

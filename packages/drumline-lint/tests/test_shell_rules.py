@@ -43,6 +43,24 @@ def found(text: str, rule: str) -> list[Finding]:
             "leave the port out and use torchrun --standalone, which takes a free one",
         ),
         (
+            "DL107",
+            f"#SBATCH --nodes=2\ntorchrun --nnodes=2 --rdzv-id=7 {C10D} train.py",
+            "Slurm runs a batch script on its first node only: torchrun is not started on the other node",
+            "start it with srun: srun torchrun ...",
+        ),
+        (
+            "DL109",
+            "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id=1 --master-addr=gpu01 train.py",
+            "2 nodes and no --rdzv-endpoint: each takes localhost, which is itself; c10d does not read --master-addr",
+            "add --rdzv-endpoint with the address of the first node",
+        ),
+        (
+            "DL118",
+            "torchrun --nnodes=2 --node-rank=$1 --master-addr=$(hostname) train.py",
+            "every node works out the address for itself, by $(hostname): they do not find each other",
+            "work it out once, before srun, and pass it to all nodes",
+        ),
+        (
             "DL106",
             "python -m torch.distributed.launch train.py",
             "torch.distributed.launch is deprecated in favour of torchrun; it adds --local-rank to the arguments of "

@@ -1,0 +1,76 @@
+"""DL107: a launcher waits for other nodes than those that it is started on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.reading.allocation import gpus_per_node, started_on_nodes, tasks_per_node
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.rendezvous import least_nodes, most_nodes, nodes_flag
+from drumline_lint.reading.shell import Script
+
+RULE = rule("DL107")
+# What starts the script, or a part of it, on the other nodes.
+_DISTRIBUTES = re.compile(r"\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|deepspeed|dask)\b")
+_WITHOUT_OPERATOR = {"StatefulSet", "Job", "Deployment"}
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    yield from _only_first_node(script)
+    yield from _only_first_task(script)
+    for launch in launches(script):
+        expected = least_nodes(launch) or 0
+        started = started_on_nodes(launch)
+        is_counted = launch.srun is not None or _is_counted_pod(launch)
+        if started is None or expected < 2 or not is_counted:
+            continue
+        if (tasks_per_node(launch) or 1) > 1:  # DL103 reports that.
+            continue
+        if started < expected or started > (most_nodes(launch) or started):
+            flag = launch.flags[nodes_flag(launch)]
+            by = "srun" if launch.srun is not None else "the manifest"
+            message = f"{launch.kind} waits for {expected} nodes, but {by} starts it on {started}"
+            yield RULE.at(script, flag.word, message)
+
+
+def _is_counted_pod(launch: Launch) -> bool:
+    container = launch.script.container
+    return container is not None and container.kind in {*_WITHOUT_OPERATOR, "PyTorchJob"}
+
+
+def _only_first_node(script: Script) -> Iterator[Finding]:
+    """Slurm runs a batch script on the first of its nodes."""
+    nodes = script.sbatch.number("nodes") or 1
+    if nodes < 2 or _DISTRIBUTES.search(_without_comments(script.text)):
+        return
+    started = [launch for launch in launches(script) if not launch.command.is_conditional]
+    training = [launch for launch in started if launch.kind != PYTHON] or started[-1:]
+    for launch in training:
+        message = (
+            f"Slurm runs a batch script on its first node only: {launch.kind} is not started on the other "
+            f"{'node' if nodes == 2 else f'{nodes - 1} nodes'}"
+        )
+        yield RULE.at(
+            script, launch.name[-1], message, fix=f"start it with srun: srun {launch.kind} ..."
+        )
+
+
+def _only_first_task(script: Script) -> Iterator[Finding]:
+    """Slurm runs a batch script once, whatever the number of tasks."""
+    header = script.sbatch
+    tasks = header.number("ntasks-per-node") or header.number("ntasks") or 1
+    ranks = [launch for launch in launches(script) if launch.kind == PYTHON]
+    # Without a GPU for each task, the number of tasks may be meant as a number of CPUs.
+    is_for_ranks = len(ranks) == 1 == len(launches(script)) and gpus_per_node(ranks[0]) == tasks
+    has_several_nodes = (header.number("nodes") or 1) > 1
+    if tasks < 2 or has_several_nodes or not is_for_ranks:
+        return
+    if not _DISTRIBUTES.search(_without_comments(script.text)):
+        message = f"Slurm runs a batch script once: without srun, 1 of {tasks} tasks is started"
+        yield RULE.at(script, ranks[0].name[-1], message, fix="start it with srun: srun python ...")
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"^[ \t]*#.*$", "", text, flags=re.MULTILINE)
