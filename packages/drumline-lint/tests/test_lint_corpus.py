@@ -45,6 +45,7 @@ COUNTS = {
     "fixed-port": 2,
     "group-not-destroyed": 4,
     "init-without-timeout": 1,
+    "launcher-in-every-task": 2,
     "load-without-map-location": 4,
     "local-rank-save": 4,
     "master-addr-in-code": 3,

@@ -43,6 +43,13 @@ def found(text: str, rule: str) -> list[Finding]:
             "leave the port out and use torchrun --standalone, which takes a free one",
         ),
         (
+            "DL103",
+            "#SBATCH --nodes=2 --ntasks-per-node=8\nsrun torchrun --nnodes=2 --nproc-per-node=8 train.py",
+            "srun starts torchrun 8 times on each node, and each of them starts all ranks of the node: too many "
+            "processes, which do not find each other or run out of GPU memory",
+            "start one task on each node: #SBATCH --ntasks-per-node=1",
+        ),
+        (
             "DL107",
             f"#SBATCH --nodes=2\ntorchrun --nnodes=2 --rdzv-id=7 {C10D} train.py",
             "Slurm runs a batch script on its first node only: torchrun is not started on the other node",
@@ -53,6 +60,12 @@ def found(text: str, rule: str) -> list[Finding]:
             "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id=1 --master-addr=gpu01 train.py",
             "2 nodes and no --rdzv-endpoint: each takes localhost, which is itself; c10d does not read --master-addr",
             "add --rdzv-endpoint with the address of the first node",
+        ),
+        (
+            "DL110",
+            "#SBATCH --nodes=2\nset -e\n#SBATCH --time=1\n#SBATCH --mem=0\n",
+            "sbatch does not read this line, nor the 1 like it below: it comes after the first command",
+            "move it above the first command",
         ),
         (
             "DL118",
