@@ -68,10 +68,22 @@ def found(text: str, rule: str) -> list[Finding]:
             "move it above the first command",
         ),
         (
+            "DL112",
+            "torchrun --rdvz_backend=c10d train.py",
+            "torchrun has no flag --rdvz_backend",
+            "write --rdzv_backend",
+        ),
+        (
             "DL118",
             "torchrun --nnodes=2 --node-rank=$1 --master-addr=$(hostname) train.py",
             "every node works out the address for itself, by $(hostname): they do not find each other",
             "work it out once, before srun, and pass it to all nodes",
+        ),
+        (
+            "DL120",
+            "torchrun --standalone train.py \\\n    # --max-steps 1 \\\n    --lr 1",
+            "the command ends at the comment between its lines: this line is a command of its own, and fails",
+            "remove the comment or the blank, or keep the arguments in an array, which may have comments",
         ),
         (
             "DL106",

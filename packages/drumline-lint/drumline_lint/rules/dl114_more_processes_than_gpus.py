@@ -1,0 +1,40 @@
+"""DL114: a node starts more ranks than it has GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.reading.allocation import gpus_per_node, processes_per_node
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.shell_parser import Word
+
+RULE = rule("DL114")
+_COUNTS = ("nproc-per-node", "num-processes", "num-gpus")
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    for launch in launches(script):
+        processes = processes_per_node(launch)
+        gpus = gpus_per_node(launch)
+        if processes is None or gpus is None or not _is_training(script, launch):
+            continue
+        if processes > gpus > 0:
+            has = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+            by = "srun" if launch.kind == PYTHON else launch.kind
+            message = f"{by} starts {processes} ranks on a node that has {has}"
+            yield RULE.at(script, _place(launch), message)
+
+
+def _is_training(script: Script, launch: Launch) -> bool:
+    """Tasks of Python may be something else than ranks."""
+    return launch.kind != PYTHON or "MASTER_ADDR" in script.text
+
+
+def _place(launch: Launch) -> Word:
+    for name in _COUNTS:
+        if name in launch.flags:
+            return launch.flags[name].word
+    container = launch.script.container
+    return container.processes if container and container.processes else launch.name[-1]
