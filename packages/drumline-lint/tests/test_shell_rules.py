@@ -86,6 +86,12 @@ def found(text: str, rule: str) -> list[Finding]:
             "remove the comment or the blank, or keep the arguments in an array, which may have comments",
         ),
         (
+            "DL121",
+            "docker run image torchrun --nproc-per-node=8 train.py",
+            "the container has 64 MB of /dev/shm, which NCCL and the workers of every rank's DataLoader share",
+            "add --shm-size=16g, or --ipc=host",
+        ),
+        (
             "DL106",
             "python -m torch.distributed.launch train.py",
             "torch.distributed.launch is deprecated in favour of torchrun; it adds --local-rank to the arguments of "

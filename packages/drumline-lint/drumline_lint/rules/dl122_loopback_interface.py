@@ -1,0 +1,38 @@
+"""DL122: NCCL or Gloo is bound to the loopback interface, and there are several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.reading.allocation import started_on_nodes
+from drumline_lint.reading.environment import given_variables
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.rendezvous import most_nodes
+from drumline_lint.reading.shell import Script
+
+RULE = rule("DL122")
+_NAMES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    if "SOCKET_IFNAME" not in script.text or not _has_several_nodes(script):
+        return
+    for item in given_variables(script):
+        value = item.script.constant(item.assignment.value) or ""
+        interfaces = set(value.removeprefix("=").split(","))
+        if item.assignment.name in _NAMES and interfaces <= {"lo", "lo0"}:
+            message = f"{item.assignment.name}={value} is the loopback interface, which no other node can reach"
+            yield RULE.at(script, item.assignment, message)
+
+
+def _has_several_nodes(script: Script) -> bool:
+    if (script.sbatch.number("nodes") or 1) > 1:
+        return True
+    return any(map(_may_join_nodes, launches(script)))
+
+
+def _may_join_nodes(launch: Launch) -> bool:
+    if (started_on_nodes(launch) or 1) > 1:
+        return True
+    return launch.kind != PYTHON and "standalone" not in launch.flags and most_nodes(launch) != 1
