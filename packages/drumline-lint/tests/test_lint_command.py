@@ -374,4 +374,4 @@ def test_the_hook_of_pre_commit(tmp_path: Path) -> None:
         check=False,
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "nothing found in 6 files\n"
+    assert result.stdout == "nothing found in 9 files\n"

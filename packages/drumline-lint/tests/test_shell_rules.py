@@ -76,8 +76,8 @@ def found(text: str, rule: str) -> list[Finding]:
         (
             "DL118",
             "torchrun --nnodes=2 --node-rank=$1 --master-addr=$(hostname) train.py",
-            "every node works out the address for itself, by $(hostname): they do not find each other",
-            "work it out once, before srun, and pass it to all nodes",
+            "every node computes its own address, by $(hostname): they do not find each other",
+            "compute it once, before srun, and pass it to all nodes",
         ),
         (
             "DL120",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.reading.shell import Assignment
 from drumline_lint.reading.shell_parser import Command, Kind, Piece, Word
 
-# Kubernetes puts in `$(NAME)`; Compose `$NAME` and `${NAME:-1}`, from the shell that starts it.
+# Kubernetes expands `$(NAME)`; Compose `$NAME` and `${NAME:-1}`, from the shell that starts it.
 _KUBERNETES = re.compile(r"\$\((?P<name>[A-Za-z_]\w*)\)")
 _COMPOSE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^{}]*\})")
 Span = tuple[int, int]

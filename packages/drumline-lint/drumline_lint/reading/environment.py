@@ -11,7 +11,7 @@ from drumline_lint.reading.container_words import container_variable
 from drumline_lint.reading.launchers import Launch, launches
 from drumline_lint.reading.shell import Assignment, Script
 
-_GIVEN_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)")
+_NAME_AND_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _COMMENT = re.compile(r"(?:^|\s)#(?!SBATCH|!)(.*)")
 _LONGEST_COMMENT = 1000
 
@@ -45,7 +45,7 @@ def scopes(script: Script, launched: Sequence[Launch]) -> list[Script]:
     return [script, *dict.fromkeys(inner)]
 
 
-def given_variables(script: Script) -> list[ScopedAssignment]:
+def launch_variables(script: Script) -> list[ScopedAssignment]:
     """The variables that the processes of any launch see, also by `docker run -e` and `mpirun
     -x`."""
     launched = launches(script)
@@ -61,7 +61,7 @@ def given_variables(script: Script) -> list[ScopedAssignment]:
 def _runner_variables(launch: Launch) -> Iterator[ScopedAssignment]:
     for words in (launch.docker, launch.mpirun):
         for option, word in itertools.pairwise(words):
-            pair = _GIVEN_VARIABLE.fullmatch(word.plain or "")
+            pair = _NAME_AND_VALUE.fullmatch(word.plain or "")
             if option.plain in {"-e", "--env", "-x", "-genv"} and pair:
                 value = word.behind(len(pair[1]) + 1)
                 yield ScopedAssignment(

@@ -172,7 +172,7 @@ _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON_NAME = re.compile(r"python[0-9.]*")
 _DEEPEST = 4
 # Cached, because every rule needs it.
-_FOUND: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
+_LAUNCHES: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ class _LaunchContext:
     is_elsewhere: bool = False
     """Whether it is run by ssh, mpirun or the like."""
     is_expanded_late: bool = False
-    """Whether the shell that puts in the variables runs where the launcher runs."""
+    """Whether the shell that expands the variables runs where the launcher runs."""
     depth: int = 0
 
 
@@ -228,13 +228,13 @@ class Launch(_LaunchContext):
 
 def launches(script: Script) -> list[Launch]:
     """All launches of a script, in order."""
-    if script not in _FOUND:
-        _FOUND[script] = [
+    if script not in _LAUNCHES:
+        _LAUNCHES[script] = [
             launch
             for command in script.commands
             for launch in _in_words(script, command.words, _LaunchContext(command, script))
         ]
-    return _FOUND[script]
+    return _LAUNCHES[script]
 
 
 def _in_words(script: Script, written: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
@@ -314,7 +314,7 @@ def _in_quoted(script: Script, words: Sequence[Word], around: _LaunchContext) ->
         if inside is None or not any(letter.isspace() for letter in script.text[slice(*inside)]):
             continue
         if script.text[word.start] == '"' and word.code is None:
-            # The outer shell puts in the variables, and the inner one only splits the words.
+            # The outer shell expands the variables, and the inner one only splits the words.
             for command in read_commands(script.text, *inside):
                 yield from _in_words(script, command.words, deeper)
         else:

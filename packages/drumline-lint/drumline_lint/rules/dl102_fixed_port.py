@@ -110,15 +110,15 @@ def _on_slurm(script: Script, port: Port) -> Finding:
 
 
 def _takes_default(script: Script, launch: Launch, how: str) -> bool:
-    """Where several nodes meet and no port is named; one node gets a free one."""
+    """Where several nodes rendezvous and no port is named; one node gets a free one."""
     endpoint = launch.flags.get("rdzv-endpoint")
     # Each has an address of its own; static refuses an endpoint without a port.
-    is_met = (
+    needs_port = (
         endpoint is None and "master-addr" in launch.flags
         if how == "static"
         else endpoint is not None
     )
-    return is_met and launch.is_sure and _has_several_nodes(script, launch) is True
+    return needs_port and launch.is_sure and _has_several_nodes(script, launch) is True
 
 
 def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:

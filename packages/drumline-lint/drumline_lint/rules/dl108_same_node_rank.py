@@ -41,7 +41,7 @@ def _of_siblings(script: Script) -> list[tuple[str, str]]:
 
 
 def _rank_and_address(launch: Launch) -> tuple[str, str] | None:
-    """Of services that meet at one address and port, each has another node rank."""
+    """Of services with one rendezvous address and port, each has another node rank."""
     rank = launch.value("node-rank")
     address = launch.value("master-addr")
     port = launch.value("master-port") or ""

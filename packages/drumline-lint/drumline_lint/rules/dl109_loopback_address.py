@@ -1,4 +1,4 @@
-"""DL109: several nodes are to meet at localhost."""
+"""DL109: several nodes rendezvous at localhost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def _of_flags(script: Script, launch: Launch) -> Iterator[Finding]:
     flag = address_flag(launch)
     host = host_of(launch, flag.value) if flag and flag.value else None
     if flag is not None and host in LOOPBACK:
-        message = f"{nodes} nodes are to meet at {host}, which is another machine on each of them"
+        message = (
+            f"{nodes} nodes rendezvous at {host}, which is a different machine on each of them"
+        )
         yield RULE.at(script, flag.word, message)
     elif flag is None and launch.is_torchrun and _takes_loopback(launch):
         yield _without_address(script, launch, nodes)
@@ -82,5 +84,7 @@ def _of_variable(script: Script, launch: Launch) -> Iterator[Finding]:
         return
     host = address.script.constant(address.assignment.value)
     if host in LOOPBACK:
-        message = f"{nodes} nodes are to meet at {host}, which is another machine on each of them"
+        message = (
+            f"{nodes} nodes rendezvous at {host}, which is a different machine on each of them"
+        )
         yield RULE.at(script, address.assignment, message)

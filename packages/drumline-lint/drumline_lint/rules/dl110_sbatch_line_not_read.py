@@ -28,7 +28,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
     for line in lines:
         if not line.is_late and (variable := _VARIABLE.search(line.text)):
             message = (
-                f"sbatch does not put in {variable[0]}: it reads this line before any shell does"
+                f"sbatch does not expand {variable[0]}: it reads this line before any shell does"
             )
             fix = "write the value, or give the option on sbatch's command line"
             yield RULE.at(script, _place(line), message, fix=fix)

@@ -21,7 +21,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
             continue
         standalone = launch.flags.get("standalone")
         if standalone is not None and (least_nodes(launch) or 1) > 1:
-            message = f"--standalone meets at localhost: torchrun waits in vain for {least_nodes(launch)} nodes"
+            message = (
+                f"--standalone is a job of one node, but torchrun waits for {least_nodes(launch)}"
+            )
             yield RULE.at(script, standalone.word, message)
         elif (nodes := started_on_nodes(launch) or 1) > 1 and _is_alone(launch):
             how = "--standalone" if standalone else "without --nnodes"

@@ -1,4 +1,4 @@
-"""DL116: a batch script puts in a variable that differs from task to task."""
+"""DL116: a batch script expands a variable that differs from task to task."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _message(name: str) -> str:
-    return f"the batch script puts in ${name} before srun starts anything: it is 0 for every task"
+    return f"the batch script expands ${name} before srun starts anything: it is 0 for every task"
 
 
 def _has_several_tasks(launch: Launch) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
-from drumline_lint.reading.environment import given_variables
+from drumline_lint.reading.environment import launch_variables
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import most_nodes
 from drumline_lint.reading.shell import Script
@@ -18,7 +18,7 @@ _NAMES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
 def check_shell(script: Script) -> Iterator[Finding]:
     if "SOCKET_IFNAME" not in script.text or not _has_several_nodes(script):
         return
-    for item in given_variables(script):
+    for item in launch_variables(script):
         value = item.script.constant(item.assignment.value) or ""
         interfaces = set(value.removeprefix("=").split(","))
         if item.assignment.name in _NAMES and interfaces <= {"lo", "lo0"}:

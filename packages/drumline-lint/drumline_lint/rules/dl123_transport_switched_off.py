@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.reading.environment import ScopedAssignment, comment_at, given_variables
+from drumline_lint.reading.environment import ScopedAssignment, comment_at, launch_variables
 from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.shell import Script
 
@@ -27,7 +27,7 @@ _REASON = re.compile(
 def check_shell(script: Script) -> Iterator[Finding]:
     if "_DISABLE" not in script.text or not _is_training(script):
         return
-    for item in given_variables(script):
+    for item in launch_variables(script):
         assignment = item.assignment
         is_off = (item.script.constant(assignment.value) or "").lower() in _ON
         if assignment.name in _LOST and is_off and not _has_reason(item):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.reading.environment import given_variables
+from drumline_lint.reading.environment import launch_variables
 from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.shell import Script
 
@@ -28,7 +28,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
     job = script.sbatch.by_name.get("job-name") or ""
     if _FOR_DEBUGGING.search(f"{script.path.stem} {job}") or not (is_image or launches(script)):
         return
-    for item in given_variables(script):
+    for item in launch_variables(script):
         assignment = item.assignment
         value = item.script.constant(assignment.value) or ""
         cost = _COSTS.get((assignment.name, value.upper()))

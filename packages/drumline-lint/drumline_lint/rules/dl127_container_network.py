@@ -22,5 +22,5 @@ def check_shell(script: Script) -> Iterator[Finding]:
         has_network = any(word.head.startswith(_NETWORK) for word in words)
         nodes = least_nodes(launch) or 1
         if is_run and is_sure and not has_network and nodes > 1:
-            message = f"{nodes} nodes are to meet, but this container has a network of its own"
+            message = f"{nodes} nodes rendezvous, but this container has a network of its own"
             yield RULE.at(script, words[0], message)

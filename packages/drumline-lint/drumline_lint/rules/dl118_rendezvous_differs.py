@@ -1,4 +1,4 @@
-"""DL118: every node works out an address, a port or an id of its own."""
+"""DL118: every node computes an address, a port or an id of its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
         if not _is_evaluated_on_each_node(launch):
             continue
-        for place, what, value in _meeting_words(launch):
+        for place, what, value in _rendezvous_words(launch):
             if how := _own_value(launch, value):
-                message = f"every node works out the {what} for itself, by {how}: they do not find each other"
+                message = (
+                    f"every node computes its own {what}, by {how}: they do not find each other"
+                )
                 yield RULE.at(script, place, message)
                 break
 
@@ -44,7 +46,7 @@ def _is_evaluated_on_each_node(launch: Launch) -> bool:
     return not is_batch and not launch.command.is_conditional and (nodes or 1) > 1
 
 
-def _meeting_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
+def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
     flags = (
         (address_flag(launch), "address"),
         (port_flag(launch), "port"),
@@ -78,6 +80,6 @@ def _own_variable(launch: Launch, piece: Piece, depth: int) -> str:
         if assigned:
             is_certain = len(assigned) == 1 and not assigned[0].command.is_conditional
             return _own_value(launch, assigned[0].value, depth + 1) if is_certain else ""
-        # A batch script works out its variables once, for all nodes.
+        # A batch script computes its variables once, for all nodes.
         scope = scope.outer if launch.script.container else None
     return f"${piece.text}" if piece.text in {"RANDOM", *_OWN_HOST_NAMES} else ""
