@@ -58,6 +58,7 @@ COUNTS = {
     "set-epoch-missing": 2,
     "shuffle-beside-sampler": 2,
     "sync-every-step": 5,
+    "too-many-threads": 1,
     "unguarded-print": 11,
     "unguarded-save": 7,
     "unknown-argument": 2,

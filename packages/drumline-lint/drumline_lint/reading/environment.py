@@ -49,13 +49,13 @@ def launch_variables(script: Script) -> list[ScopedAssignment]:
     """The variables that the processes of any launch see, also by `docker run -e` and `mpirun
     -x`."""
     launched = launches(script)
-    seen = [
+    exported = [
         ScopedAssignment(scope, assignment)
         for scope in scopes(script, launched)
         for assignment in scope.assignments
         if assignment.is_exported or assignment.name in scope.exported
     ]
-    return [*seen, *(item for launch in launched for item in _runner_variables(launch))]
+    return [*exported, *(item for launch in launched for item in _runner_variables(launch))]
 
 
 def _runner_variables(launch: Launch) -> Iterator[ScopedAssignment]:

@@ -106,15 +106,15 @@ class _ManifestReader:
     # Kubernetes
 
     def _workload(self, document: YamlNode) -> Iterator[Script]:
-        seen: set[int] = set()
+        visited: set[int] = set()
         for workload in mappings_in(document):
             kind = scalar(member(workload, "kind"))
             if kind is None or member(workload, "spec") is None:
                 continue
             for pod, replicas in _pods(workload, kind):
                 for node in items(member(pod, "containers")):
-                    if id(node) not in seen:
-                        seen.add(id(node))
+                    if id(node) not in visited:
+                        visited.add(id(node))
                         yield self._container(node, pod, workload, replicas)
 
     def _container(

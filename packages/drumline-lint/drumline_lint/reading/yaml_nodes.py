@@ -97,13 +97,13 @@ def is_folded(node: YamlNode) -> bool:
 
 def mappings_in(node: YamlNode) -> Iterator[YamlNode]:
     """Every mapping once, whatever aliases lead to it."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending = [(node, 0)]
     while pending:
         inner, depth = pending.pop()
-        if id(inner) in seen or depth > _DEEPEST_WALK:
+        if id(inner) in visited or depth > _DEEPEST_WALK:
             continue
-        seen.add(id(inner))
+        visited.add(id(inner))
         values = [value for _, value in mapping(inner)]
         if values:
             yield inner

@@ -22,8 +22,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
     lines = list(header_lines(script.text))
     late = [line for line in lines if line.is_late]
     if late:
-        more = f", nor the {len(late) - 1} like it below" if len(late) > 1 else ""
-        message = f"sbatch does not read this line{more}: it comes after the first command"
+        further = f", nor the {len(late) - 1} like it below" if len(late) > 1 else ""
+        message = f"sbatch does not read this line{further}: it comes after the first command"
         yield RULE.at(script, _place(late[0]), message, fix="move it above the first command")
     for line in lines:
         if not line.is_late and (variable := _VARIABLE.search(line.text)):
