@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from drumline.base.text import join_names
 from drumline.tools.doctor.finding import Finding, Level
@@ -13,6 +14,7 @@ from drumline.tools.tune.ranked_findings import (
     LAST,
     START,
     UNEXPLAINED,
+    Precedence,
     RankedFinding,
     fault_findings,
     in_order,
@@ -33,7 +35,7 @@ GPU_DIRECT = (
 )
 # Kinds of faults of connections that were not made.
 UNREACHED = (
-    "timeout", "route", "refused", "loopback", "container bridge", "socket", "store", "collective timeout",
+    "timeout", "route", "refused", "loopback", "container bridge", "socket", "store", "first collective",
 )  # fmt: skip
 BRIDGES = (
     "docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "cilium", "tun", "tailscale", "zt", "wg", "lxc", "kube",
@@ -108,6 +110,9 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
         if process.bootstrap[0]
     }
     is_unreached = not log.faults.kinds().isdisjoint(UNREACHED)
+    # A failure of another kind is the likelier reason of connections that fail.
+    is_alone = log.faults.failures() <= {*UNREACHED}
+    precedence: Precedence = "explanation" if is_alone else "symptom"
     for host, (interface, address) in addresses.items():
         is_loopback = interface == "lo" or address.startswith("127.")
         if len(addresses) > 1 and is_loopback:
@@ -120,11 +125,12 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
                 f"NCCL uses {interface} ({address}), a bridge of containers, a tunnel or a "
                 "link of this board, which most often reaches no other host"
             )
-            yield _interface_finding("problem" if is_unreached else "warning", host, what)
+            level: Level = "problem" if is_unreached else "warning"
+            yield replace(_interface_finding(level, host, what), precedence=precedence)
     if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
         names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
-        yield _interface_finding("problem", "every host", what)
+        yield replace(_interface_finding("problem", "every host", what), precedence=precedence)
 
 
 def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[RankedFinding]:

@@ -241,6 +241,9 @@ def test_interfaces_in_different_networks_explain_a_connection_that_fails() -> N
         "a", 1, "socketStartConnect: Connect to 192.168.4.2<4242> failed : Connection refused"
     )
     assert checks(text + failed) == ["interface", "refused"]
+    exception = "[rank1]: ValueError: label 7 is out of range\n"
+    assert checks(text + exception + failed)[0] == "exception"
+    assert checks(text + timed_out(1, 5000)) == ["collective timeout"], "they had connected"
 
 
 def test_different_networks_are_named_without_a_communicator() -> None:
@@ -302,6 +305,8 @@ def test_a_healthy_log_of_torch_has_no_finding() -> None:
     text = (
         "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
         "[rank0]:[W1117 08:00:00.1 socket.cpp:1] [c10d] The server socket is not yet listening, will retry.\n"
+        "[W1117 08:00:01.1 socket.cpp:759] [c10d] The client socket cannot be initialized to connect to "
+        "[localhost]:29500 (errno: 97 - Address family not supported by protocol).\n"
         "step 100 loss 0.31 error: 0.12 timeout=1800\r step 200 loss 0.30\n"
         "[rank0]:[W1117 09:00:00.1 x.cpp:1] Warning: WARNING: destroy_process_group() was not called before\n"
     )
