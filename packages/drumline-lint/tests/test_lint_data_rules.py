@@ -57,18 +57,6 @@ MESSAGES = {
             "'cuda:0' is the same GPU for all ranks of a host",
         ),
     ],
-    "DL038": [
-        (
-            DATA
-            + "loader = DataLoader(data, sampler=DistributedSampler(data), persistent_workers=True)\n",
-            "persistent_workers=True with no num_workers: DataLoader raises a ValueError",
-        ),
-        (
-            DATA
-            + "DataLoader(data, sampler=DistributedSampler(data), num_workers=0, prefetch_factor=4)\n",
-            "prefetch_factor=4 with num_workers=0: DataLoader raises a ValueError",
-        ),
-    ],
     "DL039": [
         (
             DATA

@@ -14,9 +14,7 @@ SAID = {
     "DL021": "dist.init_process_group is called, and nothing in this run calls destroy_process_group",
     "DL043": "random_split(data, [0.9, 0.1]) draws another split on every rank: what one rank tests on, another trains "
     "on",
-    "DL044": "torch.cuda.device_count() counts the GPUs of this host, and dist.get_rank() the processes of all hosts",
     "DL025": "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL",
-    "DL027": "MASTER_ADDR is set to 10.1.2.3, which overwrites the launcher's value",
 }
 SCRIPT = "import os\nimport torch.distributed as dist\n"
 OTHERS = {

@@ -6,13 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.flow.conditions import conditions
-from drumline_lint.flow.run_order import Run, runs_through
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, enclosing_function, nodes_in
-from drumline_lint.program.value import ConstantValue, Library, Rank
+from drumline_lint.program.value import ConstantValue, Library
 from drumline_lint.reading.source import Source
 
 ENVIRONMENT = Library("os.environ")
@@ -77,7 +74,6 @@ def _set(
 
 LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 DEEPEST = 5
-_WORDS_OF_LAUNCHERS = ("environ", "getenv", "RANK", "WORLD_SIZE", "MASTER_", "torchelastic")
 
 
 def written_text(program: Program, expression: ast.expr | None, depth: int = 0) -> str | None:
@@ -114,19 +110,6 @@ def is_loopback(host: str) -> bool:
     return host.lower().startswith(LOOPBACK)
 
 
-def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
-    """Whether a loopback address may be correct there: only one host takes part, or that is
-    unknown."""
-    whole = [
-        run
-        for run in runs_through(program, program.source_of(node))
-        if _comes_to(program, run, node)
-    ]
-    if any(_is_choice(test) for test, _ in conditions(program, node)):
-        return True
-    return all(_is_on_one_host(program, run) for run in whole)
-
-
 def meets_on_one_host(program: Program, source: Source) -> bool:
     """Whether every group that a file makes is on one host: by its address, or by its world
     size."""
@@ -139,51 +122,3 @@ def _is_met_on_one_host(program: Program, init: ast.Call) -> bool:
     if address.startswith("tcp://") and is_loopback(address.removeprefix("tcp://")):
         return True
     return "device_count" in ast.unparse(argument(init, 3, "world_size") or ast.Constant(None))
-
-
-def is_left_to_launcher(program: Program, node: ast.AST) -> bool:
-    """Whether it runs only if no launcher has set the environment: `if "MASTER_ADDR" not in
-    os.environ`."""
-    if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
-        return True
-    tests = [ast.unparse(test) for test, _ in conditions(program, node)]
-    return any(word in test for test in tests for word in _WORDS_OF_LAUNCHERS)
-
-
-def _is_choice(test: ast.expr) -> bool:
-    return not any(name.id == "__name__" for name in nodes_in(test, ast.Name))
-
-
-def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
-    function = enclosing_function(node)
-    if function is None:
-        return True
-    return any(
-        enclosing_function(step.call) is function or program.function_of(step.call) is function
-        for step in run
-    )
-
-
-def _is_on_one_host(program: Program, run: Run) -> bool:
-    """Whether the run starts its processes itself, with mp.spawn's number as their rank; or has one
-    process."""
-    inits = [step.call for step in run if program.name_of(step.call.func) == INIT]
-    sizes = [program.values(argument(init, 3, "world_size")) for init in inits]
-    if inits and all(size == {ConstantValue(1)} for size in sizes):
-        return True
-    ranks = [argument(init, 4, "rank") for init in inits]
-    is_started_here = any(program.started_functions(step.call) for step in run)
-    return is_started_here and not any(_counts_over_hosts(program, rank) for rank in ranks)
-
-
-def _counts_over_hosts(program: Program, rank: ast.expr | None, depth: int = 0) -> bool:
-    """`node_rank * 8 + local_rank`, or a rank from the environment."""
-    if isinstance(rank, ast.BinOp):
-        return True
-    if isinstance(rank, ast.Name) and depth < DEEPEST:
-        origins = [
-            part for binding in program.bindings(rank) for part in program.expressions_of(binding)
-        ]
-        if any(_counts_over_hosts(program, origin, depth + 1) for origin in origins):
-            return True
-    return bool({Rank("global"), Rank("node")} & program.values(rank))
