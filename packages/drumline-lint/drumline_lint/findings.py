@@ -106,11 +106,12 @@ class Rule:
         *,
         fix: str = "",
         edits: Sequence[Edit] = (),
+        severity: Severity | None = None,
     ) -> Finding:
         return Finding(
             rule=self.id,
             name=self.name,
-            severity=self.severity,
+            severity=severity or self.severity,
             place=where.place(node),
             message=message,
             fix=fix or self.fix,

@@ -206,8 +206,15 @@ EVERYONE = {
         Process(target=serve).start()
         here()
     """,
-    "nobody calls it, but it trains": "def go(model):\n    model().backward()\n    here()",
-    "nobody calls it, but it is main": "def main(args):\n    here()",
+    "nobody calls it, but it joins": "def go(model):\n    dist.barrier()\n    here()",
+    "a method of a class that joins": """
+class Trainer:
+    def __init__(self):
+        dist.init_process_group("nccl")
+
+    def train(self):
+        here()
+    """,
 }
 
 

@@ -76,7 +76,6 @@ OF_RANKS = {
         "    load()\n    here()", "    here()"
     )
     + f"{SCRIPT}prepare()",
-    "it is not only for the script": f"{DATA}prepare()",
     "it wraps what nobody else does": f"{DATA}from torch.nn.parallel import DistributedDataParallel as DDP\n"
     f"{SCRIPT}DDP(1)\n    prepare()",
 }

@@ -68,8 +68,9 @@ def said(rule: str, text: str) -> list[str]:
         ),
         (
             "DL019",
-            "dist.barrier()\nx = torch.load(path)\n",
-            "every rank loads path onto the GPU that it was saved from",
+            "dist.barrier()\nnet.load_state_dict(torch.load(resume))\n"
+            "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
+            "every rank loads resume onto the GPU that it was saved from",
         ),
         (
             "DL020",

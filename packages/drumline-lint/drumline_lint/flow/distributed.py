@@ -36,8 +36,13 @@ def distributed_sources(program: Program) -> set[Source]:
     return {
         source
         for source in with_imported(program, _starting(program))
-        if not _is_group_of_one(program, source)
+        if not _is_group_of_one(program, source) and not _is_mocked(source)
     }
+
+
+def _is_mocked(source: Source) -> bool:
+    """Whether it is a test that replaces the process group: one process stands for all."""
+    return source.is_test and ("mock" in source.text or "monkeypatch" in source.text)
 
 
 def _is_group_of_one(program: Program, source: Source) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drumline_lint.flow.conditions import Conditions, conditions, early_exits_before, rank_tests_at
 from drumline_lint.flow.dead_code import is_switched_off
-from drumline_lint.flow.single_process import is_in_single_process_run, is_single_process_here
-from drumline_lint.program.names import STARTS
+from drumline_lint.flow.single_process import (
+    is_in_single_process_run,
+    is_single_process_here,
+    may_start,
+)
+from drumline_lint.program.names import DDP, FSDP, INIT, STARTS
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query, recursive_query
+from drumline_lint.program.queries import recursive_query
 from drumline_lint.program.ranks import OF_VARIABLE
 from drumline_lint.program.tree import (
     FUNCTIONS,
@@ -20,8 +24,9 @@ from drumline_lint.program.tree import (
     enclosing_function,
     last_name,
     nodes_in,
+    parent_of,
 )
-from drumline_lint.program.value import Function, RankTest
+from drumline_lint.program.value import Function, Instance, RankTest
 from drumline_lint.reading.source import Source
 
 Guards = frozenset[RankTest]
@@ -35,8 +40,9 @@ _GUARDING_DECORATORS = (
     "main_rank",
     "is_main",
 )
+# An object that calls one of these is of a rank; collectives are in libraries as well.
+_OWNING = frozenset({INIT, "drumline.DDPManager", DDP, *FSDP})
 _SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
-_STARTING_NAMES = {"main", "train", "worker", "fit"}
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,22 @@ def _ways(program: Program, node: ast.AST) -> list[CallPath]:
 def _ways_to_function(
     program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> list[CallPath]:
-    calls = program.callers(function) or _perhaps_callers(program, function)
-    paths: list[CallPath] = []
+    calls = program.callers(function)
+    if not calls and (perhaps := _perhaps_callers(program, function)):
+        # their guards count; whether ranks begin there, the function itself says
+        begins = _beginning(program, function)
+        paths = _ways_by_calls(program, function, perhaps)
+        return [path if path.begins == "parent" else replace(path, begins=begins) for path in paths]
     if not calls:
-        paths.append(
-            CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function))
-        )
+        tests = frozenset(rank_tests_at(program, function))
+        return [CallPath(tests, _beginning(program, function))]
+    return _ways_by_calls(program, function, calls)
+
+
+def _ways_by_calls(
+    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef, calls: list[ast.Call]
+) -> list[CallPath]:
+    paths: list[CallPath] = []
     for call in calls:
         if function in program.started_functions(call) and last_name(call.func) != "Thread":
             # A new process: the conditions of its parent do not apply.
@@ -110,29 +126,32 @@ def _perhaps_callers(
 
 
 def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """For a function without callers: if it trains, or is called `main`, ranks begin there."""
+    """For a function without callers: ranks begin there if it joins a group, itself or in a
+    function that it calls, or if its class does."""
     if starts_ranks(program, function):
         return "parent"
-    does = any(_is_training(program, call) for call in nodes_in(function, ast.Call))
-    is_named = bool(_STARTING_NAMES & set(function.name.lower().split("_")))
-    return "ranks" if does or is_named else "unknown"
+    owner = enclosing_class(function)
+    methods = [] if owner is None else nodes_in(owner, ast.FunctionDef, into_functions=True)
+    called = [program.function_of(call) for call in nodes_in(function, ast.Call)]
+    joining = [*methods, *(callee for callee in called if callee is not None)]
+    is_start = bool(_names_of_calls(program, function) & STARTS) or any(
+        _names_of_calls(program, place) & _OWNING for place in joining
+    )
+    return "ranks" if is_start else "unknown"
+
+
+def _names_of_calls(program: Program, node: ast.AST) -> set[str]:
+    return {program.name_of(call.func) for call in nodes_in(node, ast.Call)}
 
 
 def _beginning_of_file(program: Program, source: Source) -> str:
     if starts_ranks(program, source.tree):
         return "parent"
-    return (
-        "ranks" if _trains(program, source) or _is_distributed(program, source.tree) else "unknown"
+    # a notebook is one process, whatever its cells show how to call
+    is_start = not source.is_notebook and (
+        _joins_group(program, source.tree) or bool(_names_of_calls(program, source.tree) & STARTS)
     )
-
-
-@cached_query
-def _trains(program: Program, source: Source) -> bool:
-    return any(_is_training(program, call) for call in program.index(source).every(ast.Call))
-
-
-def _is_training(program: Program, call: ast.Call) -> bool:
-    return last_name(call.func) == "backward" or program.name_of(call.func) in STARTS
+    return "ranks" if is_start else "unknown"
 
 
 def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
@@ -164,7 +183,7 @@ def starts_ranks(program: Program, node: ast.AST) -> bool:
     for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in _SPAWNING:
             return True
-        if any(_is_distributed(program, started) for started in program.started_functions(call)):
+        if any(_is_rank(program, started) for started in program.started_functions(call)):
             return True
         function = program.function_of(call)
         if function is not None and starts_ranks(program, function):
@@ -172,16 +191,38 @@ def starts_ranks(program: Program, node: ast.AST) -> bool:
     return False
 
 
+def _is_rank(program: Program, started: FunctionNode) -> bool:
+    """Not every started process is one."""
+    is_direct = bool(_names_of_calls(program, started) & STARTS)
+    return is_direct or _joins_group(program, started)
+
+
 @recursive_query(False)
-def _is_distributed(program: Program, node: ast.AST) -> bool:
-    """Whether it calls something that only ranks call; not every started process is a rank."""
+def _joins_group(program: Program, node: ast.AST) -> bool:
+    """Whether it joins a process group, directly or not."""
     for call in nodes_in(node, ast.Call):
-        if program.name_of(call.func) in STARTS:
+        if _may_join(program, call):
             return True
-        function = program.function_of(call)
-        if function is not None and _is_distributed(program, function):
+        if any(_joins_group(program, function) for function in _functions_run(program, call)):
             return True
     return False
+
+
+def _functions_run(program: Program, call: ast.Call) -> list[FunctionNode]:
+    """What a call runs; in a `with`, also what enters it."""
+    functions = [program.function_of(call)]
+    if isinstance(parent_of(call), ast.withitem):
+        instances = [value for value in program.values(call) if isinstance(value, Instance)]
+        functions += [program.method(instance.of, "__enter__") for instance in instances]
+    return [function for function in functions if function is not None]
+
+
+def _may_join(program: Program, call: ast.Call) -> bool:
+    """Where nothing is seen to start a group, whatever only ranks call is a sign of it; else a
+    library's collectives are not: one process calls them, too."""
+    if next(program.all_calls(INIT), None) is None:
+        return program.name_of(call.func) in STARTS
+    return may_start(program, call)
 
 
 def guards(program: Program, node: ast.AST) -> Guards:

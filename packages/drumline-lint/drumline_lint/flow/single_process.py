@@ -60,7 +60,7 @@ def _is_lone(program: Program, source: Source) -> bool:
     if next(program.all_calls(INIT), None) is None or framework(program, source):
         return False
     run = script(program, source)
-    if len(run) >= MOST_STEPS or any(_may_start(program, step.call) for step in run):
+    if len(run) >= MOST_STEPS or any(may_start(program, step.call) for step in run):
         return False
     wrapping = _wrapping(program, run)
     elsewhere = [
@@ -79,7 +79,8 @@ def _starts_group(program: Program, run: Run) -> bool:
     return any(program.name_of(step.call.func) == INIT for step in run)
 
 
-def _may_start(program: Program, call: ast.Call) -> bool:
+def may_start(program: Program, call: ast.Call) -> bool:
+    """Whether a call starts a process group, or may, if its function is not given."""
     named = program.name_of(call.func)
     if named in (INIT, _MANAGER):
         return True

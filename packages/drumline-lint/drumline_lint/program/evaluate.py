@@ -7,7 +7,7 @@ import ast
 from drumline_lint.program import ranks
 from drumline_lint.program.bindings import of_name
 from drumline_lint.program.functions import called_as, name_of_owner, returned
-from drumline_lint.program.members import of_attribute
+from drumline_lint.program.members import of_attribute, of_item
 from drumline_lint.program.names import SYNC_BATCH_NORM
 from drumline_lint.program.queries import ProgramView, any_of
 from drumline_lint.program.tree import last_name
@@ -157,5 +157,5 @@ def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
         elif isinstance(value, LoopItem):
             values.add(value)
     if not values and keys and isinstance(keys[0], str):
-        return ranks.by_name(keys[0])
+        return of_item(program, node.value, keys[0])
     return frozenset(values)

@@ -34,6 +34,7 @@ from drumline_lint.program.value import (
     Function,
     Instance,
     Library,
+    LoopItem,
     Method,
     Rank,
     Value,
@@ -229,11 +230,16 @@ def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) 
         if number == 0:
             return frozenset({Rank("spawned")})
         number -= 1
-    return (
-        NOTHING
-        if number is None
-        else unpacked(program, program.values(argument(call, 1, "args")), (number,))
-    )
+    if number is None:
+        return NOTHING
+    values = unpacked(program, program.values(argument(call, 1, "args")), (number,))
+    is_counted = any(isinstance(value, LoopItem) and _is_range(value.of) for value in values)
+    return frozenset({Rank("spawned")}) if is_counted else values
+
+
+def _is_range(iterated: ast.expr) -> bool:
+    """`for i in range(n): Process(target=main, args=(i,))` numbers the processes."""
+    return isinstance(iterated, ast.Call) and last_name(iterated.func) == "range"
 
 
 def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:

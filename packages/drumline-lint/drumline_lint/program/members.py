@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from drumline_lint.program import names, ranks
 from drumline_lint.program.bindings import bound, exported
 from drumline_lint.program.calls import argument
 from drumline_lint.program.functions import ancestry, returned
-from drumline_lint.program.queries import ProgramView
+from drumline_lint.program.queries import ProgramView, cached_query
 from drumline_lint.program.tree import (
     Binding,
     FunctionNode,
@@ -182,7 +184,8 @@ def _is_property(function: FunctionNode) -> bool:
 
 
 def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
-    """`args.gpu` is what the same file assigns to it, or `for args.gpu in ...` iterates over."""
+    """`args.gpu` is what the same file assigns to it, or `for args.gpu in ...` iterates over; if it
+    assigns nothing, a condition on ranks that another file assigns."""
     written = dotted(node.value)
     values: Values = NOTHING
     if not written:
@@ -190,4 +193,42 @@ def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
     for target, binding in program.files.index(source_of(node)).attributes.get(node.attr, ()):
         if dotted(target.value) == written:
             values |= bound(program, binding)
-    return values
+    return values or _rank_flag(program, node.attr, last_name(node.value))
+
+
+def _rank_flag(program: ProgramView, name: str, owner: str) -> Values:
+    """`args.saves = rank == 0`, wherever it is set. Another script may have an argument of that
+    name, so it is not certain that other ranks never pass."""
+    if owner in ("", "self", "cls"):
+        return NOTHING
+    flags = _comparisons_assigned(program).get((owner, name), ())
+    values: Values = frozenset().union(*(program.values(flag) for flag in flags))
+    tests = [value for value in values if isinstance(value, RankTest)]
+    return frozenset(replace(test, is_needed=False) for test in tests)
+
+
+@cached_query
+def _comparisons_assigned(program: ProgramView) -> dict[tuple[str, str], list[ast.expr]]:
+    """The comparisons that all files assign to attributes and items, by the last names of both."""
+    flags: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)
+    for source in program.files.sources:
+        for statement in program.files.index(source).every(ast.Assign):
+            if isinstance(statement.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
+                for target in statement.targets:
+                    flags[_owner_and_name(target)].append(statement.value)
+    return flags
+
+
+def _owner_and_name(target: ast.expr) -> tuple[str, str]:
+    if isinstance(target, ast.Attribute):
+        return last_name(target.value), target.attr
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    if isinstance(target, ast.Subscript) and isinstance(key, ast.Constant):
+        return last_name(target.value), str(key.value)
+    return "", ""
+
+
+def of_item(program: ProgramView, owner: ast.expr, key: object) -> Values:
+    """`config["saves"]`, by what is assigned to it anywhere, or by its name."""
+    name = str(key)
+    return _rank_flag(program, name, last_name(owner)) or ranks.by_name(name)

@@ -6,72 +6,57 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.call_values import CallFrame, truth
-from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.paths import how_every_rank_gets_there
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import FunctionNode, enclosing_function
+from drumline_lint.program.tree import last_name, nodes_in, parent_of
 from drumline_lint.reading.source import Source
+from drumline_lint.training.loaders import loaders
 from drumline_lint.training.saves import is_own, saves
 
-RULE = rule("DL014")
+RULE = rule("DL014", in_tests=False)
+_GATHERED = (
+    "gather the full state on every rank (get_model_state_dict with full_state_dict=True), "
+    "then save under `if dist.get_rank() == 0:`"
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves that all ranks come to, with a path that is the same on all."""
+    is_sharded = next(program.all_calls(*FSDP), None) is not None
     for save in saves(program, source):
-        if is_on_every_rank(program, save.call) and not is_own(program, save.path):
+        is_collective = is_sharded and last_name(save.call.func) == "save_pretrained"
+        if is_collective or is_own(program, save.path):
+            continue  # of a sharded model, every rank must call it
+        if is_on_every_rank(program, save.call):
             to = "the same file" if save.path is None else source.code(save.path)
             how = how_every_rank_gets_there(program, save.call)
-            runs = f"{source.code(save.call.func)} runs on every rank" + (
-                f", {how}," if how else ""
-            )
-            yield RULE.at(source, save.call, f"{runs} and writes {to}")
+            through = f", {how}," if how else ""
+            message = f"{source.code(save.call.func)} runs on every rank{through} and writes {to}"
+            yield RULE.at(source, save.call, message, fix=_GATHERED if is_sharded else "")
+    for call in _opened_for_parts(program, source):
+        path = argument(call, 0, "file")
+        if is_on_every_rank(program, call) and not is_own(program, path):
+            to = "the same file" if path is None else source.code(path)
+            message = f"every rank opens {to} for writing, and all write to it at the same time"
+            yield RULE.at(source, call, message)
 
 
-def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
-    """In words: `through train (line 12)`, with the file if it is another; nothing where it is
-    plain to see."""
-    call = _call_of_all(program, node)
-    if call is None:
-        return ""
-    function = enclosing_function(call)
-    source = program.source_of(call)
-    is_here = source is program.source_of(node)
-    if function is None and is_here:
-        return ""  # `main()` at the end of the file
-    place = source.place(call)
-    where = "" if is_here else source.path.name
-    cell = "" if place.cell is None else f"cell {place.cell}"
-    line = ", ".join(part for part in (where, cell, f"line {place.line}") if part)
-    return f"through {line}" if function is None else f"through {function.name} ({line})"
+def _opened_for_parts(program: Program, source: Source) -> Iterator[ast.Call]:
+    """`with open(path, "w") as file:` around a loop over a loader that writes to it."""
+    for call in program.index(source).calls.get("open", ()):
+        mode = argument(call, 1, "mode")
+        item = parent_of(call)
+        block = None if item is None else parent_of(item)
+        is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x"))
+        if is_writing and isinstance(block, ast.With):
+            loops = nodes_in(block, ast.For)
+            if any(loaders(program, loop.iter) and _writes(loop) for loop in loops):
+                yield call
 
 
-def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
-    """The last call that all ranks make where other calls are only for some; if there is none, the
-    nearest one."""
-    deciding: ast.Call | None = None
-    nearest: ast.Call | None = None
-    functions: set[ast.AST] = set()
-    while (function := enclosing_function(node)) is not None and function not in functions:
-        functions.add(function)
-        calls = [
-            call for call in program.callers(function) if enclosing_function(call) is not function
-        ]
-        calls = [call for call in calls if function not in program.started_functions(call)]
-        calls = [call for call in calls if _leads_to(program, call, function, node)]
-        letting_all = [call for call in calls if is_on_every_rank(program, call)]
-        if not letting_all:
-            break
-        node = letting_all[0]
-        nearest = nearest or letting_all[0]
-        deciding = letting_all[0] if len(letting_all) < len(calls) else deciding
-    return deciding or nearest
-
-
-def _leads_to(program: Program, call: ast.Call, function: FunctionNode, node: ast.AST) -> bool:
-    """Whether what it gives does not switch off a place of the function that it runs."""
-    place = CallFrame(function, call, None, ())
-    return all(
-        truth(program, test, place) is not (not holds) for test, holds in conditions(program, node)
-    )
+def _writes(loop: ast.For) -> bool:
+    names = {last_name(call.func) for call in nodes_in(loop, ast.Call)}
+    return not names.isdisjoint({"write", "writerow", "writelines", "dump"})

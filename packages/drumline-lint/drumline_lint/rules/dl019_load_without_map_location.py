@@ -6,38 +6,96 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.guards import is_on_main_only
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.guards import is_on_every_rank, is_on_main_only
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.names import STARTS
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import enclosing_class, enclosing_function, last_name
+from drumline_lint.program.tree import (
+    enclosing_class,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    scope_of,
+    statement_of,
+)
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import Save, is_in_memory, is_own, saves
 
-RULE = rule("DL019")
+RULE = rule("DL019", in_tests=False)
+# Of what a run resumes from, and not of weights from elsewhere.
+_WORDS = ("resume", "ckpt", "checkpoint", "snapshot", "last", "latest", "best")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loads of a file that more than one process makes."""
     for call in program.calls(source, "torch.load"):
-        if (
-            _has_map_location(program, call)
-            or _is_of_sample(program, call)
-            or is_on_main_only(program, call)
-        ):
+        if _is_placed(program, call) or is_on_main_only(program, call):
             continue
         path = argument(call, 0, "f")
-        if not (
-            is_in_memory(program, path)
-            or is_own(program, path)
-            or _is_saved_from_cpu(program, path)
-        ):
-            what = "a file" if path is None else source.code(path)
+        what = "a file" if path is None else source.code(path)
+        if _is_of_ranks(program, call) and _is_checkpoint_of_run(program, call):
             message = f"every rank loads {what} onto the GPU that it was saved from"
             yield RULE.at(source, call, message)
+        else:
+            message = f"{what} is loaded onto the device that it was saved from"
+            yield RULE.at(source, call, message, severity=Severity.NOTE)
+
+
+def _is_placed(program: Program, call: ast.Call) -> bool:
+    """Whether the device does not matter, or is given."""
+    path = argument(call, 0, "f")
+    return (
+        _has_map_location(program, call)
+        or _is_of_sample(program, call)
+        or is_in_memory(program, path)
+        or is_own(program, path)
+        or _is_saved_from_cpu(program, path)
+    )
+
+
+def _is_checkpoint_of_run(program: Program, call: ast.Call) -> bool:
+    """Whether a state is restored from it that this program saves, and so from a rank's GPU."""
+    calls = nodes_in(scope_of(call), ast.Call)
+    restores = any(last_name(candidate.func) == "load_state_dict" for candidate in calls)
+    loads = [candidate for candidate in calls if last_name(candidate.func) == "load"]
+    if any(_has_map_location(program, candidate) for candidate in loads):
+        return False  # the other branch of a choice
+    return restores and _is_named_so(program, call) and _saves_states(program)
+
+
+def _is_named_so(program: Program, call: ast.Call) -> bool:
+    path = argument(call, 0, "f")
+    saved = _saves_by_file_name(program).keys()
+    statement = statement_of(call)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    texts = [] if path is None else [program.source_of(call).code(path)]
+    texts += [last_name(target) for target in targets]
+    is_checkpoint = any(word in text.lower() for text in texts for word in _WORDS)
+    return is_checkpoint or not saved.isdisjoint(_file_names(program, path))
+
+
+def _is_of_ranks(program: Program, call: ast.Call) -> bool:
+    """Whether every rank comes there, as far as known; also by what else its class does."""
+    function = enclosing_function(call)
+    owner = None if function is None else enclosing_class(function)
+    if is_on_every_rank(program, call):
+        return True
+    calls = [] if owner is None else nodes_in(owner, ast.Call, into_functions=True)
+    return any(program.name_of(candidate.func) in STARTS for candidate in calls)
+
+
+@cached_query
+def _saves_states(program: Program) -> bool:
+    contents = [save.what for source in program.sources for save in saves(program, source)]
+    return any(
+        isinstance(part, ast.Call) and last_name(part.func) == "state_dict"
+        for content in contents
+        for part in parts(program, content)
+    )
 
 
 def _has_map_location(program: Program, call: ast.Call) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
-from drumline_lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
-from drumline_lint.program.origins import written_values
+from drumline_lint.program.names import COLLECTIVES, DDP, DISTRIBUTED_SAMPLER, FSDP, LOADER
+from drumline_lint.program.origins import depends_on_rank, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
@@ -146,3 +146,25 @@ def trains_together(program: Program, loop: ast.AST) -> bool:
             return True
     home = connected(program, program.source_of(loop))
     return any(next(program.calls(source, *FSDP[1:]), None) is not None for source in home)
+
+
+def goes_over_part(program: Program, loop: Loop) -> bool:
+    """Whether each rank goes over its own part of the data: all loaders of a loop divide it."""
+    calls = loaders(program, loop.iter) if isinstance(loop, ast.For | ast.AsyncFor) else []
+    return bool(calls) and all(_is_divided(program, call) for call in calls)
+
+
+def _is_divided(program: Program, loader: ast.Call) -> bool:
+    """By a DistributedSampler, or by a subset that depends on the rank."""
+    samplers = written_values(program, given(loader, "sampler"))
+    if any(
+        isinstance(sampler, ast.Call) and program.name_of(sampler.func) == DISTRIBUTED_SAMPLER
+        for sampler in samplers
+    ):
+        return True
+    subsets = [
+        subset
+        for subset in written_values(program, given(loader, "dataset"))
+        if isinstance(subset, ast.Call) and last_name(subset.func) == "Subset"
+    ]
+    return any(depends_on_rank(program, part) for subset in subsets for part in subset.args[1:])
