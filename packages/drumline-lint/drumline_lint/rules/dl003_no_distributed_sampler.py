@@ -33,7 +33,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         ):
             dataset = given(call, "dataset")
             name = "the dataset" if dataset is None else source.code(dataset)
-            yield RULE.at(source, call, f"every rank trains on all of {name}: no sampler splits it")
+            message = f"every rank trains on all of {name}: no sampler splits it"
+            fix = "" if given(call, "sampler") is None else "make the sampler a DistributedSampler"
+            yield RULE.at(source, call, message, fix=fix)
 
 
 def _gives_all(program: Program, call: ast.Call) -> bool:
@@ -59,7 +61,15 @@ def _is_none(program: Program, call: ast.Call, name: str) -> bool:
     if expression is None:
         return True
     origins = written_values(program, expression) or [expression]
-    return all(isinstance(origin, ast.Constant) and origin.value is None for origin in origins)
+    return all(_is_of_one_process(program, origin) for origin in origins)
+
+
+def _is_of_one_process(program: Program, sampler: ast.expr) -> bool:
+    """None, or one of torch's samplers that know nothing of ranks."""
+    if isinstance(sampler, ast.Call):
+        plain = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
+        return program.name_of(sampler.func) in plain
+    return isinstance(sampler, ast.Constant) and sampler.value is None
 
 
 def _is_true(expression: ast.expr) -> bool:

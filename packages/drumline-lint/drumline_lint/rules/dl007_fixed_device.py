@@ -11,14 +11,23 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.single_process import is_in_run, is_single_process
 from drumline_lint.program.imports import connected
+from drumline_lint.program.names import DDP, INIT
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, position, scope_of, statement_of
+from drumline_lint.program.tree import (
+    Binding,
+    ancestors,
+    last_name,
+    position,
+    scope_of,
+    statement_of,
+)
 from drumline_lint.reading.source import Source
-from drumline_lint.training.models import devices_given
+from drumline_lint.training.models import devices_given, wrapped
 
 RULE = rule("DL007")
 _FIXED = re.compile(r"cuda:\d+")
+_CHOOSING = ("set_device", "device_ids", "cuda.device(", "set_default_device", "device_id")
 _MASK = "CUDA_VISIBLE_DEVICES"
 
 
@@ -38,6 +47,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(
                 source, node, f"{source.code(node)} is the same GPU for all ranks of a host"
             )
+
+    yield from _default_devices(program, source)
+
+
+def _default_devices(program: Program, source: Source) -> Iterator[Finding]:
+    """`DDP(model.cuda())` in a program that nowhere chooses a GPU."""
+    for call in program.calls(source, DDP):
+        near = connected(program, source)
+        is_whole = any(True for file in near for _ in program.calls(file, INIT))
+        is_chosen = not is_whole or any(word in file.text for file in near for word in _CHOOSING)
+        model = None if is_chosen or call.keywords else wrapped(call)
+        for move in written_values(program, model):
+            if isinstance(move, ast.Call) and last_name(move.func) == "cuda" and not move.args:
+                message = f"{source.code(move)} is the first GPU for all ranks of a host"
+                yield RULE.at(source, move, message)
 
 
 def _masking(program: Program) -> set[Source]:
@@ -78,8 +102,10 @@ def _is_number(expression: ast.expr) -> bool:
 
 
 def _is_for_all(program: Program, node: ast.AST) -> bool:
+    is_fallback = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node))
     return (
-        not is_on_some_only(program, node)
+        not is_fallback
+        and not is_on_some_only(program, node)
         and not is_single_process(program, node)
         and is_in_run(program, node)
     )

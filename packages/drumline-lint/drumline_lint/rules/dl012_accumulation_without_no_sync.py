@@ -12,7 +12,16 @@ from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import calls_in, loop_around
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import Loop, enclosing_function, end_position, nodes_in, position
+from drumline_lint.program.tree import (
+    Loop,
+    dotted,
+    enclosing_function,
+    end_position,
+    nodes_in,
+    parent_of,
+    position,
+    scope_of,
+)
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import (
     every_nth,
@@ -23,7 +32,7 @@ from drumline_lint.training.steps import (
     wrapped_calls,
 )
 
-RULE = rule("DL012")
+RULE = rule("DL012", only_distributed=False)
 SWITCHES = {
     "no_sync",
     "require_backward_grad_sync",
@@ -42,6 +51,35 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
                 f"{program.source_of(step).code(step)} comes only after several",
             )
+
+    for call in program.index(source).calls.get("no_sync", ()):
+        yield from _without_forward(program, source, call)
+
+
+def _without_forward(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """`with model.no_sync(): loss.backward()`: DDP decides in the forward pass."""
+    item = parent_of(call)
+    block = None if item is None else parent_of(item)
+    model = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if not isinstance(block, ast.With) or not model:
+        return
+    inside = [inner for statement in block.body for inner in nodes_in(statement, ast.Call)]
+    around = nodes_in(scope_of(call), ast.Call)
+    before = [other for other in around if position(other) < position(block)]
+    is_called_before = any(dotted(other.func) == model for other in before)
+    is_called_inside = any(_may_run(program, inner, model) for inner in inside)
+    has_backward = any(is_method(inner, "backward") for inner in inside)
+    if has_backward and is_called_before and not is_called_inside:
+        message = (
+            f"only the backward pass is in {source.code(call)}: "
+            "DDP decides in the forward pass whether to average gradients"
+        )
+        yield RULE.at(source, call, message, fix="put the forward pass into the block as well")
+
+
+def _may_run(program: Program, call: ast.Call, model: str) -> bool:
+    """Whether a call may run the model."""
+    return dotted(call.func) == model or program.function_of(call) is not None
 
 
 @cached_query

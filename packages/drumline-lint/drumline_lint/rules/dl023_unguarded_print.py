@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import always_exits, rank_tests_at, rest_of_block
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
@@ -66,7 +66,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         if is_on_every_rank(program, call):
             message = _MESSAGES[kind].format(name=source.code(call.func))
-            yield RULE.at(source, call, message, fix=_FIXES.get(kind, ""))
+            # a second run or file for each rank is more than a line that is printed twice
+            severity = Severity.WARNING if kind in ("wandb", "writer") else None
+            fix = _FIXES.get(kind, "")
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
 def _is_intended(program: Program, call: ast.Call, kind: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
@@ -27,6 +27,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         }
         timeout = argument(call, 2, "timeout")
         is_given = timeout is not None and program.values(timeout) != {ConstantValue(None)}
+        if is_given and _is_number(program, timeout):
+            message = "timeout is a number, and must be a timedelta: this call raises a TypeError"
+            yield RULE.at(source, call, message, severity=Severity.ERROR)
         if has_unknown_arguments(call) or is_given or backends == {"mpi"}:
             continue
         waits = " or ".join(_waits(call, {str(name).lower() for name in backends}))
@@ -35,6 +38,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             call,
             f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {waits}",
         )
+
+
+def _is_number(program: Program, timeout: ast.expr | None) -> bool:
+    values = program.values(timeout)
+    return bool(values) and all(
+        isinstance(value, ConstantValue) and isinstance(value.value, int | float)
+        for value in values
+    )
 
 
 def _waits(call: ast.Call, backends: set[str]) -> list[str]:

@@ -140,6 +140,13 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
     return edits if is_bound_once else []
 
 
+def _names_device(call: ast.Call) -> bool:
+    """Whether a device is already there."""
+    keywords = {keyword.arg for keyword in call.keywords}
+    is_first = bool(call.args) and isinstance(getattr(call.args[0], "value", None), str)
+    return is_first or not keywords.isdisjoint({"device", "device_type"})
+
+
 def _device_given(program: Program, source: Source, callee: ast.expr) -> list[Edit]:
     """The device as first argument of a call; none where it is not certain where that is."""
     call = parent_of(callee)
@@ -150,6 +157,8 @@ def _device_given(program: Program, source: Source, callee: ast.expr) -> list[Ed
         return []
     is_autocast = name.endswith("autocast")
     if has_unknown_arguments(call) or (is_autocast and len(call.args) > len(AUTOCAST)):
+        return []
+    if _names_device(call):
         return []
     is_line_end = not source.lines[line - 1].encode()[column + 1 :].strip()
     after = ("," if is_line_end else ", ") if call.args or call.keywords else ""

@@ -6,13 +6,24 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
+from drumline_lint.program.tree import last_name, nodes_in, position, scope_of
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
+from drumline_lint.training.saves import is_own
 
-RULE = rule("DL042")
+RULE = rule("DL042", in_tests=False)
+_FETCHING = (
+    "urllib.request.urlretrieve",
+    "torch.hub.download_url_to_file",
+    "wget.download",
+    "gdown.download",
+    "torchvision.datasets.utils.download_url",
+    "torchvision.datasets.utils.download_and_extract_archive",
+)
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 
 
@@ -20,7 +31,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Datasets with `download=True` on every rank; not if some ranks make the same one before the
     others."""
     for call in _downloads(program, source):
-        if is_on_every_rank(program, call) and not _is_made_before(program, call):
+        if is_on_every_rank(program, call) and not (
+            _is_made_before(program, call) or _takes_turns(program, call)
+        ):
             message = (
                 f"{source.code(call.func)} downloads on every rank: "
                 "all ranks write the same files at the same time"
@@ -34,6 +47,18 @@ def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
         is_on = option is not None and program.values(option) == {ConstantValue(True)}
         if is_on and program.name_of(call.func).startswith(_DATASETS):
             yield call
+    for call in program.calls(source, *_FETCHING):
+        if not is_own(program, argument(call, 1, "")):
+            yield call
+
+
+def _takes_turns(program: Program, call: ast.Call) -> bool:
+    """`if rank != 0: dist.barrier()` before it: the others wait until the first is done."""
+    return any(
+        position(barrier) < position(call) and any(rank_tests_at(program, barrier))
+        for barrier in nodes_in(scope_of(call), ast.Call)
+        if last_name(barrier.func) in ("barrier", "synchronize", "wait_for_everyone")
+    )
 
 
 def _is_made_before(program: Program, call: ast.Call) -> bool:

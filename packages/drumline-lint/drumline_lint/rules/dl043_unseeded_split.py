@@ -10,7 +10,9 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.run_order import Run, found_in_runs, process_of
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
+from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
 from drumline_lint.training.seeds import seeds_torch
 
@@ -19,7 +21,7 @@ _SPLIT = ("torch.utils.data.random_split", "torch.utils.data.dataset.random_spli
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Calls of random_split without a generator, in runs that set no seed before."""
+    """Calls of random_split without a generator, in runs that set no seed before, or one with the rank in it."""
     if framework(program, source) or "random_split" not in source.text:
         return
     for call in found_in_runs(program, source, _unseeded):
@@ -41,7 +43,19 @@ def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
                 for earlier_step in run[:number]
                 if process_of(program, earlier_step) == process_of(program, step)
             ]
-            if not has_unknown_arguments(call) and not any(
-                seeds_torch(program, earlier_step.call) for earlier_step in earlier
-            ):
+            seeds = [
+                earlier_step.call
+                for earlier_step in earlier
+                if seeds_torch(program, earlier_step.call)
+            ]
+            is_same = bool(seeds) and not _has_rank(program, seeds[-1])
+            if not has_unknown_arguments(call) and not is_same:
                 yield call, None
+
+
+def _has_rank(program: Program, seed: ast.Call) -> bool:
+    """`torch.manual_seed(seed + rank)`"""
+    first = seed.args[0] if seed.args else None
+    return any(
+        isinstance(value, Rank) for part in parts(program, first) for value in program.values(part)
+    )
