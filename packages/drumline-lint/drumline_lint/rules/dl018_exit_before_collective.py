@@ -7,38 +7,23 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in, reached_in, short_name
-from drumline_lint.flow.conditions import (
-    ENDING_CALLS,
-    are_exclusive,
-    conditions,
-    rank_tests,
-    rank_tests_at,
-    rest_of_block,
-)
+from drumline_lint.flow.conditions import are_exclusive, conditions, rank_tests, rank_tests_at
+from drumline_lint.flow.exits import Exit, exits, what_others_do
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import negated
-from drumline_lint.program.tree import (
-    LOOPS,
-    ancestors,
-    block_of,
-    enclosing_function,
-    parent_of,
-    position,
-    statement_of,
-)
+from drumline_lint.program.tree import ancestors, block_of
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
 
 RULE = rule("DL018")
-Exit = ast.Return | ast.Break | ast.Continue | ast.Expr
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Exits under a condition on ranks."""
-    for exit_ in _exits(program, source):
+    for exit_ in exits(program, source):
         tests = _tests(program, exit_)
         needed = [test for test in tests if test.is_needed]
         missed = _missed(program, exit_, tests) if needed else ""
@@ -46,21 +31,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(
                 source, exit_, f"{_who(needed[0])} here, and the other ranks block in {missed}"
             )
-
-
-def _exits(program: Program, source: Source) -> Iterator[Exit]:
-    index = program.index(source)
-    every: list[Exit] = [
-        *index.every(ast.Return),
-        *index.every(ast.Break),
-        *index.every(ast.Continue),
-    ]
-    for last in ("exit", "_exit", "quit"):
-        for call in index.calls.get(last, ()):
-            statement = parent_of(call)
-            if program.name_of(call.func) in ENDING_CALLS and isinstance(statement, ast.Expr):
-                every.append(statement)
-    yield from sorted(every, key=position)
 
 
 def _tests(program: Program, exit_: Exit) -> list[RankTest]:
@@ -79,7 +49,7 @@ def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
     remaining_tests = [
         test for test in negated(frozenset(tests)) if isinstance(test, RankTest) and test.is_needed
     ]
-    for node in _what_others_do(program, exit_):
+    for node in what_others_do(program, exit_):
         for name, chain in reached_in(program, node, remaining_tests):
             is_other_run = are_exclusive(program, exit_, chain[0], with_exits=False)
             # A collective for some ranks is a mistake of its own.
@@ -91,28 +61,6 @@ def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
         if wraps_any(program) and has_backward(program, [node]):
             return "the backward pass"
     return ""
-
-
-def _what_others_do(program: Program, exit_: Exit) -> Iterator[ast.AST]:
-    """The rest of the blocks around it, and the loops that continue; an exit of the process skips
-    everything later."""
-    inner: ast.stmt = exit_
-    for outer in ancestors(exit_):
-        yield from rest_of_block(inner)
-        if isinstance(outer, LOOPS):
-            if isinstance(exit_, ast.Continue):
-                return
-            yield from outer.body
-            if isinstance(exit_, ast.Break):
-                return
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            break
-        if isinstance(outer, ast.stmt):
-            inner = outer
-    function = enclosing_function(exit_)
-    if isinstance(exit_, ast.Expr) and function is not None:
-        for call in program.callers(function):
-            yield from rest_of_block(statement_of(call))
 
 
 def _who(test: RankTest) -> str:
