@@ -1,0 +1,159 @@
+"""DL047: the order of the data differs across ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER
+from drumline_lint.program.origins import depends_on_rank, parts
+from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import (
+    ancestors,
+    dotted,
+    enclosing_class,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    scope_of,
+)
+from drumline_lint.program.value import Instance
+from drumline_lint.reading.source import Source
+from drumline_lint.training.seeds import kind_of_seed
+
+RULE = rule("DL047", only_distributed=False, in_tests=False)
+DEEPEST = 2
+_LISTINGS = {"listdir", "scandir", "glob", "iglob", "rglob", "iterdir", "walk"}
+# What they give does not depend on the order.
+_ORDERLESS = {
+    "sorted",
+    "natsorted",
+    "len",
+    "any",
+    "all",
+    "max",
+    "min",
+    "sum",
+    "set",
+    "sort",
+    "next",
+}
+_WORDS = ("rank", "DistributedSampler", "Dataset")
+_SHUFFLES = ("random.shuffle", "numpy.random.shuffle")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Lists in an arbitrary order that are divided among ranks, by a sampler or by hand."""
+    if not any(word in source.text for word in _WORDS):
+        return
+    for node in _unordered(program, source):
+        if _is_divided(program, node) and not _is_sorted(node):
+            message = (
+                f"the order of {source.code(node)} differs across hosts and processes, "
+                "and ranks take their samples from it by position"
+            )
+            yield RULE.at(source, node, message)
+    for call in program.calls(source, *_SHUFFLES):
+        if call.args and not _is_seeded(program) and _is_cut_by_rank(program, call, call.args[0]):
+            message = (
+                f"{source.code(call)} has no seed, so each rank takes its part of another order"
+            )
+            yield RULE.at(source, call, message)
+
+
+def _unordered(program: Program, source: Source) -> Iterator[ast.expr]:
+    index = program.index(source)
+    for name in _LISTINGS:
+        yield from index.calls.get(name, ())
+    for call in index.calls.get("set", ()):
+        if call.args and _is_of_text(call.args[0]):
+            yield call
+    yield from (items for items in index.every(ast.SetComp) if _is_of_text(items))
+
+
+def _is_of_text(items: ast.expr) -> bool:
+    """Only the hashes of text differ between processes; items of rows are taken for text."""
+    kinds = (ast.GeneratorExp, ast.ListComp, ast.SetComp)
+    item = items.elt if isinstance(items, kinds) else items
+    key = item.slice if isinstance(item, ast.Subscript) else None
+    is_column = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    return is_column or (item is not items and isinstance(item, ast.Subscript | ast.Attribute))
+
+
+def _is_divided(program: Program, node: ast.expr, depth: int = 0) -> bool:
+    """Whether a sampler divides it, by its dataset or by itself, or it is cut by the rank; also
+    where a function returns it."""
+    function = enclosing_function(node)
+    owner = None if function is None else enclosing_class(function)
+    is_kept = function is not None and function.name == "__init__"
+    if is_kept and owner in _sampled_classes(program):
+        return True
+    if node in _sampled_parts(program) or _is_cut_by_rank(program, node, None):
+        return True
+    callers = [] if function is None or is_kept or depth > DEEPEST else program.callers(function)
+    return any(_is_divided(program, call, depth + 1) and not _is_sorted(call) for call in callers)
+
+
+@cached_query
+def _sampled_parts(program: Program) -> set[ast.expr]:
+    return {part for dataset in _sampled(program) for part in parts(program, dataset)}
+
+
+@cached_query
+def _sampled_classes(program: Program) -> set[ast.ClassDef]:
+    """The datasets that a DistributedSampler divides."""
+    values = [value for dataset in _sampled(program) for value in program.values(dataset)]
+    return {value.of for value in values if isinstance(value, Instance)}
+
+
+def _sampled(program: Program) -> list[ast.expr]:
+    return [call.args[0] for call in program.all_calls(DISTRIBUTED_SAMPLER) if call.args]
+
+
+def _is_cut_by_rank(program: Program, node: ast.expr, shuffled: ast.expr | None) -> bool:
+    """`files[rank::world_size]`, in the same function."""
+    names = {dotted(shuffled)} if shuffled is not None else _names_bound_to(node)
+    return any(
+        isinstance(cut.slice, ast.Slice)
+        and any(dotted(name) in names for name in nodes_in(cut.value, ast.Name, ast.Attribute))
+        and any(depends_on_rank(program, bound) for bound in (cut.slice.lower, cut.slice.step))
+        for cut in nodes_in(_function_around(node), ast.Subscript)
+    )
+
+
+def _names_bound_to(node: ast.expr) -> set[str]:
+    statement = next((outer for outer in ancestors(node) if isinstance(outer, ast.stmt)), None)
+    if isinstance(statement, ast.AugAssign | ast.AnnAssign):
+        return {dotted(statement.target)}
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {dotted(target) for target in targets}
+
+
+def _function_around(node: ast.AST) -> ast.AST:
+    return enclosing_function(node) or scope_of(node)
+
+
+def _is_sorted(node: ast.expr) -> bool:
+    """By a call around it; what its function sorts later may be this as well."""
+    for outer in ancestors(node):
+        if isinstance(outer, ast.Call) and last_name(outer.func) in _ORDERLESS:
+            return True
+        if isinstance(outer, ast.Compare | ast.stmt):
+            break
+    calls = nodes_in(_function_around(node), ast.Call)
+    return any(last_name(call.func) in ("sorted", "natsorted", "sort") for call in calls)
+
+
+@cached_query
+def _is_seeded(program: Program) -> bool:
+    """Whether anything sets a seed that is the same on all ranks."""
+    seeds = [
+        call
+        for source in program.sources
+        for name in ("seed", "manual_seed", "seed_everything", "set_seed")
+        for call in program.index(source).calls.get(name, ())
+        if kind_of_seed(program, call) or program.function_of(call) is None
+    ]
+    return any(not depends_on_rank(program, seed.args[0]) for seed in seeds if seed.args)

@@ -1,0 +1,33 @@
+"""DL048: the seed of a DistributedSampler has the rank in it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER
+from drumline_lint.program.origins import parts
+from drumline_lint.program.program import Program
+from drumline_lint.program.value import ConstantValue, Rank
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL048", only_distributed=False)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Samplers whose order is another on every rank."""
+    for call in program.calls(source, DISTRIBUTED_SAMPLER):
+        seed = argument(call, 4, "seed")
+        is_shuffled = program.values(argument(call, 3, "shuffle")) != {ConstantValue(False)}
+        if is_shuffled and any(_is_rank(program, part) for part in parts(program, seed)):
+            message = (
+                "every rank permutes the data by another seed, so the parts that the ranks take "
+                "overlap, and some samples are never read"
+            )
+            yield RULE.at(source, call, message)
+
+
+def _is_rank(program: Program, part: ast.expr) -> bool:
+    return any(isinstance(value, Rank) for value in program.values(part))
