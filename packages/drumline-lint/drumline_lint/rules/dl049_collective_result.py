@@ -1,0 +1,76 @@
+"""DL049: the result of a collective is used before it is there, or where it is not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.collectives import short_name
+from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.names import COLLECTIVES
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import dotted, nodes_in, parent_of, scope_of
+from drumline_lint.program.value import ConstantValue
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL049", only_distributed=False)
+_WITH_RESULT = {"new_group", "new_subgroups", "init_device_mesh"}
+_IN_PLACE = tuple(name for name in COLLECTIVES if short_name(name) not in _WITH_RESULT)
+_IMMEDIATE = ("torch.distributed.isend", "torch.distributed.irecv")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Handles that nobody waits for, and values of calls that return None."""
+    for call in program.calls(source, *_IN_PLACE):
+        if _is_async(program, call):
+            yield from _unwaited(program, source, call)
+        elif argument(call, None, "async_op") is None and not has_unknown_arguments(call):
+            yield from _used_value(program, source, call)
+    for call in program.calls(source, *_IMMEDIATE):
+        yield from _unwaited(program, source, call)
+
+
+def _is_async(program: Program, call: ast.Call) -> bool:
+    return program.values(argument(call, None, "async_op")) == {ConstantValue(True)}
+
+
+def _unwaited(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    if _is_dropped(call) and not _synchronizes(call):
+        message = (
+            f"nothing waits for {source.code(call.func)}: "
+            "its tensor is used before the transfer is complete"
+        )
+        yield RULE.at(source, call, message)
+
+
+def _is_dropped(call: ast.Call) -> bool:
+    """Whether the handle is not kept, or kept under a name that is not used."""
+    statement = parent_of(call)
+    if isinstance(statement, ast.Expr):
+        return True
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Name):
+        return False
+    names = nodes_in(scope_of(call), ast.Name, into_functions=True)
+    return not any(name.id == target.id and isinstance(name.ctx, ast.Load) for name in names)
+
+
+def _synchronizes(call: ast.Call) -> bool:
+    """`torch.cuda.synchronize()` waits for everything."""
+    return any(
+        isinstance(candidate.func, ast.Attribute) and "synchronize" in candidate.func.attr
+        for candidate in nodes_in(scope_of(call), ast.Call)
+    )
+
+
+def _used_value(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    outer = parent_of(call)
+    if isinstance(outer, ast.Assign) and dotted(outer.targets[0]) == "_":
+        return
+    if isinstance(outer, ast.Assign | ast.AugAssign | ast.BinOp | ast.Attribute | ast.Compare):
+        message = (
+            f"{source.code(call.func)} works in place and returns None, "
+            "and its return value is used"
+        )
+        yield RULE.at(source, call, message)

@@ -1,0 +1,118 @@
+"""DL050: ranks name partners that do not match."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.collectives import has_group, short_name
+from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at
+from drumline_lint.program.calls import argument
+from drumline_lint.program.origins import written_values
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import (
+    dotted,
+    enclosing_function,
+    nodes_in,
+    position,
+    scope_of,
+    statement_of,
+)
+from drumline_lint.program.value import Rank
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL050", only_distributed=False)
+_ROOTS = {
+    "torch.distributed.broadcast": "src",
+    "torch.distributed.broadcast_object_list": "src",
+    "torch.distributed.scatter": "src",
+    "torch.distributed.scatter_object_list": "src",
+    "torch.distributed.reduce": "dst",
+    "torch.distributed.gather": "dst",
+    "torch.distributed.gather_object": "dst",
+}
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Roots that are another on every rank, sends that all ranks make first, and sums that only
+    one rank has."""
+    for call in program.calls(source, *_ROOTS):
+        yield from _own_root(program, source, call)
+    for call in program.calls(source, "torch.distributed.send"):
+        yield from _sends_first(program, source, call)
+    for call in program.calls(source, "torch.distributed.reduce"):
+        yield from _used_everywhere(program, source, call)
+
+
+def _own_root(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    name = program.name_of(call.func)
+    root = argument(call, None, _ROOTS[name])
+    if root is None and name.endswith(("broadcast", "reduce")) and len(call.args) > 1:
+        root = call.args[1]
+    origins = written_values(program, root)
+    # a parameter `rank` may be the root; what asks for the rank is this one
+    is_own = bool(origins) and all(
+        isinstance(origin, ast.Call) and Rank("global") in program.values(origin)
+        for origin in origins
+    )
+    if is_own and not has_group(program, call) and not any(rank_tests_at(program, call)):
+        message = (
+            f"every rank names itself as the {_ROOTS[name]} of {short_name(name)}: "
+            "the ranks wait for different partners"
+        )
+        yield RULE.at(source, call, message)
+
+
+def _sends_first(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """`send`, then `recv`, on all ranks: each waits for its partner to receive."""
+    receives = [
+        candidate
+        for candidate in nodes_in(scope_of(call), ast.Call)
+        if program.name_of(candidate.func) == "torch.distributed.recv"
+    ]
+    is_first = any(
+        position(receive) > position(call) and not any(conditions(program, receive))
+        for receive in receives
+    )
+    if is_first and not any(conditions(program, call)):
+        message = "every rank sends before any receives: the sends wait for one another"
+        yield RULE.at(source, call, message)
+
+
+def _used_everywhere(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """A sum that only `dst` has, by which every rank decides."""
+    reduced = dotted(call.args[0]) if call.args else ""
+    uses = [
+        name
+        for name in nodes_in(scope_of(call), ast.Name)
+        if name.id == reduced and position(name) > position(call)
+    ]
+    deciding = [use for use in uses if _decides(program, use)]
+    is_for_all = bool(deciding) and not any(rank_tests_at(program, call))
+    if is_for_all and not any(any(rank_tests_at(program, use)) for use in deciding):
+        message = f"only one rank has the sum in {reduced}, and every rank decides by it"
+        yield RULE.at(source, call, message)
+
+
+def _decides(program: Program, use: ast.Name) -> bool:
+    """Whether it is in a condition, or what its function returns is in one of a caller."""
+    statement = statement_of(use)
+    if isinstance(statement, ast.If | ast.While):
+        return use in nodes_in(statement.test, ast.Name)
+    function = enclosing_function(use)
+    if not isinstance(statement, ast.Return) or function is None:
+        return False
+    return any(_result_decides(program, call) for call in program.callers(function))
+
+
+def _result_decides(program: Program, call: ast.Call) -> bool:
+    assignment = statement_of(call)
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else []
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    return any(
+        name.id in names
+        for branch in nodes_in(scope_of(call), ast.If)
+        if not rank_tests(program, branch.test) and not any(rank_tests_at(program, branch))
+        for name in nodes_in(branch.test, ast.Name)
+    )

@@ -1,0 +1,59 @@
+"""DL065: NCCL is given a tensor on the CPU."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.collectives import has_group, short_name
+from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.imports import connected
+from drumline_lint.program.names import COLLECTIVES, INIT
+from drumline_lint.program.origins import written_values
+from drumline_lint.program.program import Program
+from drumline_lint.program.value import ConstantValue
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL065")
+_MAKING = tuple(f"torch.{name}" for name in "tensor zeros ones empty full arange".split())
+_WITHOUT_TENSORS = ("barrier", "init_device_mesh", "new_group", "new_subgroups")
+_EXCHANGING = tuple(
+    name
+    for name in COLLECTIVES
+    if "object" not in name and short_name(name) not in _WITHOUT_TENSORS
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Tensors that are made without a device and passed to a collective of an NCCL group."""
+    calls = list(program.calls(source, *_EXCHANGING))
+    if not calls or not _has_nccl_only(program, source):
+        return
+    for call in calls:
+        tensor = call.args[0] if call.args else None
+        origins = written_values(program, tensor)
+        is_on_cpu = bool(origins) and all(_is_made_on_cpu(program, origin) for origin in origins)
+        if is_on_cpu and not has_group(program, call):
+            message = (
+                f"{source.code(call.args[0])} is on the CPU, and NCCL exchanges GPU tensors only"
+            )
+            yield RULE.at(source, call, message)
+
+
+def _has_nccl_only(program: Program, source: Source) -> bool:
+    near = connected(program, source)
+    if any("torch.set_default_" in file.text for file in near):
+        return False
+    inits = [call for file in near for call in program.calls(file, INIT)]
+    backends = [program.values(argument(call, 0, "backend")) for call in inits]
+    return bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
+
+
+def _is_made_on_cpu(program: Program, origin: ast.expr) -> bool:
+    return (
+        isinstance(origin, ast.Call)
+        and program.name_of(origin.func) in _MAKING
+        and argument(origin, None, "device") is None
+        and not has_unknown_arguments(origin)
+    )
