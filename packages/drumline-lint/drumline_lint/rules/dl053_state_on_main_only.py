@@ -1,0 +1,97 @@
+"""DL053: only rank 0 updates or restores what every rank has a copy of."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.collectives import collectives_in
+from drumline_lint.flow.conditions import rank_tests_at, rest_of_block
+from drumline_lint.flow.guards import is_main_only
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import FSDP
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import ancestors, dotted, last_name, nodes_in, position, scope_of
+from drumline_lint.reading.source import Source
+from drumline_lint.training.models import wraps_any
+from drumline_lint.training.steps import is_optimizer, is_scaler
+
+RULE = rule("DL053")
+_OF_MODELS = {"ema", "model", "net", "module", "unet", "teacher"}
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Steps and restored states under a condition that holds on rank 0 only."""
+    if not wraps_any(program):
+        return
+    calls = program.index(source).calls
+    names = (
+        "step",
+        "load_state_dict",
+        *(name for name in calls if "ema" in name or name == "update"),
+    )
+    for call in (call for name in names for call in calls.get(name, ())):
+        what = _changed(program, call)
+        if what and _is_on_main_only(program, call) and not _is_sent_later(program, call):
+            message = f"only rank 0 {what}: the replicas differ from here on"
+            yield RULE.at(source, call, message)
+
+
+def _is_on_main_only(program: Program, call: ast.Call) -> bool:
+    return is_main_only(frozenset(rank_tests_at(program, call)))
+
+
+def _changed(program: Program, call: ast.Call) -> str:
+    """What a call changes that DDP does not copy from rank 0; empty if nothing."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if owner is None:
+        return ""
+    name = dotted(owner)
+    is_state = is_optimizer(program, owner) or is_scaler(program, owner)
+    if "ema" in f"{name}.{last_name(call.func)}".lower().replace(".", "_").split("_"):
+        return "updates the average of the weights" if _runs_average(program, call) else ""
+    if last_name(call.func) == "step":
+        return f"calls {name}.step()" if is_state else ""
+    if is_state or "sched" in name.lower():
+        return f"restores {name}"
+    return f"restores {name}" if _is_sharded_later(program, call, name) else ""
+
+
+def _runs_average(program: Program, update: ast.Call) -> bool:
+    """Whether every rank runs the averaged model."""
+    calls = program.index(program.source_of(update)).every(ast.Call)
+    return any(
+        "ema" in (words := set(last_name(call.func).lower().split("_")))
+        and words <= _OF_MODELS
+        and not any(rank_tests_at(program, call))
+        for call in calls
+    )
+
+
+def _is_sharded_later(program: Program, call: ast.Call, model: str) -> bool:
+    """Whether FSDP takes every rank's own weights: without `sync_module_states`."""
+    return any(
+        program.name_of(candidate.func) == FSDP[0]
+        and bool(candidate.args)
+        and dotted(candidate.args[0]) == model
+        and argument(candidate, None, "sync_module_states") is None
+        for candidate in nodes_in(scope_of(call), ast.Call)
+        if position(candidate) > position(call)
+    )
+
+
+def _is_sent_later(program: Program, call: ast.Call) -> bool:
+    """Whether the rest of the function sends something to the other ranks."""
+    sending = ("broadcast", "broadcast_object_list", "scatter", "all_gather_object")
+    inner: ast.AST = call
+    for outer in ancestors(call):
+        rest = rest_of_block(inner) if isinstance(inner, ast.stmt) else []
+        for node in rest:
+            names = [name.rpartition(".")[2] for name, _ in collectives_in(program, node)]
+            if not set(names).isdisjoint(sending):
+                return True
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+        inner = outer
+    return False
