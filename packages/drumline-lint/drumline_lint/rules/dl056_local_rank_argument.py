@@ -1,0 +1,31 @@
+"""DL056: the local rank is taken from the command line, where torchrun does not put it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.program.imports import connected
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL056")
+_FLAGS = {"--local_rank", "--local-rank"}
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """The flag, if no file of the program reads LOCAL_RANK."""
+    for call in program.index(source).calls.get("add_argument", ()):
+        names = [option.value for option in call.args if isinstance(option, ast.Constant)]
+        flags = [name for name in names if isinstance(name, str) and name in _FLAGS]
+        if not flags or _reads_variable(program, source):
+            continue
+        message = f"torchrun passes no {flags[0]}: it keeps its default on every rank"
+        severity = None if "torchrun" in source.text else Severity.NOTE
+        yield RULE.at(source, call, message, severity=severity)
+
+
+def _reads_variable(program: Program, source: Source) -> bool:
+    words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
+    return any(word in near.text for near in connected(program, source) for word in words)
