@@ -1,0 +1,53 @@
+"""Findings whose severity is not that of their rule: by what is known about the ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline_lint.findings import Severity
+from reading_cases import findings_in
+
+START = "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
+SEVERITIES = {
+    "a load of weights from elsewhere": (
+        "DL019",
+        START + "weights = torch.load('pretrained.pt')\n",
+        Severity.NOTE,
+    ),
+    "a load of what the run saved": (
+        "DL019",
+        START
+        + "net.load_state_dict(torch.load(resume))\n"
+        + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
+        Severity.WARNING,
+    ),
+    "a printed line": ("DL023", START + "print('a')\n", Severity.NOTE),
+    "a run of a tracker": ("DL023", START + "import wandb\nwandb.init()\n", Severity.WARNING),
+    "a timeout of a wrong type": (
+        "DL025",
+        START.replace("'nccl'", "'nccl', timeout=60"),
+        Severity.ERROR,
+    ),
+    "a folder named by the clock": (
+        "DL046",
+        START + "import time\nos.makedirs(time.strftime('%H'), exist_ok=True)\n",
+        Severity.WARNING,
+    ),
+    "a flag of an unknown launcher": (
+        "DL056",
+        START + "parser.add_argument('--local_rank')\n",
+        Severity.NOTE,
+    ),
+    "a flag under torchrun": (
+        "DL056",
+        "# torchrun train.py\n" + START + "parser.add_argument('--local_rank')\n",
+        Severity.WARNING,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_the_severity(name: str) -> None:
+    rule, text, severity = SEVERITIES[name]
+    findings = findings_in((("case.py", text),))
+    assert [finding.severity for finding in findings if finding.rule == rule] == [severity]
