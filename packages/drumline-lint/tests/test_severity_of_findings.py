@@ -7,8 +7,20 @@ import pytest
 from drumline_lint.findings import Severity
 from reading_cases import findings_in
 
-START = "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
+START = (
+    "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
+)
 SEVERITIES = {
+    "one process for all GPUs": (
+        "DL001",
+        "import torch\nmodel = torch.nn.DataParallel(net)\n",
+        Severity.NOTE,
+    ),
+    "all GPUs in every process": (
+        "DL001",
+        START + "model = torch.nn.DataParallel(net)\n",
+        Severity.WARNING,
+    ),
     "a load of weights from elsewhere": (
         "DL019",
         START + "weights = torch.load('pretrained.pt')\n",

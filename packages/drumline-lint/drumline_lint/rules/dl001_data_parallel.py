@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import distributed_sources
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.names import DATA_PARALLEL
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
@@ -13,5 +15,10 @@ RULE = rule("DL001", only_distributed=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Where every rank comes to it, each drives the GPUs of all."""
     for call in program.calls(source, DATA_PARALLEL):
-        yield RULE.at(source, call, f"{source.code(call.func)} drives all GPUs from one process")
+        message = f"{source.code(call.func)} drives all GPUs from one process"
+        is_of_ranks = source in distributed_sources(program) and is_on_every_rank(program, call)
+        if is_of_ranks:
+            message += ", and every rank does so"
+        yield RULE.at(source, call, message, severity=Severity.WARNING if is_of_ranks else None)

@@ -13,7 +13,7 @@ from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.origins import depends_on_rank, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop
+from drumline_lint.program.tree import Loop, last_name, nodes_in
 from drumline_lint.program.value import CallResult, Instance, Items
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
@@ -47,7 +47,8 @@ def _gives_all(program: Program, call: ast.Call) -> bool:
     is_shuffled = any(
         _is_true(origin) for origin in written_values(program, given(call, "shuffle"))
     )
-    if not is_shuffled and not is_indexed(program, dataset):
+    is_known = is_indexed(program, dataset) or _is_stream(program, dataset)
+    if not is_shuffled and not is_known:
         return False
     parts = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
     return not any(depends_on_rank(program, part) for part in parts)
@@ -89,6 +90,7 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
     )
 
 
+_DIVIDING = ("rank", "world", "shard", "split", "random", "shuffle", "replica")
 # Of these it is known that they are indexed, and know nothing of ranks.
 _INDEXED = tuple(
     "datasets.load_from_disk torch.utils.data.ConcatDataset torch.utils.data.Subset "
@@ -112,6 +114,24 @@ def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
         if isinstance(origin, ast.Call)
     ]
     return bool(names) and all(name.startswith(_INDEXED) for name in names)
+
+
+def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
+    """Whether it is an IterableDataset of the given files that reads a file, and neither divides
+    nor draws."""
+    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
+    return bool(classes) and all(
+        _reads_file(program, owner)
+        and any(str(place).endswith("IterableDataset") for place in program.ancestry(owner))
+        and not any(word in program.source_of(owner).code(owner).lower() for word in _DIVIDING)
+        for owner in classes
+    )
+
+
+def _reads_file(program: Program, owner: ast.ClassDef) -> bool:
+    function = program.method(owner, "__iter__")
+    calls = [] if function is None else nodes_in(function, ast.Call)
+    return any(last_name(call.func) in ("open", "load", "memmap") for call in calls)
 
 
 def _has_indexes(program: Program, node: ast.ClassDef) -> bool:
