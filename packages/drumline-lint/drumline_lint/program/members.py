@@ -212,7 +212,9 @@ def _comparisons_assigned(program: ProgramView) -> dict[tuple[str, str], list[as
     """The comparisons that all files assign to attributes and items, by the last names of both."""
     flags: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)
     for source in program.files.sources:
-        for statement in program.files.index(source).every(ast.Assign):
+        # a file that says nothing of ranks need not be indexed
+        statements = program.files.index(source).every(ast.Assign) if "rank" in source.text else ()
+        for statement in statements:
             if isinstance(statement.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
                 for target in statement.targets:
                     flags[_owner_and_name(target)].append(statement.value)

@@ -30,6 +30,8 @@ def _second_calls(program: Program, run: Run) -> Iterator[tuple[ast.AST, ast.AST
     earlier: dict[tuple[ast.AST, ...], ast.Call] = {}
     for step in run:
         name = program.name_of(step.call.func)
+        if name not in (INIT, DESTROY):
+            continue
         process = process_of(program, step)
         if name == DESTROY:
             earlier.pop(process, None)

@@ -34,10 +34,10 @@ def _early_uses(program: Program, run: Run) -> Iterator[tuple[ast.AST, ast.AST]]
     if not inits or any(_is_choice(program, run[number]) for number in inits):
         return
     init = run[inits[0]]
-    for step in run[: inits[0]]:
+    uses = [step for step in run[: inits[0]] if program.name_of(step.call.func) in _USING]
+    for step in uses:
         is_same_process = process_of(program, step) == process_of(program, init)
-        is_use = program.name_of(step.call.func) in _USING
-        if is_use and is_same_process and not _is_choice(program, step):
+        if is_same_process and not _is_choice(program, step):
             yield step.call, init.call
 
 
