@@ -16,7 +16,15 @@ from drumline_lint.flow.conditions import (
     rest_of_block,
     split_condition,
 )
-from drumline_lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
+from drumline_lint.flow.distributed import framework
+from drumline_lint.program.names import (
+    ACCELERATOR,
+    COLLECTIVE_SAVES,
+    COLLECTIVES,
+    DEEPSPEED,
+    FABRIC,
+    FSDP,
+)
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query, recursive_query
@@ -39,8 +47,16 @@ DEEPEST = 20
 # It reports which rank is missing, so whoever uses it does so on purpose.
 _LEFT_OUT = {"torch.distributed.monitored_barrier"}
 _OF_FRAMEWORKS = {
-    f"accelerate.Accelerator.{name}"
-    for name in "wait_for_everyone gather gather_for_metrics reduce save_state get_state_dict".split()
+    *(
+        f"{ACCELERATOR}.{name}"
+        for name in "wait_for_everyone gather gather_for_metrics reduce pad_across_processes".split()
+    ),
+    *(f"{FABRIC}.{name}" for name in "barrier all_gather all_reduce broadcast save load".split()),
+    "pytorch_lightning.LightningModule.all_gather",
+    "pytorch_lightning.Trainer.save_checkpoint",
+    f"{DEEPSPEED}.save_checkpoint",
+    f"{DEEPSPEED}.save_16bit_model",
+    f"{DEEPSPEED}.load_checkpoint",
 }
 _OF_SHARDS = "torch.distributed.checkpoint.state_dict."
 ALL = (COLLECTIVES | COLLECTIVE_SAVES | _OF_FRAMEWORKS) - _LEFT_OUT
@@ -50,10 +66,26 @@ _LASTS = frozenset(name.rpartition(".")[2] for name in ALL)
 def collective(program: Program, call: ast.Call) -> str:
     """The name of the collective that is called; empty if there is none, or only for a group of
     some ranks."""
-    name = program.name_of(call.func)
+    name = program.name_of(call.func) or _of_engine(program, call)
     if name not in ALL or has_group(program, call):
         return ""
     return "" if name.startswith(_OF_SHARDS) and not _has_shards(program) else name
+
+
+def _of_engine(program: Program, call: ast.Call) -> str:
+    """`engine.save_checkpoint` of what deepspeed.initialize returned, `trainer.save_checkpoint` in
+    a hook of Lightning."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    method = last_name(call.func)
+    if owner is None or f"{DEEPSPEED}.{method}" not in _OF_FRAMEWORKS:
+        return ""
+    origins = [origin for origin in written_values(program, owner) if isinstance(origin, ast.Call)]
+    if any(program.name_of(origin.func) == DEEPSPEED for origin in origins):
+        return f"{DEEPSPEED}.{method}"
+    is_hook = "lightning" in framework(program, program.source_of(call))
+    return (
+        f"pytorch_lightning.Trainer.{method}" if is_hook and last_name(owner) == "trainer" else ""
+    )
 
 
 def _has_shards(program: Program) -> bool:

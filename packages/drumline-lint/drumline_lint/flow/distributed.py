@@ -22,6 +22,9 @@ _WORDS = (
     "import distributed",
     "torch.nn.parallel",
     "DDPManager",
+    "accelerate",
+    "Fabric",
+    "deepspeed",
 )
 _TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 

@@ -35,10 +35,18 @@ COLLECTIVE_SAVES = frozenset(
     "torch.distributed.fsdp.FullyShardedDataParallel.state_dict "
     "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict "
     "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict "
+    "torch.distributed.fsdp.FullyShardedDataParallel.summon_full_params "
     "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict".split()
 )
+# What prepares models and loaders for several processes.
+ACCELERATOR = "accelerate.Accelerator"
+FABRIC = "lightning.Fabric"
+DEEPSPEED = "deepspeed.initialize"
 # Code that calls one of these trains in several processes; code that only reads a rank may not.
-STARTS = frozenset({DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP, *COLLECTIVES, "drumline.DDPManager"})
+STARTS = frozenset(
+    {DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP, *COLLECTIVES, "drumline.DDPManager"}
+    | {ACCELERATOR, FABRIC, DEEPSPEED}
+)
 # They handle samplers, wrapping and devices themselves.
 FRAMEWORKS = tuple(
     "accelerate lightning pytorch_lightning deepspeed ray ignite horovod composer".split()
@@ -53,6 +61,11 @@ _SAME = {
     "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
     "torch.amp.grad_scaler.GradScaler": "torch.amp.GradScaler",
     "drumline.training.manager.DDPManager": "drumline.DDPManager",
+    "accelerate.accelerator.Accelerator": ACCELERATOR,
+    "lightning.fabric.Fabric": FABRIC,
+    "lightning_fabric.Fabric": FABRIC,
+    "lightning.LightningModule": "pytorch_lightning.LightningModule",
+    "lightning.Trainer": "pytorch_lightning.Trainer",
 }
 _SAME_BEGINNINGS = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
@@ -61,6 +74,7 @@ _SAME_BEGINNINGS = (
     ("torch.nn.modules.module.", "torch.nn."),
     ("torch.nn.modules.", "torch.nn."),
     ("torch.nn.utils.clip_grad.", "torch.nn.utils."),
+    ("lightning.pytorch.", "pytorch_lightning."),
 )
 
 

@@ -16,17 +16,20 @@ from drumline_lint.flow.collectives import (
     who_calls,
 )
 from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.some_ranks import rank_filter
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import enclosing_function, last_name
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
-RULE = rule("DL017")
+RULE = rule("DL017", only_distributed=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
+    if source not in distributed_sources(program) and not framework(program, source):
+        return
     likely = likely_collective_names(program)
     # asked for a function by each of its calls
     find = cache(lambda node: tuple(collectives_in(program, node)))

@@ -13,10 +13,10 @@ from drumline_lint.flow.guards import is_on_main_only
 from drumline_lint.flow.loops import calls_made_in, evaluation_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
-from drumline_lint.program.names import COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
+from drumline_lint.program.names import ACCELERATOR, COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import Loop, enclosing_function, last_name, nodes_in
+from drumline_lint.program.tree import Loop, ancestors, enclosing_function, last_name, nodes_in
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, round_functions, training_loops
@@ -45,6 +45,22 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(sampler.func)} repeats samples to give every rank as many, and the evaluation over them "
                 "counts those twice",
             )
+    yield from _gathered(program, source)
+
+
+def _gathered(program: Program, source: Source) -> Iterator[Finding]:
+    """`accelerator.gather` in an evaluation, which keeps what the last batch repeats."""
+    calls = list(program.calls(source, f"{ACCELERATOR}.gather"))
+    for loop in evaluation_loops(program, source) if calls else ():
+        for call in calls:
+            if loop in ancestors(call) and not _cuts(loop):
+                message = f"{source.code(call.func)} keeps the samples that the last batch repeats"
+                yield RULE.at(source, call, message, fix="call gather_for_metrics")
+
+
+def _cuts(loop: Loop) -> bool:
+    """Whether something is cut off: `predictions[: len(dataset) - seen]`."""
+    return any(part.upper is not None for part in nodes_in(loop, ast.Slice))
 
 
 @cached_query

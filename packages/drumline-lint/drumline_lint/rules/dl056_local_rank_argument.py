@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import framework
 from drumline_lint.program.imports import connected
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
@@ -15,7 +16,9 @@ _FLAGS = {"--local_rank", "--local-rank"}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """The flag, if no file of the program reads LOCAL_RANK."""
+    """The flag, if no file of the program reads LOCAL_RANK; DeepSpeed's launcher gives it."""
+    if framework(program, source) == "deepspeed":
+        return
     for call in program.index(source).calls.get("add_argument", ()):
         names = [option.value for option in call.args if isinstance(option, ast.Constant)]
         flags = [name for name in names if isinstance(name, str) and name in _FLAGS]

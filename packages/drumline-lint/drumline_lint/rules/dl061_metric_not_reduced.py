@@ -10,6 +10,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.loops import batch_loops, evaluation_loops
+from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
@@ -20,22 +21,28 @@ from drumline_lint.program.tree import (
     position,
     scope_of,
 )
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part
 
 RULE = rule("DL061", only_distributed=False, in_tests=False)
+_WORDS = ("rank", "Distributed", "accelerate", "lightning")
 _REPORTS = {"print", "info", "log", "add_scalar", "write"}
+_TRAINER = "pytorch_lightning.Trainer"
+_LOG = "pytorch_lightning.LightningModule.log"
+_EVALUATION_STEPS = ("validation_step", "test_step")
 _JOINING = re.compile(
-    r"reduce|gather|broadcast|sync|across|collect|merge|aggregat|^compute$|average_over"
+    r"reduce(?!lr)|gather|broadcast|sync|across|collect|merge|aggregat|^compute$|average_over"
 )
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Evaluations over one rank's part of the data whose result nothing brings together, and sums
     of a part that are divided by the length of the whole."""
-    if "rank" not in source.text.lower() and "Distributed" not in source.text:
+    if not any(word in source.text for word in _WORDS):
         return
-    if framework(program, source):
+    yield from _logged_by_lightning(program, source)
+    if framework(program, source) not in ("", "accelerate", "lightning"):
         return
     evaluations = evaluation_loops(program, source)
     for loop in evaluations:
@@ -48,6 +55,35 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for loop in batch_loops(program, source):
         if loop not in evaluations and _is_left_apart(program, loop):
             yield from _divisions(source, loop)
+
+
+def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
+    """`self.log("val_loss", loss)` in a step of an evaluation, for a Trainer with several devices."""
+    if not any(_has_devices(program, call) for call in program.all_calls(_TRAINER)):
+        return
+    for call in program.calls(source, _LOG):
+        function = enclosing_function(call)
+        is_evaluation = function is not None and function.name in _EVALUATION_STEPS
+        options = {keyword.arg for keyword in call.keywords}
+        value = argument(call, 1, "value")
+        # a metric object is reduced by Lightning itself
+        is_number = isinstance(value, ast.Name) and not options & {"sync_dist", None}
+        if is_evaluation and is_number:
+            message = (
+                f"{source.code(call.func)} keeps this rank's value: "
+                "what is logged is the metric of rank 0's part of the data"
+            )
+            yield RULE.at(source, call, message, fix="add sync_dist=True")
+
+
+def _has_devices(program: Program, trainer: ast.Call) -> bool:
+    """Whether a Trainer is told to use several devices."""
+    strategy = program.values(argument(trainer, None, "strategy"))
+    texts = [str(value.value) for value in strategy if isinstance(value, ConstantValue)]
+    devices = program.values(argument(trainer, None, "devices"))
+    counts = [value.value for value in devices if isinstance(value, ConstantValue)]
+    is_several = any(isinstance(count, int) and (count > 1 or count == -1) for count in counts)
+    return is_several or any(text.startswith(("ddp", "fsdp", "deepspeed")) for text in texts)
 
 
 def _is_left_apart(program: Program, loop: Loop) -> bool:

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
-from drumline_lint.program.names import COLLECTIVES, DDP, DISTRIBUTED_SAMPLER, FSDP, LOADER
+from drumline_lint.program.names import (
+    ACCELERATOR,
+    COLLECTIVES,
+    DDP,
+    DISTRIBUTED_SAMPLER,
+    FABRIC,
+    FSDP,
+    LOADER,
+)
 from drumline_lint.program.origins import depends_on_rank, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
@@ -150,8 +158,18 @@ def trains_together(program: Program, loop: ast.AST) -> bool:
 
 def goes_over_part(program: Program, loop: Loop) -> bool:
     """Whether each rank goes over its own part of the data: all loaders of a loop divide it."""
-    calls = loaders(program, loop.iter) if isinstance(loop, ast.For | ast.AsyncFor) else []
+    if not isinstance(loop, ast.For | ast.AsyncFor):
+        return False
+    origins = written_values(program, program.iterated(loop.iter))
+    if any(isinstance(origin, ast.Call) and _prepares(program, origin) for origin in origins):
+        return True
+    calls = loaders(program, loop.iter)
     return bool(calls) and all(_is_divided(program, call) for call in calls)
+
+
+def _prepares(program: Program, call: ast.Call) -> bool:
+    """Whether a framework divides the loaders that it is given."""
+    return program.name_of(call.func) in (f"{ACCELERATOR}.prepare", f"{FABRIC}.setup_dataloaders")
 
 
 def _is_divided(program: Program, loader: ast.Call) -> bool:
