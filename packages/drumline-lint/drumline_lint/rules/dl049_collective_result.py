@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import short_name
+from drumline_lint.flow.conditions import rest_of_block
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import COLLECTIVES
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import dotted, nodes_in, parent_of, scope_of
+from drumline_lint.program.tree import dotted, enclosing_function, nodes_in, parent_of, scope_of
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
@@ -36,7 +37,7 @@ def _is_async(program: Program, call: ast.Call) -> bool:
 
 
 def _unwaited(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
-    if _is_dropped(call) and not _synchronizes(call):
+    if (_is_dropped(call) or _is_used_early(call)) and not _synchronizes(call):
         message = (
             f"nothing waits for {source.code(call.func)}: "
             "its tensor is used before the transfer is complete"
@@ -56,6 +57,22 @@ def _is_dropped(call: ast.Call) -> bool:
     return not any(name.id == target.id and isinstance(name.ctx, ast.Load) for name in names)
 
 
+def _is_used_early(call: ast.Call) -> bool:
+    """`work = dist.all_reduce(x, async_op=True)`, then `x` before `work.wait()`."""
+    statement = parent_of(call)
+    tensor = dotted(call.args[0]) if call.args else ""
+    if not isinstance(statement, ast.Assign) or not tensor:
+        return False
+    work = dotted(statement.targets[0])
+    for following in rest_of_block(statement):
+        names = {dotted(name) for name in nodes_in(following, ast.Name, ast.Attribute)}
+        if work in names:
+            return False
+        if tensor in names:
+            return True
+    return False
+
+
 def _synchronizes(call: ast.Call) -> bool:
     """`torch.cuda.synchronize()` waits for everything."""
     return any(
@@ -64,11 +81,21 @@ def _synchronizes(call: ast.Call) -> bool:
     )
 
 
+def _is_result_used(program: Program, call: ast.Call) -> bool:
+    """Whether a caller of a function that returns it does something with it."""
+    function = enclosing_function(call)
+    callers = [] if function is None else program.callers(function)
+    return any(not isinstance(parent_of(caller), ast.Expr) for caller in callers)
+
+
 def _used_value(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
     outer = parent_of(call)
     if isinstance(outer, ast.Assign) and dotted(outer.targets[0]) == "_":
         return
-    if isinstance(outer, ast.Assign | ast.AugAssign | ast.BinOp | ast.Attribute | ast.Compare):
+    is_used = isinstance(
+        outer, ast.Assign | ast.AugAssign | ast.BinOp | ast.Attribute | ast.Compare
+    )
+    if is_used or (isinstance(outer, ast.Return) and _is_result_used(program, call)):
         message = (
             f"{source.code(call.func)} works in place and returns None, "
             "and its return value is used"

@@ -9,11 +9,13 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import has_group, short_name
 from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at
 from drumline_lint.program.calls import argument
+from drumline_lint.program.names import COLLECTIVES
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     dotted,
     enclosing_function,
+    last_name,
     nodes_in,
     position,
     scope_of,
@@ -39,8 +41,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     one rank has."""
     for call in program.calls(source, *_ROOTS):
         yield from _own_root(program, source, call)
-    for call in program.calls(source, "torch.distributed.send"):
-        yield from _sends_first(program, source, call)
+    for first, second in (("send", "recv"), ("recv", "send")):
+        for call in program.calls(source, f"torch.distributed.{first}"):
+            yield from _waits_first(program, source, call, f"torch.distributed.{second}")
+    for branch in program.index(source).every(ast.If):
+        yield from _another_order(program, source, branch)
     for call in program.calls(source, "torch.distributed.reduce"):
         yield from _used_everywhere(program, source, call)
 
@@ -64,20 +69,64 @@ def _own_root(program: Program, source: Source, call: ast.Call) -> Iterator[Find
         yield RULE.at(source, call, message)
 
 
-def _sends_first(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
-    """`send`, then `recv`, on all ranks: each waits for its partner to receive."""
-    receives = [
+def _waits_first(
+    program: Program, source: Source, call: ast.Call, partner: str
+) -> Iterator[Finding]:
+    """`send`, then `recv`, on all ranks, or the other way round: each waits for its partner."""
+    partners = [
         candidate
         for candidate in nodes_in(scope_of(call), ast.Call)
-        if program.name_of(candidate.func) == "torch.distributed.recv"
+        if program.name_of(candidate.func) == partner
     ]
     is_first = any(
-        position(receive) > position(call) and not any(conditions(program, receive))
-        for receive in receives
+        position(candidate) > position(call) and not any(conditions(program, candidate))
+        for candidate in partners
     )
     if is_first and not any(conditions(program, call)):
-        message = "every rank sends before any receives: the sends wait for one another"
+        first = "sends" if partner.endswith("recv") else "receives"
+        message = f"every rank {first} first, and waits for a partner that does the same"
         yield RULE.at(source, call, message)
+
+
+def _another_order(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
+    """The same collectives in both branches of a condition on ranks, in another order, from another
+    root or for other groups."""
+    if not branch.orelse or not rank_tests(program, branch.test):
+        return
+    of_body = _collectives_written(program, branch.body)
+    of_others = _collectives_written(program, branch.orelse)
+    if of_body == of_others or sorted(map(_name, of_body)) != sorted(map(_name, of_others)):
+        return
+    calls = [call for statement in branch.body for call in nodes_in(statement, ast.Call)]
+    first = next(call for call in calls if program.name_of(call.func) in COLLECTIVES)
+    message = (
+        "the other branch makes the same collectives in another order, "
+        "from another root or for another group"
+    )
+    yield RULE.at(source, first, message)
+
+
+def _collectives_written(program: Program, block: list[ast.stmt]) -> list[tuple[str, str]]:
+    """The names, each with its root or its ranks."""
+    calls = [call for statement in block for call in nodes_in(statement, ast.Call)]
+    return [
+        (name, _partners(call))
+        for call in calls
+        if (name := program.name_of(call.func)) in COLLECTIVES
+    ]
+
+
+def _partners(call: ast.Call) -> str:
+    named = [argument(call, None, name) for name in ("src", "dst", "ranks")]
+    if last_name(call.func) in ("new_group", "broadcast") and call.args:
+        named.append(call.args[-1])
+    return " ".join(
+        ast.dump(value) for value in named if isinstance(value, ast.Constant | ast.List)
+    )
+
+
+def _name(written: tuple[str, str]) -> str:
+    return written[0]
 
 
 def _used_everywhere(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
