@@ -65,8 +65,8 @@ def _without_forward(program: Program, source: Source, call: ast.Call) -> Iterat
         return
     inside = [inner for statement in block.body for inner in nodes_in(statement, ast.Call)]
     around = nodes_in(scope_of(call), ast.Call)
-    before = [other for other in around if position(other) < position(block)]
-    is_called_before = any(dotted(other.func) == model for other in before)
+    before = [earlier for earlier in around if position(earlier) < position(block)]
+    is_called_before = any(dotted(earlier.func) == model for earlier in before)
     is_called_inside = any(_may_run(program, inner, model) for inner in inside)
     has_backward = any(is_method(inner, "backward") for inner in inside)
     if has_backward and is_called_before and not is_called_inside:

@@ -175,11 +175,10 @@ def forwards_by(program: Program, call: ast.Call) -> Iterator[Chain]:
 
 
 def run_by(call: ast.Call) -> ast.expr:
-    """The model that a call runs, if it runs one: `model(x)`, `model.forward(x)`."""
+    """The model that a call runs, if it runs one: `model(x)`, `model.generate(x)`."""
     called = call.func
-    return (
-        called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
-    )
+    is_method = isinstance(called, ast.Attribute) and called.attr in ("forward", "generate")
+    return called.value if isinstance(called, ast.Attribute) and is_method else called
 
 
 @recursive_query((), MOST_CALLS)

@@ -17,6 +17,10 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import round_functions, training_loops
 
 RULE = rule("DL041")
+_WAITING = {
+    "torch.distributed.barrier": "makes all ranks wait for the slowest",
+    "torch.cuda.empty_cache": "gives back memory that is allocated again",
+}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -24,11 +28,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     calls."""
     for call in _barriers(program):
         if program.source_of(call) is source:
-            yield RULE.at(
-                source,
-                call,
-                f"{source.code(call)} makes all ranks wait for the slowest at every step",
-            )
+            what = _WAITING[program.name_of(call.func)]
+            yield RULE.at(source, call, f"{source.code(call)} {what} at every step")
 
 
 @cached_query
@@ -42,9 +43,7 @@ def _barriers(program: Program) -> dict[ast.Call, None]:
                 else []
             )
             for call in (inner_call for part in parts for inner_call in nodes_in(part, ast.Call)):
-                if program.name_of(call.func) == "torch.distributed.barrier" and not _is_rare(
-                    program, call, root
-                ):
+                if program.name_of(call.func) in _WAITING and not _is_rare(program, call, root):
                     barriers[call] = None
     return barriers
 

@@ -11,9 +11,10 @@ from drumline_lint.flow.conditions import always_exits, conditions, rank_tests
 from drumline_lint.flow.exits import Exit, exits, what_others_do
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.loops import batch_loops, evaluation_loops, loop_around
-from drumline_lint.flow.some_ranks import has_backward
+from drumline_lint.flow.some_ranks import has_backward, is_within
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import COLLECTIVES
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import is_about_being_distributed
@@ -53,6 +54,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Exits and collectives under a condition that each rank decides for itself."""
     if wraps_any(program) and "backward" in source.text:
         yield from _early_exits(program, source)
+        yield from _skipped_backward(program, source)
         yield from _caught_failures(program, source)
     yield from _lone_collectives(program, source)
 
@@ -69,6 +71,20 @@ def _early_exits(program: Program, source: Source) -> Iterator[Finding]:
                 f"a rank leaves here by {reason}, and the other ranks block in the backward pass"
             )
             yield RULE.at(source, exit_, message)
+
+
+def _skipped_backward(program: Program, source: Source) -> Iterator[Finding]:
+    """`if loss < limit: loss.backward()`, in a loop."""
+    for call in program.index(source).calls.get("backward", ()):
+        loop = loop_around(call)
+        if loop is None or not is_on_every_rank(program, call):
+            continue
+        alternatives = [branch.orelse for branch in ancestors(call) if isinstance(branch, ast.If)]
+        is_always = any(has_backward(program, block) for block in alternatives if block)
+        reason = "" if is_always or is_within(call, "no_sync") else _reason(program, call)
+        if reason:
+            message = f"a rank skips the backward pass by {reason}, and the other ranks block in it"
+            yield RULE.at(source, call, message)
 
 
 def _is_in_training(program: Program, exit_: Exit) -> bool:
@@ -190,9 +206,10 @@ def _is_size(name: ast.Name) -> bool:
         )
         if isinstance(outer, ast.Compare):
             is_identity = any(isinstance(operator, ast.Is | ast.IsNot) for operator in outer.ops)
+            is_batch = outer.left is name and name.id in ("batch", "data", "sample", "samples")
             compared = outer.comparators[0]
             is_empty = isinstance(compared, ast.Constant) and compared.value == 0
-            return is_identity or (is_size and not is_empty)
+            return (is_identity and not is_batch) or (is_size and not is_empty)
         if not isinstance(outer, ast.Attribute | ast.Subscript | ast.Call):
             return False
     return False
@@ -200,11 +217,21 @@ def _is_size(name: ast.Name) -> bool:
 
 def _is_of_batch(program: Program, name: ast.Name) -> bool:
     iterables = [value.of for value in program.values(name) if isinstance(value, LoopItem)]
+    if any(_counts(program, iterable) for iterable in iterables):
+        return False
     return any(
         program.iterated(loop.iter) is iterable
         for iterable in iterables
         for loop in batch_loops(program, program.source_of(iterable))
         if isinstance(loop, ast.For | ast.AsyncFor)
+    )
+
+
+def _counts(program: Program, iterable: ast.expr) -> bool:
+    """Whether it may be `range(...)`, whatever shows its progress."""
+    return any(
+        isinstance(part, ast.Call) and last_name(part.func) in ("range", "trange", "count")
+        for part in parts(program, iterable)
     )
 
 

@@ -51,9 +51,10 @@ def _changed(program: Program, call: ast.Call) -> str:
     is_state = is_optimizer(program, owner) or is_scaler(program, owner)
     if "ema" in f"{name}.{last_name(call.func)}".lower().replace(".", "_").split("_"):
         return "updates the average of the weights" if _runs_average(program, call) else ""
+    is_schedule = "sched" in name.lower()
     if last_name(call.func) == "step":
-        return f"calls {name}.step()" if is_state else ""
-    if is_state or "sched" in name.lower():
+        return f"calls {name}.step()" if is_state or is_schedule else ""
+    if is_state or is_schedule:
         return f"restores {name}"
     return f"restores {name}" if _is_sharded_later(program, call, name) else ""
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import rest_of_block
+from drumline_lint.flow.loops import batch_loops
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import dotted, last_name, nodes_in, statement_of
+from drumline_lint.program.tree import ancestors, dotted, last_name, nodes_in, statement_of
 from drumline_lint.reading.source import Source
+from drumline_lint.training.steps import wrapped_calls
 
 RULE = rule("DL054")
 
@@ -19,7 +21,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """`dist.all_reduce(loss)`, then `loss.backward()`."""
     if next(program.all_calls(DDP, *FSDP), None) is None:
         return
+    wrapped_loops = [loop for loop in batch_loops(program, source) if wrapped_calls(program, loop)]
     for call in program.calls(source, "torch.distributed.all_reduce"):
+        attributes = nodes_in(call.args[0], ast.Attribute) if call.args else []
+        is_gradient = any(part.attr == "grad" for part in attributes)
+        if is_gradient and any(loop in ancestors(call) for loop in wrapped_loops):
+            message = (
+                "the gradients are averaged a second time: DDP has done it in the backward pass"
+            )
+            yield RULE.at(source, call, message, fix="delete it")
         loss = dotted(call.args[0]) if call.args else ""
         if loss and _goes_backward_later(call, loss):
             message = (
