@@ -9,12 +9,12 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.single_process import is_single_process
-from drumline_lint.program.calls import has_unknown_arguments
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import LOADER
-from drumline_lint.program.origins import depends_on_rank, written_values
+from drumline_lint.program.origins import depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop, last_name, nodes_in
-from drumline_lint.program.value import CallResult, Instance, Items
+from drumline_lint.program.value import CallResult, ConstantValue, Instance, Items
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
@@ -48,13 +48,17 @@ def _gives_all(program: Program, call: ast.Call) -> bool:
         _is_true(origin) for origin in written_values(program, given(call, "shuffle"))
     )
     is_known = is_indexed(program, dataset) or _is_stream(program, dataset)
-    if not is_shuffled and not is_known:
+    if not is_shuffled and not is_known and given(call, "sampler") is None:
         return False
-    parts = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
-    return not any(depends_on_rank(program, part) for part in parts)
+    sources = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
+    return not any(depends_on_rank(program, part) for part in sources)
 
 
 _ORDERS = ("sampler", "batch_sampler")
+_PLAIN = tuple(
+    f"torch.utils.data.{name}Sampler"
+    for name in ("Random", "Sequential", "SubsetRandom", "WeightedRandom")
+)
 
 
 def _is_none(program: Program, call: ast.Call, name: str) -> bool:
@@ -68,8 +72,7 @@ def _is_none(program: Program, call: ast.Call, name: str) -> bool:
 def _is_of_one_process(program: Program, sampler: ast.expr) -> bool:
     """None, or one of torch's samplers that know nothing of ranks."""
     if isinstance(sampler, ast.Call):
-        plain = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
-        return program.name_of(sampler.func) in plain
+        return program.name_of(sampler.func) in _PLAIN and not depends_on_rank(program, sampler)
     return isinstance(sampler, ast.Constant) and sampler.value is None
 
 
@@ -119,12 +122,26 @@ def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
 def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
     """Whether it is an IterableDataset of the given files that reads a file, and neither divides
     nor draws."""
+    if any(_streams(program, part) for part in parts(program, dataset)):
+        words = ("split_dataset_by_node", "shard", "skip", "world_size")
+        return dataset is not None and not any(
+            word in program.source_of(dataset).text for word in words
+        )
     classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
     return bool(classes) and all(
         _reads_file(program, owner)
         and any(str(place).endswith("IterableDataset") for place in program.ancestry(owner))
         and not any(word in program.source_of(owner).code(owner).lower() for word in _DIVIDING)
         for owner in classes
+    )
+
+
+def _streams(program: Program, part: ast.expr) -> bool:
+    """`load_dataset(name, streaming=True)`"""
+    return (
+        isinstance(part, ast.Call)
+        and program.name_of(part.func) == "datasets.load_dataset"
+        and program.values(argument(part, None, "streaming")) == {ConstantValue(True)}
     )
 
 

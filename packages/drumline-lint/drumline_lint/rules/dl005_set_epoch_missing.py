@@ -66,7 +66,8 @@ def _has_set_epoch(program: Program, sampler: ast.Call, loaders: list[ast.Call])
     may be it."""
     for source in connected(program, program.source_of(sampler)):
         for call in program.index(source).calls.get("set_epoch", ()):
-            if isinstance(call.func, ast.Attribute):
+            is_number = bool(call.args) and isinstance(call.args[0], ast.Constant)
+            if isinstance(call.func, ast.Attribute) and not is_number:
                 owners = program.values(call.func.value)
                 are_known = owners and all(isinstance(owner, _KNOWN) for owner in owners)
                 if not are_known or any(_is_one_of(owners, [sampler, *loaders])):

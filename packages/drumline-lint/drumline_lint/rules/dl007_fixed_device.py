@@ -59,9 +59,23 @@ def _default_devices(program: Program, source: Source) -> Iterator[Finding]:
         is_chosen = not is_whole or any(word in file.text for file in near for word in _CHOOSING)
         model = None if is_chosen or call.keywords else wrapped(call)
         for move in written_values(program, model):
-            if isinstance(move, ast.Call) and last_name(move.func) == "cuda" and not move.args:
+            if isinstance(move, ast.Call) and _moves_to_default(program, move):
                 message = f"{source.code(move)} is the first GPU for all ranks of a host"
                 yield RULE.at(source, move, message)
+
+
+def _moves_to_default(program: Program, move: ast.Call) -> bool:
+    """`.cuda()` and `.to("cuda")`"""
+    if last_name(move.func) == "cuda":
+        return not move.args
+    devices = written_values(program, move.args[0]) if move.args else []
+    devices = [
+        device.args[0] if isinstance(device, ast.Call) and device.args else device
+        for device in devices
+    ]
+    return last_name(move.func) == "to" and any(
+        isinstance(device, ast.Constant) and device.value == "cuda" for device in devices
+    )
 
 
 def _masking(program: Program) -> set[Source]:

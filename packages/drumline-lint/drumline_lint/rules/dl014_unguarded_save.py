@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.paths import how_every_rank_gets_there
 from drumline_lint.program.calls import argument
@@ -13,7 +13,6 @@ from drumline_lint.program.names import FSDP
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name, nodes_in, parent_of
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import loaders
 from drumline_lint.training.saves import is_own, saves
 
 RULE = rule("DL014", in_tests=False)
@@ -36,27 +35,28 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             through = f", {how}," if how else ""
             message = f"{source.code(save.call.func)} runs on every rank{through} and writes {to}"
             yield RULE.at(source, save.call, message, fix=_GATHERED if is_sharded else "")
-    for call in _opened_for_parts(program, source):
+    for call in _opened_for_writing(program, source):
         path = argument(call, 0, "file")
         if is_on_every_rank(program, call) and not is_own(program, path):
             to = "the same file" if path is None else source.code(path)
             message = f"every rank opens {to} for writing, and all write to it at the same time"
-            yield RULE.at(source, call, message)
+            yield RULE.at(source, call, message, severity=Severity.WARNING)
 
 
-def _opened_for_parts(program: Program, source: Source) -> Iterator[ast.Call]:
-    """`with open(path, "w") as file:` around a loop over a loader that writes to it."""
+def _opened_for_writing(program: Program, source: Source) -> Iterator[ast.Call]:
+    """`with open(path, "w") as file:` around something that writes to it."""
     for call in program.index(source).calls.get("open", ()):
         mode = argument(call, 1, "mode")
         item = parent_of(call)
         block = None if item is None else parent_of(item)
-        is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x"))
-        if is_writing and isinstance(block, ast.With):
-            loops = nodes_in(block, ast.For)
-            if any(loaders(program, loop.iter) and _writes(loop) for loop in loops):
-                yield call
+        is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x", "a"))
+        if is_writing and isinstance(block, ast.With) and _writes(program, block):
+            yield call
 
 
-def _writes(loop: ast.For) -> bool:
-    names = {last_name(call.func) for call in nodes_in(loop, ast.Call)}
-    return not names.isdisjoint({"write", "writerow", "writelines", "dump"})
+def _writes(program: Program, block: ast.With) -> bool:
+    """Lines, or JSON; `saves` has the other formats."""
+    calls = nodes_in(block, ast.Call)
+    is_json = any(program.name_of(call.func) == "json.dump" for call in calls)
+    names = {last_name(call.func) for call in calls}
+    return is_json or not names.isdisjoint({"write", "writerow", "writelines"})

@@ -14,15 +14,22 @@ from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
-from drumline_lint.training.seeds import seeds_torch
+from drumline_lint.training.seeds import TORCH_SEEDS, kind_of_seed, seeds_torch
 
 RULE = rule("DL043")
-_SPLIT = ("torch.utils.data.random_split", "torch.utils.data.dataset.random_split")
+_WORDS = ("random_split", "train_test_split", "permutation")
+# Each with the generator that it draws from, and what gives it another.
+_SPLITS = {
+    "torch.utils.data.random_split": ("torch", "generator"),
+    "torch.utils.data.dataset.random_split": ("torch", "generator"),
+    "sklearn.model_selection.train_test_split": ("numpy", "random_state"),
+    "numpy.random.permutation": ("numpy", ""),
+}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Calls of random_split without a generator, in runs that set no seed before, or one with the rank in it."""
-    if framework(program, source) or "random_split" not in source.text:
+    """Random splits in runs that set no seed before, or one with the rank in it."""
+    if framework(program, source) or not any(word in source.text for word in _WORDS):
         return
     for call in found_in_runs(program, source, _unseeded):
         if is_on_every_rank(program, call):
@@ -36,21 +43,39 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
     """A process that mp.spawn starts does not have the seed of its parent."""
     for number, step in enumerate(run):
-        call = step.call
-        if program.name_of(call.func) in _SPLIT and argument(call, 2, "generator") is None:
-            earlier = [
-                earlier_step
-                for earlier_step in run[:number]
-                if process_of(program, earlier_step) == process_of(program, step)
-            ]
-            seeds = [
-                earlier_step.call
-                for earlier_step in earlier
-                if seeds_torch(program, earlier_step.call)
-            ]
-            is_same = bool(seeds) and not _has_rank(program, seeds[-1])
-            if not has_unknown_arguments(call) and not is_same:
-                yield call, None
+        kind, option = _SPLITS.get(program.name_of(step.call.func), ("", ""))
+        if not kind or argument(step.call, 2 if kind == "torch" else None, option) is not None:
+            continue
+        if has_unknown_arguments(step.call) or not _divides(program, step.call):
+            continue
+        seeds = [
+            earlier.call
+            for earlier in run[:number]
+            if process_of(program, earlier) == process_of(program, step)
+            and _seeds(program, earlier.call, kind)
+        ]
+        if not seeds or _has_rank(program, seeds[-1]):
+            yield step.call, None
+
+
+def _divides(program: Program, call: ast.Call) -> bool:
+    """Whether a permutation chooses the samples of a Subset."""
+    if not program.name_of(call.func).endswith("permutation"):
+        return True
+    subsets = [
+        subset
+        for name in ("Subset", "SubsetRandomSampler")
+        for subset in program.index(program.source_of(call)).calls.get(name, ())
+    ]
+    return any(call in parts(program, indices) for subset in subsets for indices in subset.args)
+
+
+def _seeds(program: Program, call: ast.Call, kind: str) -> bool:
+    """Whether it seeds that generator; a helper that is not given may seed all."""
+    is_helper = seeds_torch(program, call) and program.name_of(call.func) not in TORCH_SEEDS
+    if is_helper or kind == "torch":
+        return seeds_torch(program, call)
+    return kind_of_seed(program, call) == kind
 
 
 def _has_rank(program: Program, seed: ast.Call) -> bool:

@@ -17,6 +17,7 @@ from drumline_lint.program.tree import (
     enclosing_function,
     last_name,
     nodes_in,
+    parent_of,
     scope_of,
 )
 from drumline_lint.program.value import Instance
@@ -55,12 +56,27 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "and ranks take their samples from it by position"
             )
             yield RULE.at(source, node, message)
+    for call in program.index(source).calls.get("hash", ()):
+        if _chooses_rank(program, call):
+            message = (
+                f"{source.code(call)} of text differs in every process: "
+                "some samples go to several ranks, others to none"
+            )
+            yield RULE.at(source, call, message, fix="use zlib.crc32 of the encoded text")
     for call in program.calls(source, *_SHUFFLES):
         if call.args and not _is_seeded(program) and _is_cut_by_rank(program, call, call.args[0]):
             message = (
                 f"{source.code(call)} has no seed, so each rank takes its part of another order"
             )
             yield RULE.at(source, call, message)
+
+
+def _chooses_rank(program: Program, call: ast.Call) -> bool:
+    """`hash(key) % world_size == rank`"""
+    remainder = parent_of(call)
+    if not isinstance(remainder, ast.BinOp) or not isinstance(remainder.op, ast.Mod):
+        return False
+    return depends_on_rank(program, remainder.right)
 
 
 def _unordered(program: Program, source: Source) -> Iterator[ast.expr]:

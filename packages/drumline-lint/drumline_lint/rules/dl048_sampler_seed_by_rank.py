@@ -14,6 +14,7 @@ from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL048", only_distributed=False)
+_OWN = ("time.time", "time.time_ns", "os.getpid", "random.randint", "random.random", "torch.seed")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -30,4 +31,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_rank(program: Program, part: ast.expr) -> bool:
+    """A rank, or something else of which every process has its own."""
+    if isinstance(part, ast.Call) and program.name_of(part.func) in _OWN:
+        return True
     return any(isinstance(value, Rank) for value in program.values(part))

@@ -11,6 +11,7 @@ from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.hosts import Setting, settings
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
+from drumline_lint.program.tree import enclosing_function, position
 from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import devices_given
@@ -32,6 +33,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         elif _is_one(program, setting) and is_on_every_rank(program, setting.node):
             message = "every rank sees the same single GPU"
             yield RULE.at(source, setting.node, message)
+        elif _is_late(program, source, setting.node):
+            message = "the GPUs are already in use here, and the variable is no longer read"
+            yield RULE.at(source, setting.node, message, fix="set it before the process starts")
+
+
+def _is_late(program: Program, source: Source, node: ast.AST) -> bool:
+    """After a call in the same function that starts CUDA."""
+    return any(
+        enclosing_function(call) is enclosing_function(node) and position(call) < position(node)
+        for call in program.calls(source, "torch.cuda.set_device", "torch.cuda.init")
+    )
 
 
 def _has_rank(program: Program, value: ast.expr | None) -> bool:

@@ -9,14 +9,20 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in
 from drumline_lint.flow.conditions import rank_tests, rank_tests_at, rest_of_block
+from drumline_lint.flow.guards import is_main_only
+from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import connected
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import dotted, last_name, nodes_in
 from drumline_lint.reading.source import Source
+from drumline_lint.training.saves import saves
 
 RULE = rule("DL062")
 _WRITING = re.compile(r"save|dump|write|download|urlretrieve|extract|to_csv|to_parquet")
 _READING = re.compile(r"load|open|read|from_file|from_pretrained|from_disk|loadtxt|memmap")
 _OF_FILES = re.compile(r"path|file|dir|folder|ckpt|checkpoint|cache|dest|archive")
+_LOCAL = ("/tmp", "/dev/shm", "/local")  # noqa: S108
 _WAITING = re.compile(r"barrier|wait|sync|broadcast|gather|reduce")
 
 
@@ -35,6 +41,32 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     f"which writes the file (line {branch.lineno})"
                 )
                 yield RULE.at(source, call, message)
+    yield from _of_one_node(program, source)
+
+
+def _of_one_node(program: Program, source: Source) -> Iterator[Finding]:
+    """A file that only rank 0 saves, on a disk that only its node has, and that every rank loads."""
+    saved = [
+        save.path
+        for file in connected(program, source)
+        for save in saves(program, file)
+        if is_main_only(frozenset(rank_tests_at(program, save.call)))
+    ]
+    folders = {dotted(path) for path in saved if path is not None and _is_local(program, path)}
+    for call in program.calls(source, "torch.load"):
+        path = argument(call, 0, "f")
+        is_same = path is not None and bool(dotted(path)) and dotted(path) in folders
+        if is_same and not any(rank_tests_at(program, call)):
+            message = (
+                f"only rank 0 saves {dotted(path) if path else ''}, on the disk of its own node: "
+                "ranks of other nodes do not have it"
+            )
+            yield RULE.at(source, call, message, fix="save to a folder that all nodes share")
+
+
+def _is_local(program: Program, path: ast.expr) -> bool:
+    texts = [part.value for part in parts(program, path) if isinstance(part, ast.Constant)]
+    return any(isinstance(text, str) and text.startswith(_LOCAL) for text in texts)
 
 
 def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:

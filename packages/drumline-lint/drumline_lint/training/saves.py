@@ -58,8 +58,10 @@ def saves(program: Program, source: Source) -> Iterator[Save]:
 
 
 def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
-    """`model.save_pretrained(folder)`, unless an argument names the main process."""
-    for call in program.index(source).calls.get("save_pretrained", ()):
+    """`model.save_pretrained(folder)`, unless an argument names the main process; and the same of
+    a dataset."""
+    calls = program.index(source).calls
+    for call in (*calls.get("save_pretrained", ()), *calls.get("save_to_disk", ())):
         keywords = {keyword.arg for keyword in call.keywords}
         is_own = program.function_of(call) is not None
         if (
@@ -67,7 +69,11 @@ def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
             and not is_own
             and not keywords & {"is_main_process", None}
         ):
-            yield Save(call, call.func.value, argument(call, 0, "save_directory"))
+            yield Save(
+                call,
+                call.func.value,
+                argument(call, 0, "save_directory") or argument(call, 0, "dataset_path"),
+            )
 
 
 def is_in_memory(program: Program, path: ast.expr | None) -> bool:

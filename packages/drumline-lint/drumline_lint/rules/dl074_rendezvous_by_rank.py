@@ -1,0 +1,73 @@
+"""DL074: ranks start a group with numbers that do not fit together."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import rank_tests_at
+from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.hosts import settings
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import INIT
+from drumline_lint.program.origins import parts, written_values
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import enclosing_function, last_name, position
+from drumline_lint.program.value import Rank
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL074", in_tests=False)
+_DRAWS = ("random.randint", "random.randrange", "random.choice", "numpy.random.randint")
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Ports that every rank draws, ranks that are the same everywhere, variables that are set too
+    late."""
+    inits = list(program.calls(source, INIT))
+    for call in inits:
+        message = _about_ports(program, call, argument(call, 1, "init_method"))
+        message = message or _about_rank(program, call)
+        if message:
+            yield RULE.at(source, call, message)
+    for setting in settings(program, source):
+        if setting.name not in _ADDRESS or any(rank_tests_at(program, setting.node)):
+            continue
+        message = _about_ports(program, setting.node, setting.value)
+        is_late = any(_is_before(init, setting.node) for init in inits)
+        if not message and is_late and setting.name.startswith("MASTER"):
+            message = f"{setting.name} is set after the group has been initialized"
+        if message:
+            yield RULE.at(source, setting.node, message)
+
+
+def _about_ports(program: Program, node: ast.AST, value: ast.expr | None) -> str:
+    """What is wrong with a port that a rank draws or looks for by itself."""
+    calls = [part for part in parts(program, value) if isinstance(part, ast.Call)]
+    is_drawn = any(program.name_of(call.func) in _DRAWS for call in calls)
+    is_free = any("free_port" in last_name(call.func).lower() for call in calls)
+    if (is_drawn or is_free) and is_on_every_rank(program, node):
+        return "every rank takes a port of its own, and they do not find each other"
+    return ""
+
+
+def _about_rank(program: Program, call: ast.Call) -> str:
+    rank = argument(call, 4, "rank")
+    world_size = written_values(program, argument(call, 3, "world_size"))
+    sizes = [size.value for size in world_size if isinstance(size, ast.Constant)]
+    is_several = any(isinstance(size, int) and size > 1 for size in sizes)
+    if isinstance(rank, ast.Constant) and isinstance(rank.value, int) and is_several:
+        return f"rank={rank.value} on every rank: the others never join"
+    kinds = {value.kind for value in program.values(rank) if isinstance(value, Rank)}
+    origins = written_values(program, rank)
+    is_variable = bool(origins) and not any(isinstance(origin, ast.Name) for origin in origins)
+    is_of_all = any("WORLD_SIZE" in ast.unparse(size) for size in world_size)
+    if kinds == {"local"} and is_variable and is_of_all:
+        return "the local rank is given as the rank: on a second host it is there twice"
+    return ""
+
+
+def _is_before(init: ast.Call, node: ast.AST) -> bool:
+    is_same_function = enclosing_function(init) is enclosing_function(node)
+    return is_same_function and position(init) < position(node)
