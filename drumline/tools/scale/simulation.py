@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from statistics import fmean
+from statistics import fmean, stdev
 
 from drumline.base.errors import UsageError
 from drumline.base.terminal import one_line
@@ -184,11 +184,20 @@ def _times(profile: ProfileResult) -> Iterator[float]:
 
 
 def _unprofiled_part(profile: ProfileResult, own_s: float) -> float:
-    """What is left of a rank's own time without what the profiler took of it."""
+    """What is left of a rank's own time without what the profiler took of it. Steps differ by
+    themselves, also by their communication: what is within this noise was not the profiler."""
     if profile.unprofiled_step_s is None:
         return 1.0
-    unprofiled_s = own_s - profile.step_s + profile.unprofiled_step_s
-    return max(0.5, min(1.0, unprofiled_s / own_s))
+    profiler_s = profile.step_s - profile.unprofiled_step_s
+    if profiler_s <= 2 * _step_noise_s(profile):
+        return 1.0
+    return max(0.5, 1 - profiler_s / own_s)
+
+
+def _step_noise_s(profile: ProfileResult) -> float:
+    """The standard error of the difference between two means of as many steps as were profiled."""
+    steps = profile.ranks[0].step_s
+    return stdev(steps) * math.sqrt(2 / len(steps)) if len(steps) > 1 else 0.0
 
 
 def _until_ready(bucket: Bucket, usual_host: float) -> float:

@@ -242,6 +242,16 @@ def test_what_the_profiler_took_is_not_predicted() -> None:
     assert shape_of(make_profile(unprofiled_step_s=0.1)).alone_s == pytest.approx(0.5)
 
 
+def test_a_difference_that_steps_have_by_themselves_was_not_the_profiler() -> None:
+    """Steps of 0.8 and 1.2 s: a mean that is 0.2 s shorter says nothing, one that is 0.4 s shorter
+    does."""
+    profile = make_profile(unprofiled_step_s=0.8)
+    noisy = replace(profile.ranks[0], step_s=(0.8, 1.2) * 4)
+    profile = replace(profile, ranks=(noisy,))
+    assert shape_of(profile).alone_s == pytest.approx(1.0)
+    assert shape_of(replace(profile, unprofiled_step_s=0.55)).alone_s == pytest.approx(0.55)
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "what"),
     [
