@@ -25,6 +25,13 @@ HUGE_PART = 0.8
 MOST_MBIT = 2000
 """Of all hosts together: that much keeps two cores busy for 65 to 80% of the time, so more would
 wait for the CPU."""
+COMPUTE_BYTES_PER_S = 8e6
+"""Bytes of gradients for a second of real compute. Where no core is spare, each byte takes some 6 ns
+of CPU time from what is computed beside it, which is not in the model: so much is 5%."""
+SMALL_CPU_S = 0.05
+"""The CPU time of a step with 600 tensors."""
+MOST_BUSY = 0.5
+"""Of the cores, by these."""
 MIB = 1 << 20
 
 
@@ -71,24 +78,39 @@ def layer_bytes(model_bytes: int) -> list[int]:
 
 
 def drawn_cells(seed: int, *, cores: int, most_s: float) -> Iterator[DrawnCell]:
-    """Without an end; the same seed gives the same cells. Hosts share this machine: those that
-    compute are at most as many as its `cores`, and all together send at most MOST_MBIT. Cells whose
-    steps would be longer than `most_s`, were nothing hidden, are left out."""
+    """Without an end; the same seed gives the same cells. Cells that this machine cannot give their
+    cores are left out, and those whose steps would be longer than `most_s`, were nothing hidden."""
     draw = random.Random(seed)
     while True:
         work = draw.choice(WORKS)
         most_hosts = min(HOSTS[1], cores) if work == "compute" else HOSTS[1]
+        most_mb = MODELS_MB[1]
+        compute_s = round(_by_ratio(draw, COMPUTE_S), 3)
+        if work == "compute":
+            most_mb = COMPUTE_BYTES_PER_S * compute_s / MIB
         cell = DrawnCell(
             work=work,
             tensors=draw.choice(TENSORS),
-            model_bytes=round(_by_ratio(draw, MODELS_MB) * MIB),
-            compute_s=round(_by_ratio(draw, COMPUTE_S), 3),
+            model_bytes=round(_by_ratio(draw, (MODELS_MB[0], max(MODELS_MB[0], most_mb))) * MIB),
+            compute_s=compute_s,
             mbit=round(_by_ratio(draw, MBITS)),
             hosts=draw.randint(HOSTS[0], max(HOSTS[0], most_hosts)),
             cap_mb=draw.choice(CAPS_MB),
         )
-        if cell.mbit * cell.hosts <= MOST_MBIT and cell.compute_s + cell.bytes_s <= most_s:
+        if has_cores(cell, cores) and cell.compute_s + cell.bytes_s <= most_s:
             yield cell
+
+
+def has_cores(cell: DrawnCell, cores: int) -> bool:
+    """Whether the hosts of a cell, which share `cores`, hardly wait for one."""
+    if cell.mbit * cell.hosts > MOST_MBIT:
+        return False
+    if cell.work == "compute":
+        return cell.hosts <= max(HOSTS[0], cores)
+    if cell.tensors == "small":
+        busy_s = cell.hosts * SMALL_CPU_S
+        return busy_s <= MOST_BUSY * cores * (cell.compute_s + SMALL_CPU_S)
+    return True
 
 
 def _by_ratio(draw: random.Random, bounds: tuple[float, float]) -> float:

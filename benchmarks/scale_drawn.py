@@ -72,7 +72,7 @@ def measured_rows(options: argparse.Namespace) -> Iterator[Row]:
     cells = list(itertools.islice(usable, options.cells or CELLS))
     count = len(cells)
     while cells and time.monotonic() < deadline:
-        with started_ranks(options.hosts) as ranks:
+        with started_ranks(options.hosts, nice=options.nice) as ranks:
             has_failed = False
             while cells and not has_failed and time.monotonic() < deadline:
                 cell = cells.pop(0)
@@ -109,6 +109,8 @@ def _measured(cell: DrawnCell, ranks: Ranks) -> Row:
         "profile": asdict(profile),
         "measured_s": measured["mean_s"],
         "step_s": measured["step_s"],
+        "cpu_s": measured["cpu_s"],
+        "cpu_wait_s": measured["cpu_wait_s"],
     }
     return {**row, **prediction_of(cell, points, profile, measured["mean_s"])}
 

@@ -18,7 +18,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -242,6 +241,9 @@ def main() -> None:
         "--minutes", type=float, default=math.inf, help="with --seed: start no cell after so many"
     )
     parser.add_argument(
+        "--nice", type=int, default=-19, help="of the ranks; 0: no priority [%(default)s]"
+    )
+    parser.add_argument(
         "--to",
         type=Path,
         help="a file for the raw results: JSON; with --seed, a line is appended for each cell (.jsonl)",
@@ -250,8 +252,6 @@ def main() -> None:
         "--again", type=Path, help="such a file: measure nothing, predict its cells again"
     )
     options = parser.parse_args()
-    if not options.again:
-        os.nice(-19)  # a wait for the CPU would count as communication
     if options.seed is not None or (options.again and options.again.suffix == ".jsonl"):
         scale_drawn.run_drawn(options)
     else:
@@ -265,7 +265,7 @@ def run_grid(options: argparse.Namespace) -> None:
         rows = predicted_again(json.loads(options.again.read_text()))
         print("\n".join(map(line, rows)))
     else:
-        with started_ranks(options.hosts) as ranks:
+        with started_ranks(options.hosts, nice=options.nice) as ranks:
             rows = measure(ranks, options)
     print(f"\n{summary(rows)}")
 

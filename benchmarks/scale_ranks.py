@@ -23,7 +23,9 @@ class RanksError(Exception):
 
 
 class Ranks:
-    def __init__(self, bed: Testbed, folder: Path) -> None:
+    """`nice`: a wait for a CPU would count as communication, so they have priority."""
+
+    def __init__(self, bed: Testbed, folder: Path, *, nice: int) -> None:
         self.bed = bed
         self.folder = folder
         self.number = 0
@@ -33,6 +35,7 @@ class Ranks:
                 "-m",
                 "benchmarks.scale_replay",
                 str(folder),
+                str(nice),
                 env={
                     "RANK": str(rank),
                     "WORLD_SIZE": str(len(bed.hosts)),
@@ -67,11 +70,11 @@ class Ranks:
 
 
 @contextmanager
-def started_ranks(num_hosts: int) -> Iterator[Ranks]:
+def started_ranks(num_hosts: int, *, nice: int) -> Iterator[Ranks]:
     """A rank on each of so many new hosts; they end with the hosts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "orders"
         folder.mkdir()
         names = [chr(97 + number) for number in range(num_hosts)]
         with Testbed(Path(name), names) as bed:
-            yield Ranks(bed, folder)
+            yield Ranks(bed, folder, nice=nice)

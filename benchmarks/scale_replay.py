@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.rank.watched.trace_capture import CpuWait, TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 
 LAYERS = 24
@@ -71,30 +73,30 @@ class TimedWait(torch.autograd.Function):
     """A layer that waits instead of computing, forwards and backwards."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, weight: Tensor, layer: TimedLayer) -> Tensor:
+    def forward(ctx: Any, value: Tensor, layer: TimedLayer, *weights: Tensor) -> Tensor:
         ctx.layer = layer
         layer.work(FORWARD * layer.part * layer.step_s)
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         ctx.layer.work(BACKWARD * ctx.layer.part * ctx.layer.step_s)
-        return outputs[0], ctx.layer.gradient, None
+        return outputs[0], None, *ctx.layer.gradients
 
 
 class TimedLayer(nn.Module):
-    def __init__(
-        self, size: int, part: float = 1 / LAYERS, work: Callable[[float], None] = time.sleep
-    ) -> None:
+    """`sizes`: the elements of its tensors; `part`: what part of a step's time it takes."""
+
+    def __init__(self, sizes: Sequence[int], part: float, work: Callable[[float], None]) -> None:
         super().__init__()
         self.part = part
         self.work = work
-        self.weight = nn.Parameter(torch.zeros(size))
-        self.gradient = torch.ones(size)
+        self.weights = nn.ParameterList(torch.zeros(size) for size in sizes)
+        self.gradients = [torch.ones(size) for size in sizes]
         self.step_s = 0.0
 
     def forward(self, value: Tensor) -> Tensor:
-        result: Tensor = TimedWait.apply(value, self.weight, self)
+        result: Tensor = TimedWait.apply(value, self, *self.weights)
         return result
 
 
@@ -103,17 +105,19 @@ class Replay:
     `wait`, `compute` or `host`, as in scale_cells.py."""
 
     def __init__(self, order: dict[str, Any], group: dist.ProcessGroup) -> None:
-        sizes = order["tensor_bytes"]
+        sizes = [num_bytes // 4 for num_bytes in order["tensor_bytes"]]
         kind = order.get("work", "wait")
         work: Callable[[float], None] = Multiplications() if kind == "compute" else time.sleep
-        layers = [TimedLayer(size // 4, 1 / len(sizes), work) for size in sizes]
-        self.layers = layers
+        # Of many tensors a layer has several, as in real models: each layer costs Python.
+        count = math.ceil(len(sizes) / LAYERS)
+        groups = [sizes[first : first + count] for first in range(0, len(sizes), count)]
+        self.layers = [TimedLayer(group, 1 / len(groups), work) for group in groups]
         self.work = work
         self.host_part = HOST_PART if kind == "host" else 0.0
         self.compute_s = order["compute_s"]
         self.draw = random.Random(1000 * order["number"] + dist.get_rank())
         self.model = DistributedDataParallel(
-            nn.Sequential(*layers),
+            nn.Sequential(*self.layers),
             process_group=group,
             bucket_cap_mb=order["cap_mb"],
             gradient_as_bucket_view=True,
@@ -135,14 +139,21 @@ class Replay:
 
 
 def replayed(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
-    """The lengths of the steps, as on a real job: from the start of one to that of the next."""
+    """The lengths of the steps, as on a real job: from the start of one to that of the next; and
+    how long this rank used a CPU and waited for one in a step."""
     replay = Replay(order, group)
     for _ in range(WARM_UP):
         replay.step()
     dist.barrier(group)
+    cpu_wait = CpuWait()
+    begin_cpu_s = time.process_time()
     begin = time.perf_counter()
     steps = [replay.step() for _ in range(order["steps"])]
-    return {"mean_s": (time.perf_counter() - begin) / len(steps), "step_s": steps}
+    mean_s = (time.perf_counter() - begin) / len(steps)
+    cpu_s = (time.process_time() - begin_cpu_s) / len(steps)
+    cpu_wait.stop()
+    wait_s = (cpu_wait.waited_s or 0.0) / len(steps)
+    return {"mean_s": mean_s, "step_s": steps, "cpu_s": cpu_s, "cpu_wait_s": wait_s}
 
 
 def profiled(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
@@ -214,7 +225,18 @@ def _points(order: dict[str, Any], group: dist.ProcessGroup) -> Iterator[tuple[i
         yield num_bytes, median(seconds[1:])
 
 
-def main(folder: Path) -> None:
+def set_priority(nice: int) -> None:
+    """Linux divides the cores between sessions first (autogroup), so that a nice value has an
+    effect only within one: this rank gets a session of its own, with this value."""
+    os.setsid()
+    path = Path("/proc/self/autogroup")
+    if path.exists():
+        path.write_text(str(nice))
+    os.nice(nice)
+
+
+def main(folder: Path, nice: int) -> None:
+    set_priority(nice)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")  # noqa: DL021 - it ends with its host
     rank = dist.get_rank()
@@ -239,4 +261,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -35,6 +35,13 @@ def test_cells_are_of_all_kinds_and_within_their_ranges() -> None:
     assert all(cell.mbit * cell.hosts <= MOST_MBIT and cell.bytes_s <= 4.0 for cell in cells)
     computing = [cell for cell in cells if cell.work == "compute"]
     assert {cell.hosts for cell in computing} == {2, 3}, "at most as many as there are cores"
+    assert (
+        max(cell.model_bytes / cell.compute_s for cell in computing if cell.compute_s > 0.2) < 8.1e6
+    )
+    small = [cell for cell in cells if cell.tensors == "small" and cell.work != "compute"]
+    busy = [cell.hosts * 0.05 / (3 * (cell.compute_s + 0.05)) for cell in small]
+    assert max(busy) <= 0.5, "600 tensors take CPU time on each host"
+    assert max(cell.hosts for cell in small) == HOSTS[1]
 
 
 @pytest.mark.parametrize(("tensors", "count"), [("even", 24), ("huge", 24), ("small", 600)])
@@ -48,11 +55,11 @@ def test_a_model_has_its_bytes_in_tensors_of_its_kind(tensors: str, count: int) 
 def test_after_a_cell_that_fails_the_others_are_measured_on_new_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=math.inf)
+    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=math.inf, nice=0)
     starts: list[int] = []
 
     @contextmanager
-    def started_ranks(num_hosts: int) -> Iterator[int]:
+    def started_ranks(num_hosts: int, *, nice: int) -> Iterator[int]:
         starts.append(num_hosts)
         yield len(starts)
 
@@ -75,6 +82,6 @@ def test_after_a_cell_that_fails_the_others_are_measured_on_new_hosts(
 
 
 def test_no_cell_is_started_after_the_minutes_are_over(capsys: pytest.CaptureFixture[str]) -> None:
-    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=0.0)
+    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=0.0, nice=0)
     assert list(scale_drawn.measured_rows(options)) == []
     assert "no time for 3 cells" in capsys.readouterr().err
