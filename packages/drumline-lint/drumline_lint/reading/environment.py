@@ -13,6 +13,7 @@ from drumline_lint.reading.shell import Assignment, Script
 
 _NAME_AND_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _COMMENT = re.compile(r"(?:^|\s)#(?!SBATCH|!)(.*)")
+_ASSIGNMENT_LINE = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=[^#]*$")
 _LONGEST_COMMENT = 1000
 
 
@@ -70,13 +71,15 @@ def _runner_variables(launch: Launch) -> Iterator[ScopedAssignment]:
 
 
 def comment_at(item: ScopedAssignment) -> str:
-    """The comment behind an assignment, or in the lines above it."""
+    """The comment behind an assignment, or above the assignments that it is one of."""
     text = item.script.text
     start = text.rfind("\n", 0, item.assignment.start) + 1
     end = text.find("\n", start)
     line = text[start : end if end >= 0 else len(text)]
     above = text[max(0, start - _LONGEST_COMMENT) : start].splitlines()
     comments = [line]
+    while above and _ASSIGNMENT_LINE.match(above[-1]):
+        above.pop()
     while above and _COMMENT.match(above[-1].strip()):
         comments.append(above.pop())
     return " ".join(match[1] for match in map(_COMMENT.search, comments) if match)

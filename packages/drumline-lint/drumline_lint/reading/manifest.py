@@ -32,10 +32,12 @@ from drumline_lint.reading.yaml_nodes import (
     span_of,
 )
 
-LAUNCH_WORDS = re.compile(
+# A manifest is a few hundred lines, and PyYAML reads about 100 kB a second.
+_MOST_BYTES = 256 << 10
+_MANIFEST = re.compile(rb"^['\"]?(?:kind|services)['\"]?:", re.MULTILINE)
+_LAUNCH_WORDS = re.compile(
     rb"torchrun|torch\.distributed|accelerate|deepspeed|PyTorchJob|MASTER_ADDR|WORLD_SIZE|NCCL_"
 )
-"""A YAML file without any of these is not read: it starts no training that the rules know."""
 DEFAULT_SHARED_MEMORY = 64 << 20
 """What Docker and Kubernetes give a container."""
 _GPU_RESOURCE = re.compile(r"(?:nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
@@ -57,6 +59,13 @@ class Manifest:
     @cached_property
     def silenced(self) -> Silenced:
         return silenced_lines(self.text, list)
+
+
+def may_be_manifest(data: bytes) -> bool:
+    """Whether YAML can start a training that the rules know. Most YAML is something else, and this
+    is a hundred times faster than reading it."""
+    is_small = len(data) <= _MOST_BYTES
+    return is_small and bool(_MANIFEST.search(data) and _LAUNCH_WORDS.search(data))
 
 
 def read_manifest(path: Path, text: str) -> Manifest:
@@ -124,6 +133,7 @@ class _ManifestReader:
             kind=scalar(member(workload, "kind")) or "",
             replicas=replicas,
             gpus=_gpu_limit(node),
+            is_without_gpu=_is_without_gpu(node),
             shared_memory=_shared_memory_of_pod(node, pod),
             processes=self._scalar_word(member(workload, "spec", "nprocPerNode")),
             name=self._scalar_word(member(node, "name")),
@@ -232,11 +242,12 @@ def _pods(workload: YamlNode, kind: str) -> Iterator[tuple[YamlNode, int | None]
     """The specs of pods, each with the number of pods that work together."""
     spec = member(workload, "spec")
     groups = mapping(member(spec, "pytorchReplicaSpecs"))
+    is_elastic = member(spec, "elasticPolicy") is not None
     total = sum(number(member(group, "replicas")) or 1 for _, group in groups)
     for _, group in groups:
         pod = member(group, "template", "spec")
         if pod is not None:
-            yield pod, total
+            yield pod, None if is_elastic else total
     pod = member(spec, "template", "spec")
     if pod is not None and member(pod, "containers") is not None:
         yield pod, _replicas(spec, kind)
@@ -261,6 +272,12 @@ def _gpu_limit(container: YamlNode) -> int | None:
             if _GPU_RESOURCE.fullmatch(name):
                 return number(value)
     return None
+
+
+def _is_without_gpu(container: YamlNode) -> bool:
+    """Whether it asks for CPUs or memory, but for no device."""
+    limits = mapping(member(container, "resources", "limits"))
+    return bool(limits) and all(name in {"cpu", "memory"} for name, _ in limits)
 
 
 def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:

@@ -13,7 +13,7 @@ from drumline_lint.findings import UNREADABLE, Finding, problem
 from drumline_lint.reading.discovery import SHELL_SHEBANG
 from drumline_lint.reading.dockerfile import NAMES as DOCKERFILE_NAMES
 from drumline_lint.reading.dockerfile import read_dockerfile
-from drumline_lint.reading.manifest import LAUNCH_WORDS, Manifest, read_manifest
+from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_manifest
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import CANNOT_PARSE, Source, parse_python, syntax_problem
@@ -103,8 +103,7 @@ def _read_script(reading: Reading) -> None:
 
 def _read_yaml(reading: Reading) -> None:
     reading.is_skipped = True
-    # Most YAML is something else, and this is a hundred times faster than reading it.
-    if not LAUNCH_WORDS.search(reading.data):
+    if not may_be_manifest(reading.data):
         return
     text = reading.data.decode("utf-8-sig", errors="surrogateescape")
     try:

@@ -71,6 +71,8 @@ class Container:
     replicas: int | None = 1
     """How many containers run the same command; None if it is not known."""
     gpus: int | None = None
+    is_without_gpu: bool = False
+    """Whether it is known to see no GPU."""
     shared_memory: int | None = None
     """Bytes of /dev/shm; None if it is as large as the memory, or not decided here."""
     processes: Word | None = None
@@ -193,7 +195,8 @@ class Script:
         parts: list[str] = []
         for piece in word.pieces:
             value = piece.text if piece.kind is Kind.TEXT else self._value(piece, depth)
-            if value is None:
+            # A dollar sign that this shell leaves alone is for a later one: `\$SLURM_PROCID`.
+            if value is None or "$" in value:
                 return None
             parts.append(value)
         joined = "".join(parts)

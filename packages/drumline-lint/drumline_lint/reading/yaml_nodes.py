@@ -1,5 +1,5 @@
-"""YAML as nodes with places. Nothing is constructed, aliases are not copied, and the size is
-bounded, so a hostile file costs no more than a large one."""
+"""YAML as nodes with places. Nothing is constructed and aliases are not copied, so a hostile file
+costs no more than a large one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 YamlNode: TypeAlias = Any
 """A node of PyYAML, which has no types."""
 
-MAX_LETTERS = 256 << 10
-"""A manifest is a few hundred lines; PyYAML reads about 100 kB a second."""
 _DEEPEST = 8
 _DEEPEST_WALK = 40
 
@@ -21,8 +19,6 @@ def documents(text: str) -> list[YamlNode]:
     # overflow the stack on text that is nested too deeply.
     import yaml
 
-    if len(text) > MAX_LETTERS:
-        raise ValueError(f"it is larger than {MAX_LETTERS >> 10} kB")
     try:
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:

@@ -13,7 +13,10 @@ from drumline_lint.reading.shell import Script
 
 RULE = rule("DL107")
 # What starts the script, or a part of it, on the other nodes.
-_DISTRIBUTES = re.compile(r"\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|deepspeed|dask)\b")
+_DISTRIBUTES = re.compile(
+    r"\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|deepspeed|dask|horovodrun|ibrun|jsrun|flux)\b"
+)
+_OTHER_SCRIPT = re.compile(r"^(?![ \t]*(?:source|\.)[ \t])[^#\n]*\S\.(?:sh|bash)\b", re.MULTILINE)
 _WITHOUT_OPERATOR = {"StatefulSet", "Job", "Deployment"}
 
 
@@ -46,7 +49,9 @@ def _only_first_node(script: Script) -> Iterator[Finding]:
     if nodes < 2 or _DISTRIBUTES.search(_without_comments(script.text)):
         return
     started = [launch for launch in launches(script) if not launch.command.is_conditional]
-    training = [launch for launch in started if launch.kind != PYTHON] or started[-1:]
+    training = [launch for launch in started if launch.kind != PYTHON]
+    if not training and _trains_in_python(script):
+        training = started[-1:]
     for launch in training:
         message = (
             f"Slurm runs a batch script on its first node only: {launch.kind} is not started on the other "
@@ -55,6 +60,12 @@ def _only_first_node(script: Script) -> Iterator[Finding]:
         yield RULE.at(
             script, launch.name[-1], message, fix=f"start it with srun: srun {launch.kind} ..."
         )
+
+
+def _trains_in_python(script: Script) -> bool:
+    """Whether Python is what the job is for: it has GPUs, and no other script uses them."""
+    has_gpus = any(name.startswith(("gpus", "gres")) for name in script.sbatch.by_name)
+    return has_gpus and _OTHER_SCRIPT.search(script.text) is None
 
 
 def _only_first_task(script: Script) -> Iterator[Finding]:

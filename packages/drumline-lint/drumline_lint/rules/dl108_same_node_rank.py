@@ -64,9 +64,11 @@ def _needs_node_rank(launch: Launch) -> bool:
     """With c10d and etcd the rendezvous gives each node its rank."""
     if (least_nodes(launch) or 1) < 2 or not launch.is_sure or launch.command.is_conditional:
         return False
+    if backend(launch) != "static":
+        return False
     if launch.kind == ACCELERATE:
         # Elsewhere each machine may have its own configuration file.
         return (started_on_nodes(launch) or 1) > 1 and "config-file" not in launch.flags
     container = launch.script.container
     is_set_by_operator = container is not None and container.sets_torchrun_flags
-    return launch.is_torchrun and backend(launch) == "static" and not is_set_by_operator
+    return launch.is_torchrun and not is_set_by_operator

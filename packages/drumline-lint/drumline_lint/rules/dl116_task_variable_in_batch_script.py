@@ -55,10 +55,11 @@ def _early_words(launch: Launch) -> Iterator[Word]:
     """The words that the batch script's own shell puts together."""
     if launch.is_expanded_late:
         return
-    # c10d gives each node its rank, and ignores --node-rank.
-    ignored = launch.flags.get("node-rank") if backend(launch) in DYNAMIC_BACKENDS else None
-    for flag in launch.flags.values():
-        if flag is not ignored and flag.value is not None:
+    # c10d gives each node its rank, and ignores that of the flag.
+    is_assigned = backend(launch) in DYNAMIC_BACKENDS
+    for name, flag in launch.flags.items():
+        is_ignored = is_assigned and name in {"node-rank", "machine-rank"}
+        if flag.value is not None and not is_ignored:
             yield flag.value
     yield from launch.arguments
 

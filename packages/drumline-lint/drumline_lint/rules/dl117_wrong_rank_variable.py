@@ -39,8 +39,7 @@ _WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=?][^{}]*\}")
 
 def check_shell(script: Script) -> Iterator[Finding]:
     started = launches(script)
-    # On one node the local and the global values are the same.
-    if script.sbatch.number("nodes") == 1 or (not started and "SLURM" not in script.text):
+    if _is_on_one_node(script) or (not started and "SLURM" not in script.text):
         return
     wrong = _wrong_sources(started)
     for scope in scopes(script, started):
@@ -52,6 +51,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
     for launch in started:
         yield from _of_flags(script, launch)
         yield from _of_world_size(script, launch)
+
+
+def _is_on_one_node(script: Script) -> bool:
+    """There, the local and the global values are the same."""
+    options = script.sbatch.by_name
+    is_default = bool(options) and options.keys().isdisjoint({"nodes", "ntasks"})
+    return is_default or script.sbatch.number("nodes") == 1
 
 
 def _of_flags(script: Script, launch: Launch) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
@@ -12,11 +13,12 @@ from drumline_lint.reading.shell import Script, TextRange
 
 RULE = rule("DL121")
 _ENOUGH = 1 << 30
+_CPU = re.compile(r"\bgloo\b", re.IGNORECASE)
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
-        if launch.kind == PYTHON or processes_per_node(launch) == 1:
+        if launch.kind == PYTHON or processes_per_node(launch) == 1 or _is_on_cpu(launch):
             continue
         size = _docker_size(launch) if launch.docker else _container_size(launch)
         if size is not None and size < _ENOUGH:
@@ -25,6 +27,14 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 "DataLoader share"
             )
             yield RULE.at(script, _place(launch), message, fix=_fix(launch))
+
+
+def _is_on_cpu(launch: Launch) -> bool:
+    """Small trials, for which the default is enough."""
+    container = launch.script.container
+    return _CPU.search(launch.script.text) is not None or bool(
+        container and container.is_without_gpu
+    )
 
 
 def _container_size(launch: Launch) -> int | None:

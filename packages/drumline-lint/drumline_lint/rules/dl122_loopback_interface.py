@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.environment import launch_variables
-from drumline_lint.reading.launchers import PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import most_nodes
+from drumline_lint.reading.launchers import Launch, launches
+from drumline_lint.reading.rendezvous import most_nodes, nodes_flag
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL122")
@@ -35,4 +35,5 @@ def _has_several_nodes(script: Script) -> bool:
 def _may_join_nodes(launch: Launch) -> bool:
     if (started_on_nodes(launch) or 1) > 1:
         return True
-    return launch.kind != PYTHON and "standalone" not in launch.flags and most_nodes(launch) != 1
+    is_told = not {nodes_flag(launch), "hostfile"}.isdisjoint(launch.flags)
+    return is_told and "standalone" not in launch.flags and most_nodes(launch) != 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.environment import ScopedAssignment, comment_at, launch_variables
 from drumline_lint.reading.launchers import launches
+from drumline_lint.reading.rendezvous import most_nodes
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL123")
@@ -19,7 +20,7 @@ _LOST = {
 }
 _REASON = re.compile(
     r"\b(?:no|not|without|lacks?|broken|hangs?|bugs?|driver|ethernet|tcp|pcie|4090|3090|consumer|workaround|because|"
-    r"virtual|vm|cloud|only|unsupported|iommu|acs|until|issues?)\b",
+    r"virtual|vm|cloud|only|unsupported|iommu|acs|until|issues?|if|needed)\b",
     re.IGNORECASE,
 )
 
@@ -27,10 +28,11 @@ _REASON = re.compile(
 def check_shell(script: Script) -> Iterator[Finding]:
     if "_DISABLE" not in script.text or not _is_training(script):
         return
+    harmless = {"NCCL_IB_DISABLE"} if _is_on_one_node(script) else set()
     for item in launch_variables(script):
         assignment = item.assignment
         is_off = (item.script.constant(assignment.value) or "").lower() in _ON
-        if assignment.name in _LOST and is_off and not _has_reason(item):
+        if assignment.name in _LOST.keys() - harmless and is_off and not _has_reason(item):
             message = f"{assignment.name}=1 switches off {_LOST[assignment.name]}"
             yield RULE.at(script, assignment, message)
 
@@ -38,6 +40,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _is_training(script: Script) -> bool:
     is_image = script.container is not None and script.container.kind == "image"
     return is_image or bool(launches(script))
+
+
+def _is_on_one_node(script: Script) -> bool:
+    started = launches(script)
+    return bool(started) and all(
+        launch.is_torchrun and most_nodes(launch) == 1 for launch in started
+    )
 
 
 def _has_reason(item: ScopedAssignment) -> bool:

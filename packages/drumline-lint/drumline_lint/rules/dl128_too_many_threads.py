@@ -18,18 +18,23 @@ def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
         threads = variable(launch, "OMP_NUM_THREADS")
         value = threads.script.constant(threads.assignment.value) if threads else None
-        cpus = _cpus_per_task(launch)
+        cpus = _cpus(launch)
         if threads is None or value is None or not value.isdigit() or cpus is None:
             continue
         ranks = 1 if launch.kind == PYTHON else processes_per_node(launch) or 1
         if int(value) * ranks > cpus and threads.assignment.start not in reported:
             reported.add(threads.assignment.start)
-            message = f"{ranks} x {value} threads share the {cpus} CPUs of a task"
+            message = f"{ranks} x {value} threads share {cpus} CPUs"
             yield RULE.at(script, threads.assignment, message)
 
 
-def _cpus_per_task(launch: Launch) -> int | None:
-    if launch.is_elsewhere or not header(launch).by_name:
+def _cpus(launch: Launch) -> int | None:
+    """Those of a task; a batch script itself has those of all tasks of its node."""
+    batch = header(launch)
+    if launch.is_elsewhere or not batch.by_name:
         return None
-    srun = launch.srun.number("cpus-per-task") if launch.srun else None
-    return srun or header(launch).number("cpus-per-task")
+    per_task = batch.number("cpus-per-task")
+    if launch.srun is not None:
+        return launch.srun.number("cpus-per-task") or per_task
+    tasks = batch.number("ntasks-per-node") or batch.number("ntasks") or 1
+    return per_task and per_task * tasks
