@@ -164,8 +164,8 @@ _STEPPED_OVER = set(
     "nohup exec time command env nice ionice sudo stdbuf setsid eval tini dumb-init".split()
 )
 _WITH_OPTIONS = set(
-    "apptainer conda docker enroot micromamba mpiexec mpirun numactl pdsh pixi poetry podman singularity "
-    "ssh taskset timeout uv".split()
+    "apptainer conda docker enroot micromamba mpiexec mpirun numactl nvidia-docker pdsh pixi poetry podman "
+    "singularity ssh taskset timeout uv".split()
 )
 _ELSEWHERE = {"mpiexec", "mpirun", "pdsh", "ssh"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
@@ -282,7 +282,7 @@ def _in_words(script: Script, written: Sequence[Word], around: _LaunchContext) -
 
 
 def _with_runner(around: _LaunchContext, name: str, words: tuple[Word, ...]) -> _LaunchContext:
-    if name in {"docker", "podman"}:
+    if name in {"docker", "nvidia-docker", "podman"}:
         return replace(around, docker=words)
     if name in {"mpirun", "mpiexec"}:
         return replace(around, mpirun=words)

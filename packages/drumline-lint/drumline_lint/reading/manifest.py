@@ -116,15 +116,11 @@ class _ManifestReader:
 
     def _workload(self, document: YamlNode) -> Iterator[Script]:
         visited: set[int] = set()
-        for workload in mappings_in(document):
-            kind = scalar(member(workload, "kind"))
-            if kind is None or member(workload, "spec") is None:
-                continue
-            for pod, replicas in _pods(workload, kind):
-                for node in items(member(pod, "containers")):
-                    if id(node) not in visited:
-                        visited.add(id(node))
-                        yield self._container(node, pod, workload, replicas)
+        for workload, pod, replicas in _all_pods(document):
+            for node in items(member(pod, "containers")):
+                if id(node) not in visited:
+                    visited.add(id(node))
+                    yield self._container(node, pod, workload, replicas)
 
     def _container(
         self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
@@ -174,7 +170,7 @@ class _ManifestReader:
             replicas=number(member(node, "deploy", "replicas")) or 1,
             gpus=_gpus_of_devices(devices),
             shared_memory=_shared_memory_of_service(node),
-            is_on_host_network=scalar(member(node, "network_mode")) == "host",
+            is_on_shared_network=_shares_network(scalar(member(node, "network_mode"))),
             place=self._scalar_word(member(node, "image")),
         )
         variables = [*self._compose_variables(member(node, "environment"))]
@@ -238,32 +234,45 @@ def _with_merged(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlN
     return list((inherited | pairs).items())
 
 
-def _pods(workload: YamlNode, kind: str) -> Iterator[tuple[YamlNode, int | None]]:
-    """The specs of pods, each with the number of pods that work together."""
-    spec = member(workload, "spec")
-    groups = mapping(member(spec, "pytorchReplicaSpecs"))
+def _all_pods(document: YamlNode) -> Iterator[tuple[YamlNode, YamlNode, int | None]]:
+    """Each workload, the spec of each of its pods, and the number of pods that work together."""
+    for workload in mappings_in(document):
+        kind = scalar(member(workload, "kind"))
+        if kind is not None and member(workload, "spec") is not None:
+            for pod, replicas in _pods(member(workload, "spec"), kind):
+                yield workload, pod, replicas
+    # Of other operators only the containers are known, not how many there are.
+    for pod in mappings_in(document):
+        yield document, pod, None
+
+
+def _pods(spec: YamlNode | None, kind: str) -> Iterator[tuple[YamlNode | None, int | None]]:
     is_elastic = member(spec, "elasticPolicy") is not None
-    total = sum(number(member(group, "replicas")) or 1 for _, group in groups)
-    for _, group in groups:
-        pod = member(group, "template", "spec")
-        if pod is not None:
-            yield pod, None if is_elastic else total
-    pod = member(spec, "template", "spec")
-    if pod is not None and member(pod, "containers") is not None:
-        yield pod, _replicas(spec, kind)
-    elif member(spec, "containers") is not None and spec is not None:
+    # A PyTorchJob has groups of pods, and Volcano's Job has tasks.
+    groups = [group for _, group in mapping(member(spec, "pytorchReplicaSpecs"))]
+    groups += items(member(spec, "tasks"))
+    counts = [_count(member(group, "replicas")) for group in groups]
+    total = sum(counts) if all(counts) and not is_elastic else None
+    for group in groups:
+        yield member(group, "template", "spec"), total
+    if member(spec, "containers") is not None:
         yield spec, 1
+    size = "parallelism" if kind in {"Job", "CronJob"} else "replicas"
+    yield member(spec, "template", "spec"), _count(member(spec, size)) or None
     for job in items(member(spec, "replicatedJobs")):
         inner = member(job, "template", "spec")
-        pod = member(inner, "template", "spec")
-        if pod is not None:
-            yield pod, number(member(inner, "parallelism"))
+        replicas = _count(member(job, "replicas")) * _count(member(inner, "parallelism"))
+        yield member(inner, "template", "spec"), replicas or None
 
 
-def _replicas(spec: YamlNode | None, kind: str) -> int | None:
-    name = "parallelism" if kind in {"Job", "CronJob"} else "replicas"
-    value = member(spec, name)
-    return 1 if value is None else number(value)
+def _count(node: YamlNode | None) -> int:
+    """1 if it is left out, and 0 if it is not a number yet."""
+    return 1 if node is None else number(node) or 0
+
+
+def _shares_network(mode: str | None) -> bool:
+    """`host` or `service:NAME`."""
+    return mode is not None and mode not in {"bridge", "none"}
 
 
 def _gpu_limit(container: YamlNode) -> int | None:

@@ -77,8 +77,8 @@ class Container:
     """Bytes of /dev/shm; None if it is as large as the memory, or not decided here."""
     processes: Word | None = None
     """A PyTorchJob's nprocPerNode."""
-    is_on_host_network: bool = False
-    """Whether containers on one machine share its loopback interface."""
+    is_on_shared_network: bool = False
+    """Whether it shares its loopback interface, with the host or another container."""
     name: Word | None = None
     names_in_pod: frozenset[str] = frozenset()
     place: Word | None = None

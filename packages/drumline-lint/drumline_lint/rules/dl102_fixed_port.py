@@ -76,6 +76,7 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
             and port.is_fixed
             and _is_on_one_node(script, launch)
             and not _is_meant_for_several(script, launch)
+            and not launch.command.is_background
         ):
             message = (
                 f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "

@@ -35,7 +35,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _is_simulated(launch: Launch) -> bool:
     """Whether the nodes are processes, or containers, of one machine."""
     container = launch.script.container
-    shares_network = container is not None and container.is_on_host_network
+    shares_network = container is not None and container.is_on_shared_network
     return shares_network or (launch.command.is_background and launch.srun is None)
 
 
@@ -76,9 +76,18 @@ def _without_address(script: Script, launch: Launch, nodes: int) -> Finding:
     return RULE.at(script, launch.flags[nodes_flag(launch)].word, message, fix=fix)
 
 
+def _ranks_of_containers(launch: Launch) -> int:
+    """The world size, where a container is one rank."""
+    size = variable(launch, "WORLD_SIZE")
+    if launch.script.container is None or size is None or variable(launch, "RANK") is None:
+        return 1
+    value = size.script.constant(size.assignment.value) or ""
+    return int(value) if value.isascii() and value.isdigit() else 1
+
+
 def _of_variable(script: Script, launch: Launch) -> Iterator[Finding]:
     """torchrun sets MASTER_ADDR and does not read it; Python reads it."""
-    nodes = started_on_nodes(launch) or 1
+    nodes = max(started_on_nodes(launch) or 1, _ranks_of_containers(launch))
     address = variable(launch, "MASTER_ADDR")
     if launch.kind != PYTHON or nodes < 2 or address is None:
         return

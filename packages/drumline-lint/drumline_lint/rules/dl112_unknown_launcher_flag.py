@@ -33,6 +33,7 @@ _PROCESSES = ("gpu", "auto", "cpu", "xpu")
 
 def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
+        yield from _blanks_at_equals(script, launch)
         if launch.unknown_flag is not None:
             yield from _unknown_flag(script, launch, launch.unknown_flag)
         if launch.is_torchrun:
@@ -55,6 +56,13 @@ def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Findin
         separator = "_" if "_" in written else "-"
         fix = f"write --{meant.replace('-', separator)}"
         yield RULE.at(script, word, f"{launch.kind} has no flag {written}", fix=fix)
+
+
+def _blanks_at_equals(script: Script, launch: Launch) -> Iterator[Finding]:
+    for name, flag in launch.flags.items():
+        if flag.value is not None and flag.value.plain == "=":
+            message = f"{launch.kind} takes `=` as the value of --{name}"
+            yield RULE.at(script, flag.word, message, fix="write no blanks around `=`")
 
 
 def _unknown_value(
