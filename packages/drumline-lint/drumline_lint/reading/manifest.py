@@ -247,14 +247,19 @@ def _all_pods(document: YamlNode) -> Iterator[tuple[YamlNode, YamlNode, int | No
 
 
 def _pods(spec: YamlNode | None, kind: str) -> Iterator[tuple[YamlNode | None, int | None]]:
-    is_elastic = member(spec, "elasticPolicy") is not None
-    # A PyTorchJob has groups of pods, and Volcano's Job has tasks.
     groups = [group for _, group in mapping(member(spec, "pytorchReplicaSpecs"))]
-    groups += items(member(spec, "tasks"))
     counts = [_count(member(group, "replicas")) for group in groups]
-    total = sum(counts) if all(counts) and not is_elastic else None
+    is_fixed = all(counts) and member(spec, "elasticPolicy") is None
     for group in groups:
-        yield member(group, "template", "spec"), total
+        yield member(group, "template", "spec"), sum(counts) if is_fixed else None
+    # Of Volcano's Job.
+    tasks = items(member(spec, "tasks"))
+    for task in tasks:
+        is_only = len(tasks) == 1
+        yield (
+            member(task, "template", "spec"),
+            _count(member(task, "replicas")) if is_only else None,
+        )
     if member(spec, "containers") is not None:
         yield spec, 1
     size = "parallelism" if kind in {"Job", "CronJob"} else "replicas"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.rendezvous import LOOPBACK, backend, most_nodes
 from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Word
 
 RULE = rule("DL102")
 DEFAULTS = {"static": "29500", "c10d": "29400"}
-LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}  # noqa: S104
 ON_SLURM = (
     "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
 )
@@ -57,14 +57,14 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
     for launch in launches(script):
-        how = _backend(script, launch)
+        how = backend(launch)
         if not launch.is_torchrun or "standalone" in launch.flags or how not in DEFAULTS:
             continue
         port = _port(script, launch)
         if _is_on_shared_slurm(script, launch):
             if port is not None and port.is_fixed:
                 yield _on_slurm(script, port), port.source.start
-            elif port is None and _takes_default(script, launch, how):
+            elif port is None and _takes_default(launch, how):
                 message = f"no port is given, so torchrun takes {DEFAULTS[how]} {ON_SLURM.format(same='')}"
                 yield (
                     RULE.at(script, launch.name[-1], message, fix=f"give a port {FROM_JOB}"),
@@ -76,7 +76,7 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
             and port.is_fixed
             and _is_on_one_node(script, launch)
             and not _is_meant_for_several(script, launch)
-            and not launch.command.is_background
+            and not _runs_beside_another(script, launch)
         ):
             message = (
                 f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "
@@ -110,7 +110,7 @@ def _on_slurm(script: Script, port: Port) -> Finding:
     return RULE.at(script, port.source, message, fix=f"take it {FROM_JOB}")
 
 
-def _takes_default(script: Script, launch: Launch, how: str) -> bool:
+def _takes_default(launch: Launch, how: str) -> bool:
     """Where several nodes rendezvous and no port is named; one node gets a free one."""
     endpoint = launch.flags.get("rdzv-endpoint")
     # Each has an address of its own; static refuses an endpoint without a port.
@@ -119,7 +119,7 @@ def _takes_default(script: Script, launch: Launch, how: str) -> bool:
         if how == "static"
         else endpoint is not None
     )
-    return needs_port and launch.is_sure and _has_several_nodes(script, launch) is True
+    return needs_port and launch.is_sure and (most_nodes(launch) or 1) > 1
 
 
 def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
@@ -133,42 +133,25 @@ def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
 
 
 def _is_on_one_node(script: Script, launch: Launch) -> bool:
-    if launch.is_elsewhere or not launch.is_sure or _has_several_nodes(script, launch) is not False:
+    if launch.is_elsewhere or not launch.is_sure or most_nodes(launch) != 1:
         return False
     endpoint = launch.flags.get("rdzv-endpoint")
     if endpoint is None or endpoint.value is None:
         return endpoint is None
     host, colon, _ = (script.constant(endpoint.value) or endpoint.value.head).rpartition(":")
-    return (host if colon else script.constant(endpoint.value)) in LOCAL
+    return (host if colon else script.constant(endpoint.value)) in LOOPBACK
+
+
+def _runs_beside_another(script: Script, launch: Launch) -> bool:
+    """Whether its port is there to keep two runs of this script apart."""
+    return launch.command.is_background and len(launches(script)) > 1
 
 
 def _is_meant_for_several(script: Script, launch: Launch) -> bool:
     """Whether the script is a template for several nodes, which --standalone would take away."""
-    address = launch.flags.get("master-addr")
-    host = script.constant(address.value) if address and address.value else None
-    is_elsewhere = address is not None and host not in LOCAL
+    has_address = "master-addr" in launch.flags
+    is_elsewhere = has_address and launch.value("master-addr") not in LOOPBACK
     return is_elsewhere or "node-rank" in launch.flags or bool(_SEVERAL_NODES.search(script.text))
-
-
-def _flag_value(script: Script, launch: Launch, name: str) -> str | None:
-    """The constant that a flag is given."""
-    flag = launch.flags.get(name)
-    return script.constant(flag.value) if flag and flag.value else None
-
-
-def _has_several_nodes(script: Script, launch: Launch) -> bool | None:
-    """By --nnodes; None if it is known only at run time."""
-    if "nnodes" not in launch.flags:
-        return False if launch.is_sure else None
-    most = (_flag_value(script, launch, "nnodes") or "").rpartition(":")[2]
-    return int(most) > 1 if most.isascii() and most.isdigit() else None
-
-
-def _backend(script: Script, launch: Launch) -> str:
-    """How the nodes find each other; empty when it is not known."""
-    if "rdzv-backend" not in launch.flags:
-        return "static" if launch.is_sure else ""
-    return _flag_value(script, launch, "rdzv-backend") or ""
 
 
 def _port(script: Script, launch: Launch) -> Port | None:

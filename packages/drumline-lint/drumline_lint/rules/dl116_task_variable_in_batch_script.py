@@ -7,20 +7,13 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import TASK_VARIABLES, started_on_nodes, tasks_per_node
-from drumline_lint.reading.launchers import Launch, launches
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import DYNAMIC_BACKENDS, backend
-from drumline_lint.reading.shell import Assignment, Script
+from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Kind, Word
 
 RULE = rule("DL116")
-_OF_A_PROCESS = {
-    "RANK",
-    "LOCAL_RANK",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "MACHINE_RANK",
-    "CUDA_VISIBLE_DEVICES",
-}
+_RANKS = {"RANK", "LOCAL_RANK", "NODE_RANK"}
 _STARTS_ITSELF = re.compile(r"srun[^\n]*(?:\$0|\$\{0\}|BASH_SOURCE)")
 
 
@@ -35,9 +28,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
             if name and word.start not in reported:
                 reported.add(word.start)
                 yield RULE.at(script, word, _message(name))
+    # torchrun and others set the ranks of their processes themselves.
+    has_ranks = any(launch.kind == PYTHON for launch in started)
+    read = {"CUDA_VISIBLE_DEVICES", *(_RANKS if has_ranks else ())}
     for assignment in script.assignments if started else ():
-        name = _task_variable(script, assignment.value)
-        if name and _is_seen(script, assignment) and assignment.start not in reported:
+        name = _task_variable(script, assignment.value) if assignment.name in read else ""
+        is_exported = assignment.is_exported or assignment.name in script.exported
+        if name and is_exported and assignment.start not in reported:
             yield RULE.at(script, assignment, _message(name))
 
 
@@ -62,11 +59,6 @@ def _early_words(launch: Launch) -> Iterator[Word]:
         if flag.value is not None and not is_ignored:
             yield flag.value
     yield from launch.arguments
-
-
-def _is_seen(script: Script, assignment: Assignment) -> bool:
-    is_exported = assignment.is_exported or assignment.name in script.exported
-    return assignment.name in _OF_A_PROCESS and is_exported
 
 
 def _task_variable(script: Script, word: Word, depth: int = 0) -> str:

@@ -41,7 +41,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
     started = launches(script)
     if _is_on_one_node(script) or (not started and "SLURM" not in script.text):
         return
-    wrong = _wrong_sources(started)
+    wrong: Mapping[str, set[str]] = _wrong_sources(started) if _has_ranks(started) else {}
     for scope in scopes(script, started):
         for assignment in scope.assignments:
             source = _only_variable(assignment.value)
@@ -86,6 +86,11 @@ def _of_world_size(script: Script, launch: Launch) -> Iterator[Finding]:
     if is_number and not is_named and tasks > 1 and int(value or 0) != nodes * tasks:
         message = f"WORLD_SIZE is {value}, and srun starts {nodes * tasks} ranks"
         yield RULE.at(script, size.assignment, message)
+
+
+def _has_ranks(started: list[Launch]) -> bool:
+    """torchrun and others set the variables of their ranks themselves."""
+    return not started or any(launch.kind == PYTHON for launch in started)
 
 
 def _wrong_sources(started: list[Launch]) -> Mapping[str, set[str]]:

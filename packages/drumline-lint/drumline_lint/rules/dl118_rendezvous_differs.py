@@ -17,6 +17,7 @@ RULE = rule("DL118")
 _OWN_HOST = re.compile(
     r"\$\(\s*(?:hostname|uname -n)\b[^)]*\)|`(?:hostname|uname -n)\b[^`]*`|status\.(?:podIP|hostIP)|metadata\.name"
 )
+_OTHER_BATCH = re.compile(r"^#(?:PBS|BSUB|PJM|COBALT|\$ -)", re.MULTILINE)
 _OWN_HOST_NAMES = {"HOSTNAME", "SLURMD_NODENAME", "POD_IP", "MY_POD_IP"}
 _RANDOM = re.compile(r"\bRANDOM\b|\bshuf\b|\buuidgen\b|\bdate \+%|\bsocket\b|\$\$|\bmktemp\b")
 
@@ -41,8 +42,8 @@ def _is_evaluated_on_each_node(launch: Launch) -> bool:
         return launch.script.container.kind != "image" and max(nodes or 1, started) > 1
     if launch.srun is not None or launch.is_elsewhere:
         return launch.is_expanded_late and max(nodes or 1, started) > 1
-    # A script without Slurm is started by hand on each node.
-    is_batch = bool(launch.script.sbatch.by_name)
+    # A script without a scheduler is started by hand on each node.
+    is_batch = bool(launch.script.sbatch.by_name) or _OTHER_BATCH.search(launch.script.text)
     return not is_batch and not launch.command.is_conditional and (nodes or 1) > 1
 
 

@@ -8,7 +8,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.environment import launch_variables
 from drumline_lint.reading.launchers import Launch, launches
-from drumline_lint.reading.rendezvous import most_nodes, nodes_flag
+from drumline_lint.reading.rendezvous import least_nodes
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL122")
@@ -29,11 +29,10 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _has_several_nodes(script: Script) -> bool:
     if (script.sbatch.number("nodes") or 1) > 1:
         return True
-    return any(map(_may_join_nodes, launches(script)))
+    return any(map(_joins_nodes, launches(script)))
 
 
-def _may_join_nodes(launch: Launch) -> bool:
-    if (started_on_nodes(launch) or 1) > 1:
-        return True
-    is_told = not {nodes_flag(launch), "hostfile"}.isdisjoint(launch.flags)
-    return is_told and "standalone" not in launch.flags and most_nodes(launch) != 1
+def _joins_nodes(launch: Launch) -> bool:
+    """On one node, the loopback interface is a choice that works."""
+    nodes = max(started_on_nodes(launch) or 1, least_nodes(launch) or 1)
+    return nodes > 1 or "hostfile" in launch.flags
