@@ -176,9 +176,17 @@ def docker_option(launch: Launch, name: str) -> str | None:
 
 
 def _visible_gpus(launch: Launch) -> int | None:
+    if launch.kind == DEEPSPEED and "num-gpus" in launch.flags:
+        return None  # It ignores CUDA_VISIBLE_DEVICES then: DL130.
+    return len(visible_devices(launch)) or None
+
+
+def visible_devices(launch: Launch) -> list[int]:
+    """The numbers in CUDA_VISIBLE_DEVICES; empty if they are not known."""
     devices = variable(launch, "CUDA_VISIBLE_DEVICES")
     text = devices.script.constant(devices.assignment.value) if devices else None
-    return len(text.split(",")) if text and re.fullmatch(r"\d+(,\d+)*", text) else None
+    is_list = text is not None and re.fullmatch(r"\d{1,4}(,\d{1,4})*", text)
+    return [int(device) for device in text.split(",")] if text and is_list else []
 
 
 def uses_task_variable(launch: Launch) -> bool:

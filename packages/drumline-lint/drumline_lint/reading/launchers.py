@@ -79,13 +79,13 @@ ACCELERATE_FLAGS = FlagTable(
 )
 DEEPSPEED_FLAGS = FlagTable(
     valued=tuple(
-        "autotuning bind-core-list elastic-training exclude hostfile include launcher launcher-args "
-        "max-elastic-nodes master-addr master-port min-elastic-nodes module num-gpus num-nodes node-rank "
-        "save-pid venv-script".split()
+        "account autotuning bind-core-list comment enable-each-rank-log exclude hostfile include launcher "
+        "launcher-args master-addr master-port max-elastic-nodes min-elastic-nodes node-rank "
+        "num-accelerators num-gpus num-nodes ssh-port venv-script".split()
     ),
     bare=tuple(
-        "bind-cores-to-rank elastic-training enable-each-rank-log force-multi help no-local-rank no-python "
-        "no-ssh no-ssh-check".split()
+        "bind-cores-to-rank elastic-training force-multi help module no-local-rank no-python no-ssh "
+        "no-ssh-check save-pid".split()
     ),
     short={"-H": "hostfile", "-i": "include", "-e": "exclude", "-h": "help"},
 )

@@ -13,20 +13,22 @@ from drumline_lint.reading.slurm import HeaderLine, header_lines
 RULE = rule("DL110")
 # What a template makes of such a file is not seen.
 _TEMPLATE = re.compile(r"\{%|<%|\{\{")
-# Beside real ones, such a line has been taken out.
-_COMMENT = re.compile(r"^#[ \t]+SBATCH[ \t]+-.*", re.MULTILINE)
+_COMMENT = re.compile(
+    r"^#[ \t]+SBATCH[ \t]+(?:--[a-z-]+(?:[= ]\S+)?|-[A-Za-z] ?\S*)[ \t]*(?:#.*)?$", re.MULTILINE
+)
 _VARIABLE = re.compile(r"(?<!\\)\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*)")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
     if "SBATCH" not in script.text or script.container or _TEMPLATE.search(script.text):
         return
-    if not script.sbatch.by_name and (comment := _COMMENT.search(script.text)):
-        message = "sbatch does not read this line: it is a comment, as are all others like it"
-        yield RULE.at(
-            script, Word(*comment.span(), ()), message, fix="write #SBATCH without a blank"
-        )
     lines = list(header_lines(script.text))
+    comments = list(_COMMENT.finditer(script.text))
+    # Beside lines that are read, such a line has been taken out.
+    if len(comments) > 1 and not lines:
+        message = "sbatch does not read this line: it is a comment, as are all others like it"
+        place = Word(*comments[0].span(), ())
+        yield RULE.at(script, place, message, fix="write #SBATCH without a blank")
     late = [line for line in lines if line.is_late]
     if late:
         further = f", nor the {len(late) - 1} like it below" if len(late) > 1 else ""
