@@ -25,6 +25,7 @@ from drumline_lint.flow.dead_code import is_dead
 from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
+from drumline_lint.reading.launchers import TORCHRUN, launches
 from drumline_lint.reading.manifest import Manifest
 from drumline_lint.reading.parse import Reading, read_bytes, read_file
 from drumline_lint.reading.shell import Script
@@ -120,13 +121,15 @@ def check(
         problems=[*problems, *(finding for reading in readings for finding in reading.problems)]
     )
     chosen = {number: module for number, module in rules.items() if number in settings.chosen}
+    scripts = [script for reading in readings for script in reading.scripts]
     _check_python(
         results,
         [reading.content for reading in readings if isinstance(reading.content, Source)],
         chosen,
         progress,
+        _started_by_torchrun(scripts),
     )
-    _check_scripts(results, [script for reading in readings for script in reading.scripts], chosen)
+    _check_scripts(results, scripts, chosen)
     findings = sorted(
         (
             finding
@@ -159,7 +162,11 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 
 
 def _check_python(
-    results: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None
+    results: _Results,
+    sources: list[Source],
+    rules: RuleModules,
+    progress: Progress | None,
+    started_by_torchrun: frozenset[str],
 ) -> None:
     python = {number: module for number, module in rules.items() if hasattr(module, "check")}
     num_checked = 0
@@ -172,6 +179,7 @@ def _check_python(
                 if not module.RULE.only_distributed
             }
         program, distributed = _resolved(results, project)
+        program.started_by_torchrun = started_by_torchrun
         for source in program.sources:
             num_checked += 1
             if progress is not None:
@@ -180,6 +188,17 @@ def _check_python(
                 if source in distributed or not module.RULE.only_distributed:
                     find = functools.partial(findings_of, module, program, source)
                     _run_rule(results, number, source.path, find)
+
+
+def _started_by_torchrun(scripts: list[Script]) -> frozenset[str]:
+    """The names of the Python files that scripts start with it."""
+    words = [
+        launch.arguments[0].plain
+        for script in scripts
+        for launch in launches(script)
+        if launch.kind == TORCHRUN and launch.arguments
+    ]
+    return frozenset(Path(word).name for word in words if word is not None)
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:

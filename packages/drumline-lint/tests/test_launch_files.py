@@ -151,3 +151,47 @@ def test_a_dockerfile_has_variables_and_a_command() -> None:
 )
 def test_sizes(text: str, size: int | None) -> None:
     assert parse_size(text) == size
+
+
+SPAWNING = """\
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def work(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+FLAGGED = """\
+import argparse
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "launch", "shown"),
+    [
+        (SPAWNING, "torchrun --nproc-per-node=2 code/train.py", ["DL067"]),
+        (SPAWNING, "python code/train.py", []),
+        (SPAWNING, "torchrun --nproc-per-node=2 other.py", []),
+        (FLAGGED, "torchrun --nproc-per-node=2 train.py", ["DL056"]),
+        (FLAGGED, "python -m torch.distributed.launch --nproc_per_node=2 train.py", []),
+    ],
+)
+def test_how_a_script_starts_a_python_file_decides(
+    code: str, launch: str, shown: list[str]
+) -> None:
+    files = [
+        read_bytes(Path("train.py"), code.encode()),
+        read_bytes(Path("run.sh"), launch.encode()),
+    ]
+    rules = {number: all_rules()[number] for number in ("DL056", "DL067")}
+    report = check(files, rules, Settings(chosen=frozenset(rules)))
+    assert [finding.rule for finding in report.findings] == shown

@@ -31,6 +31,8 @@ class Program:
         self._names: dict[ast.expr, str] = {}
         self._asked: dict[str, QueryCache] = {}
         self._remembered: dict[object, Any] = {}
+        self.started_by_torchrun: frozenset[str] = frozenset()
+        """The names of files that a script starts with torchrun."""
 
     # The files.
 

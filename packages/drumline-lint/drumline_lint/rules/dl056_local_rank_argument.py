@@ -25,7 +25,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if not flags or _reads_variable(program, source):
             continue
         message = f"torchrun passes no {flags[0]}: it keeps its default on every rank"
-        severity = None if "torchrun" in source.text else Severity.NOTE
+        is_started = source.path.name in program.started_by_torchrun
+        severity = None if is_started or "torchrun" in source.text else Severity.NOTE
         yield RULE.at(source, call, message, severity=severity)
 
 

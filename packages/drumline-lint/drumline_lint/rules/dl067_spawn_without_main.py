@@ -20,6 +20,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if source.is_notebook:
         return
     for call in program.calls(source, *_SPAWNING):
+        if source.path.name in program.started_by_torchrun:
+            message = "torchrun starts a process for each GPU, and each of them spawns more"
+            yield RULE.at(source, call, message, fix="start it with python, or spawn nothing")
+            continue
         if _runs_at_import(program, call, set()):
             message = (
                 "every spawned process imports this file and comes here again: "
