@@ -17,6 +17,7 @@ from drumline_lint.flow.conditions import (
     split_condition,
 )
 from drumline_lint.flow.distributed import framework
+from drumline_lint.program.calls import argument
 from drumline_lint.program.names import (
     ACCELERATOR,
     COLLECTIVE_SAVES,
@@ -69,6 +70,8 @@ def collective(program: Program, call: ast.Call) -> str:
     name = program.name_of(call.func) or _of_engine(program, call)
     if name not in ALL or has_group(program, call):
         return ""
+    if name.endswith("save_pretrained") and argument(call, None, "state_dict") is not None:
+        return ""  # the state was gathered before
     return "" if name.startswith(_OF_SHARDS) and not _has_shards(program) else name
 
 

@@ -36,6 +36,7 @@ COLLECTIVE_SAVES = frozenset(
     "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict "
     "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict "
     "torch.distributed.fsdp.FullyShardedDataParallel.summon_full_params "
+    "torch.distributed.fsdp.FullyShardedDataParallel.save_pretrained "
     "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict".split()
 )
 # What prepares models and loaders for several processes.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.loops import calls_made_in
+from drumline_lint.flow.loops import calls_in, calls_made_in
 from drumline_lint.flow.run_order import Run, Step, found_in_runs, process_of
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import LOADER
@@ -17,6 +17,7 @@ from drumline_lint.program.tree import nodes_in
 from drumline_lint.program.value import Class, ConstantValue, Function
 from drumline_lint.reading.source import Source
 from drumline_lint.training.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
+from drumline_lint.training.steps import training_loops
 
 RULE = rule("DL011")
 
@@ -34,6 +35,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
+    yield from _same_noise(program, run)
     drawn = augmentations(program, run)
     loading = [step for step in run if program.name_of(step.call.func) == LOADER]
     loaders = [step.call for step in loading]
@@ -54,6 +56,20 @@ def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
             place = _same_seed(program, seeding, "torch" if has_workers else kind)
             if place is not None:
                 yield place, what
+
+
+def _same_noise(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
+    """What a training loop itself draws, such as the noise of a diffusion model."""
+    calls = {step.call for step in run}
+    noise = [
+        program.name_of(call.func)
+        for loop in training_loops(program)
+        for call in calls_in(loop)
+        if call in calls and program.name_of(call.func) in _NOISE
+    ]
+    place = _same_seed(program, run, "torch") if noise else None
+    if place is not None:
+        yield place, f"{noise[0]} in the training loop"
 
 
 def _in_same_process(program: Program, run: Run, loading: Run) -> Run:
@@ -138,6 +154,7 @@ _TORCH_DRAWS = (
     "multinomial",
     "rand_like",
 )
+_NOISE = tuple(f"torch.{name}" for name in ("randn", "randn_like", "randint", "rand", "rand_like"))
 _OWN_GENERATORS = (
     "numpy.random.default_rng",
     "numpy.random.RandomState",

@@ -29,6 +29,10 @@ KINDS = {
     **dict.fromkeys(("logging.info", "logging.getLogger.info", "loguru.logger.info"), "log"),
     **dict.fromkeys((*_TQDM, "rich.progress.track"), "bar"),
     **dict.fromkeys(("wandb.init", "wandb.log", "wandb.init.log"), "wandb"),
+    **dict.fromkeys(
+        ("mlflow.start_run", "neptune.init_run", "comet_ml.Experiment", "swanlab.init", "aim.Run"),
+        "tracker",
+    ),
     "torch.utils.tensorboard.SummaryWriter": "writer",
     "torch.utils.tensorboard.writer.SummaryWriter": "writer",
     "tensorboardX.SummaryWriter": "writer",
@@ -38,6 +42,7 @@ _MESSAGES = {
     "log": "{name} runs on every rank, and no logger is set up by rank",
     "bar": "{name} draws a progress bar on every rank",
     "wandb": "{name} runs on every rank",
+    "tracker": "{name} begins a run on every rank",
     "writer": "{name} is opened on every rank, with the same folder",
 }
 _FIXES = {
@@ -67,7 +72,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if is_on_every_rank(program, call):
             message = _MESSAGES[kind].format(name=source.code(call.func))
             # a second run or file for each rank is more than a line that is printed twice
-            severity = Severity.WARNING if kind in ("wandb", "writer") else None
+            severity = Severity.WARNING if kind in ("wandb", "writer", "tracker") else None
             fix = _FIXES.get(kind, "")
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 

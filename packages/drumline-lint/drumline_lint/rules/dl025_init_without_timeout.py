@@ -6,15 +6,20 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import rank_tests, rest_of_block
+from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
+from drumline_lint.program.tree import last_name, nodes_in
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL025")
 DEFAULTS = {"nccl": "10 minutes with NCCL", "gloo": "30 minutes with Gloo"}
 LONGER = "30 minutes"
+# They go through a whole dataset.
+_LONG = ("map", "save_to_disk", "snapshot_download", "extractall", "download_and_prepare")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -32,12 +37,38 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, severity=Severity.ERROR)
         if has_unknown_arguments(call) or is_given or backends == {"mpi"}:
             continue
+        work = _long_work(program, source)
+        if work is not None:
+            message = (
+                f"{source.code(work.func)} runs on one rank while the others wait in a barrier, "
+                "which fails after the default timeout"
+            )
+            yield RULE.at(source, work, message, severity=Severity.WARNING)
         waits = " or ".join(_waits(call, {str(name).lower() for name in backends}))
         yield RULE.at(
             source,
             call,
             f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {waits}",
         )
+
+
+def _long_work(program: Program, source: Source) -> ast.Call | None:
+    """What prepares data on one rank, right before a barrier of all."""
+    for branch in program.index(source).every(ast.If):
+        if not any(test.is_main for test in rank_tests(program, branch.test)):
+            continue
+        following = rest_of_block(branch)[:1]
+        waiting = [call for statement in following for call in nodes_in(statement, ast.Call)]
+        if not any(program.name_of(call.func) == "torch.distributed.barrier" for call in waiting):
+            continue
+        calls: list[ast.Call] = [
+            call for statement in branch.body for call in nodes_in(statement, ast.Call)
+        ]
+        for call in calls:
+            inner = [call, *calls_made_in(program, call)]
+            if any(last_name(part.func) in _LONG for part in inner):
+                return call
+    return None
 
 
 def _is_number(program: Program, timeout: ast.expr | None) -> bool:

@@ -34,8 +34,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if is_on_every_rank(program, call) and not (
             _is_made_before(program, call) or _takes_turns(program, call)
         ):
+            what = "extracts" if last_name(call.func) == "extractall" else "downloads"
             message = (
-                f"{source.code(call.func)} downloads on every rank: "
+                f"{source.code(call.func)} {what} on every rank: "
                 "all ranks write the same files at the same time"
             )
             yield RULE.at(source, call, message)
@@ -49,6 +50,9 @@ def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
             yield call
     for call in program.calls(source, *_FETCHING):
         if not is_own(program, argument(call, 1, "")):
+            yield call
+    for call in program.index(source).calls.get("extractall", ()):
+        if not is_own(program, argument(call, 0, "path")):
             yield call
 
 

@@ -22,12 +22,13 @@ from drumline_lint.program.tree import (
     SCOPES,
     ancestors,
     block_of,
+    dotted,
     enclosing_function,
     last_name,
     nodes_in,
     parent_of,
 )
-from drumline_lint.program.value import LoopItem
+from drumline_lint.program.value import Function, LoopItem
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part
 from drumline_lint.training.models import wraps_any
@@ -42,6 +43,15 @@ _CLOCKS = (
     "time.process_time",
     "datetime.datetime.now",
 )
+_MEMORY = tuple(
+    f"torch.cuda.{name}" for name in ("memory_allocated", "memory_reserved", "mem_get_info")
+)
+_OWN_CALLS = {
+    **dict.fromkeys(_CLOCKS, "its own clock"),
+    **dict.fromkeys(_MEMORY, "its own memory"),
+    "os.path.exists": "a file that it sees",
+    "os.path.isfile": "a file that it sees",
+}
 # They are the same on all ranks, as a sampler gives every rank batches of one size.
 _SIZES = ("len", "shape", "size")
 # Names of functions that are not given, and let ranks agree.
@@ -174,8 +184,13 @@ def _stops_by_own_metric(program: Program, exit_: Exit) -> bool:
 def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
     """In words, what of this rank alone a condition asks about."""
     for call in nodes_in(test, ast.Call):
-        if program.name_of(call.func) in _CLOCKS:
-            return "its own clock"
+        if reason := _OWN_CALLS.get(program.name_of(call.func), ""):
+            return reason
+        if reason := _returned(program, call):
+            return reason
+    for name in nodes_in(test, ast.Name, ast.Attribute):
+        if dotted(name) in _set_by_signals(program, program.source_of(test)):
+            return "a signal that it got"
     for name in nodes_in(test, ast.Name):
         if _is_size(name):
             continue
@@ -189,6 +204,33 @@ def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
     return ""
 
 
+def _returned(program: Program, call: ast.Call) -> str:
+    """The same of what a function returns, if it asks no other rank."""
+    function = program.function_of(call)
+    if function is None or _exchanges(program, function):
+        return ""
+    values = [statement.value for statement in nodes_in(function, ast.Return) if statement.value]
+    calls = [inner for value in values for inner in nodes_in(value, ast.Call)]
+    names = [program.name_of(inner.func) for inner in calls]
+    return next((_OWN_CALLS[name] for name in names if name in _OWN_CALLS), "")
+
+
+@cached_query
+def _set_by_signals(program: Program, source: Source) -> set[str]:
+    """What the functions that handle signals assign."""
+    handlers = [call.args[1] for call in program.calls(source, "signal.signal") if call.args[1:]]
+    functions = [
+        value.node
+        for handler in handlers
+        for value in program.values(handler)
+        if isinstance(value, Function)
+    ]
+    assignments = [
+        statement for function in functions for statement in nodes_in(function, ast.Assign)
+    ]
+    return {dotted(target) for statement in assignments for target in statement.targets}
+
+
 def _is_loss(program: Program, name: ast.Name) -> bool:
     """A parameter with that name, of which no more is known."""
     kinds = [binding.kind for binding in program.bindings(name)]
@@ -200,6 +242,8 @@ def _is_size(name: ast.Name) -> bool:
     rank alone."""
     is_size = False
     for outer in ancestors(name):
+        if isinstance(outer, ast.Attribute) and outer.attr == "requires_grad":
+            return True
         called = outer.func if isinstance(outer, ast.Call) else outer
         is_size = is_size or (
             isinstance(called, ast.Name | ast.Attribute) and last_name(called) in _SIZES

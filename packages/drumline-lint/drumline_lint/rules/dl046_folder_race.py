@@ -16,7 +16,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
 
 RULE = rule("DL046", in_tests=False)
-_DELETING = ("shutil.rmtree", "shutil.move")
+_DELETING = ("shutil.rmtree", "shutil.move", "os.remove", "os.unlink", "os.rename")
 _CREATING = ("os.makedirs", "os.mkdir", "pathlib.Path.mkdir")
 _STAMPS = ("strftime", "now", "time")
 

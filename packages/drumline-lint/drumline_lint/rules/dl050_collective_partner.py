@@ -10,7 +10,7 @@ from drumline_lint.flow.collectives import has_group, short_name
 from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import COLLECTIVES
-from drumline_lint.program.origins import written_values
+from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     dotted,
@@ -44,6 +44,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for first, second in (("send", "recv"), ("recv", "send")):
         for call in program.calls(source, f"torch.distributed.{first}"):
             yield from _waits_first(program, source, call, f"torch.distributed.{second}")
+    for call in program.calls(source, "torch.distributed.new_group"):
+        yield from _own_group(program, source, call)
     for branch in program.index(source).every(ast.If):
         yield from _another_order(program, source, branch)
     for call in program.calls(source, "torch.distributed.reduce"):
@@ -85,6 +87,18 @@ def _waits_first(
     if is_first and not any(conditions(program, call)):
         first = "sends" if partner.endswith("recv") else "receives"
         message = f"every rank {first} first, and waits for a partner that does the same"
+        yield RULE.at(source, call, message)
+
+
+def _own_group(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """Members that are computed from this rank: every rank must make every group."""
+    ranks = argument(call, 0, "ranks")
+    if isinstance(ranks, ast.List) and len(ranks.elts) == 1:
+        return  # a group of this rank alone waits for nobody
+    members = parts(program, ranks)
+    is_own = any(isinstance(value, Rank) for part in members for value in program.values(part))
+    if is_own and argument(call, None, "use_local_synchronization") is None:
+        message = "each rank makes only its own group, and every rank must make all groups"
         yield RULE.at(source, call, message)
 
 

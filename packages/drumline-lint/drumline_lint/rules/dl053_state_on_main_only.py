@@ -46,7 +46,9 @@ def _changed(program: Program, call: ast.Call) -> str:
     """What a call changes that DDP does not copy from rank 0; empty if nothing."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     if owner is None:
-        return ""
+        is_average = "ema" in last_name(call.func).lower().split("_")
+        is_run = is_average and _runs_average(program, call)
+        return "updates the average of the weights" if is_run else ""
     name = dotted(owner)
     is_state = is_optimizer(program, owner) or is_scaler(program, owner)
     if "ema" in f"{name}.{last_name(call.func)}".lower().replace(".", "_").split("_"):
@@ -63,11 +65,20 @@ def _runs_average(program: Program, update: ast.Call) -> bool:
     """Whether every rank runs the averaged model."""
     calls = program.index(program.source_of(update)).every(ast.Call)
     return any(
-        "ema" in (words := set(last_name(call.func).lower().split("_")))
-        and words <= _OF_MODELS
-        and not any(rank_tests_at(program, call))
+        any(_is_average(name) for name in _run_by(call)) and not any(rank_tests_at(program, call))
         for call in calls
     )
+
+
+def _run_by(call: ast.Call) -> list[ast.expr]:
+    """What a call runs: itself, or what it evaluates."""
+    name = last_name(call.func).lower()
+    return [call.func, *(call.args if name.startswith(("eval", "valid", "test")) else ())]
+
+
+def _is_average(model: ast.expr) -> bool:
+    words = set(last_name(model).lower().split("_"))
+    return "ema" in words and words <= _OF_MODELS
 
 
 def _is_sharded_later(program: Program, call: ast.Call, model: str) -> bool:

@@ -31,6 +31,7 @@ _REPORTS = {"print", "info", "log", "add_scalar", "write"}
 _TRAINER = "pytorch_lightning.Trainer"
 _LOG = "pytorch_lightning.LightningModule.log"
 _EVALUATION_STEPS = ("validation_step", "test_step")
+_ADDING = ("append", "extend", "add")
 _JOINING = re.compile(
     r"reduce(?!lr)|gather|broadcast|sync|across|collect|merge|aggregat|^compute$|average_over"
 )
@@ -113,7 +114,7 @@ def _divisions(source: Source, loop: Loop) -> Iterator[Finding]:
 def _counting(loop: Loop) -> list[ast.AST]:
     """Where something is added up or collected in it."""
     adding: list[ast.AST] = nodes_in(loop, ast.AugAssign)
-    return adding + [call for call in nodes_in(loop, ast.Call) if last_name(call.func) == "append"]
+    return adding + [call for call in nodes_in(loop, ast.Call) if last_name(call.func) in _ADDING]
 
 
 def _is_reported(program: Program, loop: Loop) -> bool:
