@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import ConstantValue
+from drumline_lint.program.value import ConstantValue, Instance
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
 
@@ -20,6 +20,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Both in one call: shuffle true in any case, the sampler something that is known not to be
     None."""
     for call in program.calls(source, LOADER):
+        if given(call, "sampler") is not None and _is_stream(program, given(call, "dataset")):
+            message = "an IterableDataset takes no sampler: DataLoader raises a ValueError"
+            yield RULE.at(source, call, message, fix="divide the data by rank in its __iter__")
         if not _is_true(program, given(call, "shuffle")):
             continue
         for name in ("sampler", "batch_sampler"):
@@ -30,6 +33,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     source, call, f"shuffle=True beside {option}: DataLoader raises a ValueError"
                 )
                 break
+
+
+def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
+    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
+    return bool(classes) and all(
+        any(str(base).endswith("IterableDataset") for base in program.ancestry(owner))
+        for owner in classes
+    )
 
 
 def _is_true(program: Program, shuffle: ast.expr | None) -> bool:

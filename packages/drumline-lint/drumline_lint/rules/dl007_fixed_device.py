@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.single_process import is_in_run, is_single_process
@@ -18,6 +19,7 @@ from drumline_lint.program.tree import (
     Binding,
     ancestors,
     last_name,
+    nodes_in,
     position,
     scope_of,
     statement_of,
@@ -49,6 +51,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
 
     yield from _default_devices(program, source)
+    yield from _before_choice(program, source)
 
 
 def _default_devices(program: Program, source: Source) -> Iterator[Finding]:
@@ -62,6 +65,24 @@ def _default_devices(program: Program, source: Source) -> Iterator[Finding]:
             if isinstance(move, ast.Call) and _moves_to_default(program, move):
                 message = f"{source.code(move)} is the first GPU for all ranks of a host"
                 yield RULE.at(source, move, message)
+
+
+def _before_choice(program: Program, source: Source) -> Iterator[Finding]:
+    """`.cuda()` before `torch.cuda.set_device` in the same function."""
+    for choice in program.calls(source, "torch.cuda.set_device"):
+        for call in nodes_in(scope_of(choice), ast.Call):
+            is_before = position(call) < position(choice) and not any(conditions(program, choice))
+            if is_before and isinstance(call.func, ast.Attribute) and _is_default(program, call):
+                message = (
+                    f"{source.code(call)} comes before set_device: "
+                    "it is the first GPU for all ranks of a host"
+                )
+                yield RULE.at(source, call, message, fix="call torch.cuda.set_device first")
+
+
+def _is_default(program: Program, call: ast.Call) -> bool:
+    """A model or a tensor that goes to the default GPU, on every rank."""
+    return _moves_to_default(program, call) and not any(conditions(program, call))
 
 
 def _moves_to_default(program: Program, move: ast.Call) -> bool:

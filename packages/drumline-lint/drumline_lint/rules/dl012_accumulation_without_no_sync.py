@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import calls_in, loop_around
+from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     Loop,
+    ancestors,
     dotted,
     enclosing_function,
     end_position,
@@ -54,6 +57,33 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
     for call in program.index(source).calls.get("no_sync", ()):
         yield from _without_forward(program, source, call)
+    yield from _never_synced(program, source)
+
+
+def _never_synced(program: Program, source: Source) -> Iterator[Finding]:
+    """Loops whose every backward pass is under `with model.no_sync():`."""
+    for loop in training_loops(program) if "no_sync" in source.text else ():
+        if program.source_of(loop) is not source:
+            continue
+        calls = list(calls_in(loop))
+        passes = [call for call in calls if is_method(call, "backward")]
+        managers = [call for call in calls if is_method(call, "no_sync")]
+        is_plain = all(
+            isinstance(parent_of(call), ast.withitem) and not any(_inner_tests(program, call, loop))
+            for call in managers
+        )
+        are_all_in = bool(passes) and all(is_within(call, "no_sync") for call in passes)
+        if are_all_in and is_plain and managers and optimizer_steps(program, loop):
+            message = "every backward pass is under no_sync: the gradients are never averaged"
+            fix = "leave the last micro-batch of each step out of no_sync"
+            yield RULE.at(source, managers[0], message, fix=fix)
+
+
+def _inner_tests(program: Program, node: ast.AST, loop: Loop) -> Iterator[ast.expr]:
+    """The conditions between a node and the loop around it."""
+    for test, _ in conditions(program, node, with_exits=False):
+        if loop in ancestors(test):
+            yield test
 
 
 def _without_forward(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:

@@ -6,12 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import rank_tests_at
+from drumline_lint.flow.guards import is_main_only
 from drumline_lint.program.names import FSDP
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import dotted, last_name, nodes_in, position, scope_of
 from drumline_lint.program.value import CallResult
 from drumline_lint.reading.source import Source
+from drumline_lint.training.saves import saves
+from drumline_lint.training.steps import is_optimizer
 
 RULE = rule("DL052")
 _CLIPPING = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
@@ -31,6 +35,24 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if call.args and any(_is_of_shards(program, part) for part in parts(program, call.args[0])):
             message = "each rank clips by the norm of its own shards"
             yield RULE.at(source, call, message, fix="call the model's own clip_grad_norm_")
+    yield from _saved_shards(program, source)
+
+
+def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
+    """`optimizer.state_dict()` of a sharded model, that one rank saves."""
+    if next(program.all_calls(FSDP[0]), None) is None:
+        return
+    for save in saves(program, source):
+        contents = [part for part in parts(program, save.what) if isinstance(part, ast.Call)]
+        states = [call for call in contents if last_name(call.func) == "state_dict"]
+        is_of_optimizer = any(
+            isinstance(call.func, ast.Attribute) and is_optimizer(program, call.func.value)
+            for call in states
+        )
+        if is_of_optimizer and is_main_only(frozenset(rank_tests_at(program, save.call))):
+            message = "rank 0 saves the optimizer's state of its own shards only"
+            fix = "gather it on every rank with FSDP.optim_state_dict, then save on rank 0"
+            yield RULE.at(source, save.call, message, fix=fix)
 
 
 def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:

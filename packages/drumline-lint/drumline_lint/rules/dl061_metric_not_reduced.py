@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.collectives import collectives_in
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.loops import batch_loops, evaluation_loops
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
@@ -88,12 +88,7 @@ def _has_devices(program: Program, trainer: ast.Call) -> bool:
 
 
 def _is_left_apart(program: Program, loop: Loop) -> bool:
-    return (
-        bool(_counting(loop))
-        and goes_over_part(program, loop)
-        and not is_on_some_only(program, loop)
-        and not _is_joined(program, loop)
-    )
+    return bool(_counting(loop)) and goes_over_part(program, loop) and not _is_joined(program, loop)
 
 
 def _divisions(source: Source, loop: Loop) -> Iterator[Finding]:
@@ -135,6 +130,8 @@ def _is_joined(program: Program, loop: Loop) -> bool:
         places += [] if owner is None else [owner]
         callers = [enclosing_function(call) for call in program.callers(function)]
         places += [caller for caller in callers if caller is not None]
+    if any(next(collectives_in(program, place), None) is not None for place in places):
+        return True
     return any(
         _JOINING.search(last_name(call.func).lower())
         for place in places

@@ -13,7 +13,7 @@ from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, INIT
 from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import enclosing_function, last_name, position
+from drumline_lint.program.tree import enclosing_function, last_name, nodes_in, position
 from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
@@ -49,6 +49,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _about_ports(program: Program, node: ast.AST, value: ast.expr | None) -> str:
     """What is wrong with a port that a rank draws or looks for by itself."""
+    names = nodes_in(value, ast.Name) if value is not None else []
+    bindings = [binding for name in names for binding in program.bindings(name)]
+    if any(binding.kind == "parameter" for binding in bindings):
+        return ""  # whoever starts the ranks gives it to all
     calls = [part for part in parts(program, value) if isinstance(part, ast.Call)]
     draws = [
         call

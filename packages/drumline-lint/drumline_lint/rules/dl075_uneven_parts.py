@@ -38,7 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for loop in batch_loops(program, source):
         if not isinstance(loop, ast.For) or not wrapped_calls(program, loop) or _ends(loop):
             continue
-        for call in loaders(program, loop.iter):
+        for call in _without_sampler(program, loop):
             cut = _cut(program, given(call, "dataset"))
             if cut is not None and not _is_known(program, call, cut):
                 where = program.source_of(cut)
@@ -49,9 +49,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield RULE.at(source, call if program.source_of(call) is source else loop, message)
 
 
+def _without_sampler(program: Program, loop: ast.For) -> list[ast.Call]:
+    calls = loaders(program, loop.iter)
+    return [call for call in calls if given(call, "sampler") is None]
+
+
 def _ends(loop: Loop) -> bool:
     """Whether it may end before, or waits for no one."""
-    return bool(nodes_in(loop, ast.Break)) or is_within(loop, "join")
+    is_joined = is_within(loop, "join") or is_within(loop, "Join")
+    return is_joined or bool(nodes_in(loop, ast.Break))
 
 
 def _cut(program: Program, dataset: ast.expr | None) -> ast.expr | None:
