@@ -109,6 +109,9 @@ bench-profile: .venv/ready ## compare the overlap and idle time of a profile on 
 bench-overhead: .venv/ready ## what profiling costs: profiled steps, and those after them, against the steps before
 	$(BIN)/python -m benchmarks.profile_overhead
 
+bench-planted: .venv/ready ## whether drumline profile names planted bottlenecks first, about 10 minutes
+	$(BIN)/python -m benchmarks.planted_profile benchmarks/planted/open
+
 soak: .venv/ready tools ## the tests that are too long for every change, about 4 minutes
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --timeout 600 -m soak
 
@@ -159,4 +162,4 @@ soak-demo: .venv/run ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test size bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-starts soak-mutants soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test size bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead bench-planted soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-starts soak-mutants soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
