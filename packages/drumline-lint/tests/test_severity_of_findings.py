@@ -10,6 +10,11 @@ from reading_cases import findings_in
 START = (
     "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
 )
+NORM = START + (
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    "from torch.utils.data import DataLoader\n"
+    "model = DDP(torch.nn.BatchNorm1d(8).cuda(), device_ids=[0])\n"
+)
 SEVERITIES = {
     "one process for all GPUs": (
         "DL001",
@@ -35,6 +40,26 @@ SEVERITIES = {
     ),
     "a printed line": ("DL023", START + "print('a')\n", Severity.NOTE),
     "a run of a tracker": ("DL023", START + "import wandb\nwandb.init()\n", Severity.WARNING),
+    "a BatchNorm and batches of unknown size": (
+        "DL006",
+        NORM + "DataLoader(data, batch_size=size)\n",
+        Severity.NOTE,
+    ),
+    "a BatchNorm and batches of two": (
+        "DL006",
+        NORM + "DataLoader(data, batch_size=2)\n",
+        Severity.WARNING,
+    ),
+    "a BatchNorm and an evaluation of one sample": (
+        "DL006",
+        NORM + "DataLoader(data, batch_size=1)\n",
+        Severity.NOTE,
+    ),
+    "lines in one file": (
+        "DL014",
+        START + "with open('log', 'w') as file:\n    file.write('a')\n",
+        Severity.WARNING,
+    ),
     "a timeout of a wrong type": (
         "DL025",
         START.replace("'nccl'", "'nccl', timeout=60"),

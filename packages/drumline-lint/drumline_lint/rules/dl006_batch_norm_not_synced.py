@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import argument, default_of
-from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DDP, LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
@@ -40,7 +39,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if model is not None and layer is not None and not is_synced:
             where = program.source_of(layer).code(layer)
             message = f"{source.code(model)} has BatchNorm ({where})"
-            is_small = any(_has_small_batch(program, file) for file in connected(program, source))
+            is_small = _has_small_batch(program, source)
             yield RULE.at(
                 source,
                 call,
@@ -50,7 +49,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _has_small_batch(program: Program, source: Source) -> bool:
-    """Whether a loader, or an option that is named so, has a batch of at most four."""
+    """Whether a loader, or an option that is named so, has a batch of two to four; one sample is
+    for an evaluation."""
     index = program.index(source)
     sizes = [given(call, "batch_size") for call in program.calls(source, LOADER)]
     for function in (*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)):
@@ -61,7 +61,7 @@ def _has_small_batch(program: Program, source: Source) -> bool:
         names = [str(name.value) for name in call.args if isinstance(name, ast.Constant)]
         if any("batch" in name for name in names):
             sizes.append(argument(call, None, "default"))
-    return any(isinstance(size, ast.Constant) and size.value in (1, 2, 3, 4) for size in sizes)
+    return any(isinstance(size, ast.Constant) and size.value in (2, 3, 4) for size in sizes)
 
 
 def _is_layer(program: Program, node: ast.AST) -> bool:
