@@ -38,7 +38,14 @@ from drumline.tools.profile.breakdown import (
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
 from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.merged_trace import write_merged
-from drumline.tools.profile.trace_file import RankTrace, TraceStep, from_events, read_events
+from drumline.tools.profile.trace_file import (
+    Details,
+    RankTrace,
+    TraceStep,
+    from_events,
+    read_events,
+    shifted,
+)
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
@@ -56,7 +63,7 @@ def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileRe
     facts, traces, missing = read_ranks(folder)
     result = result_of(facts, traces, missing, network_bytes_per_s)
     hosts = {rank: rank_facts.host for rank, rank_facts in facts.items()}
-    write_merged(folder, hosts, base_ns={rank: trace.base_ns for rank, trace in traces.items()})
+    write_merged(folder, hosts, traces)
     write_profile(run, result)
     return result
 
@@ -96,16 +103,16 @@ def _read_rank(
 ) -> RankTrace:
     """A trace by the clock of the first one in `traces`; `ahead`: by how much each host's clock is
     ahead of that."""
-    events, base_ns = read_events(path)
+    trace = from_events(*read_events(path))
     if not traces:
         ahead.clear()
         ahead[facts.host] = 0.0
-        return with_sources(from_events(events, base_ns), facts)
+        return with_sources(trace, facts)
     first = traces[min(traces)]
     if facts.host not in ahead:
-        ahead[facts.host] = clock_difference(from_events(events, base_ns), first)
-    shift_s = (base_ns - first.base_ns) / 1e9 - ahead[facts.host]
-    return with_sources(from_events(events, base_ns, shift_s), facts)
+        ahead[facts.host] = clock_difference(trace, first)
+    shift_s = (trace.base_ns - first.base_ns) / 1e9 - ahead[facts.host]
+    return with_sources(shifted(trace, shift_s), facts)
 
 
 def counted_steps(steps: Sequence[TraceStep], left_out: Sequence[int]) -> tuple[TraceStep, ...]:
@@ -207,22 +214,26 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
 
 
 def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
-    rows = (
-        (name, seconds)
-        for trace in traces
-        for name, start, seconds in trace.operations
-        if (place := bisect_right(trace.steps, start, key=lambda step: step.start))
-        and start < trace.steps[place - 1].end
-    )
-    return [
-        Kernel(name=name, seconds=seconds, calls=calls)
-        for name, seconds, calls in _per_step(rows, traces)
+    """Means over steps and ranks, the longest first."""
+    seconds: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    for trace in traces:
+        numbers = {step.number for step in trace.steps}
+        for operation in trace.operations:
+            if operation.step in numbers:
+                seconds[operation.name] += operation.seconds
+                calls[operation.name] += operation.calls
+    num_steps = sum(len(trace.steps) for trace in traces)
+    kernels = [
+        Kernel(name=name, seconds=total_s / num_steps, calls=calls[name] / num_steps)
+        for name, total_s in seconds.items()
     ]
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
     rows = (
-        ((event.details["source"], event.name), event.end - event.start)
+        ((event.details.source, event.name), event.end - event.start)
         for trace in traces
         for event in trace.syncs
     )
@@ -265,7 +276,7 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
             sources[first : last + 1] = [place] * (last + 1 - first)
         named = max(named, last + 1)
     named_syncs = (
-        event._replace(details={"source": source})
+        event._replace(details=Details(source=source))
         for event, source in zip(syncs, sources, strict=True)
     )
     return replace(trace, syncs=tuple(named_syncs))

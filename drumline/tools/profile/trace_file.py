@@ -1,8 +1,7 @@
 """Reads torch.profiler's trace of one rank: its steps, when it computed, its collectives, data and
 host syncs.
 
-A trace is a file of a run folder: it may be damaged, hostile or huge. It is read within limits, and
-what does not have the expected type is left out.
+A trace is a file of a run folder: what does not have the expected type is left out.
 
 A rank has joined a collective when it calls it: gloo's threads begin later if earlier ones keep
 them busy, so calls and work are joined by their order, for waiting by the call and for bandwidth by
@@ -11,34 +10,25 @@ the work. NCCL's kernel starts when the rank joins.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import os
 import re
-import zlib
+import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.base.untrusted import DOCUMENT_BYTES, open_regular, parse_json, whole_number
+from drumline.base.untrusted import whole_number
 from drumline.runs.profile_files import DATA_MARK, END_MARK, STEP_MARK
 from drumline.tools.profile.intervals import Intervals, difference, union
+from drumline.tools.profile.trace_entries import TraceEntry, decoded, read_trace
 
-MOST_BYTES = 1 << 30
-"""Of a trace, unpacked."""
-SMALL_BYTES = 1 << 20
-MAX_RATIO = 64
-"""How many times as large as its file a large trace may be, unpacked: those of torch.profiler are
-10 to 20 times as large."""
-BYTES_PER_VALUE = 12
-"""Of a large trace, for each object and list in it, at least: those of torch.profiler have more
-than 30. Empty ones take 30 times their bytes in memory."""
 MOST_SECONDS = 1e11
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
@@ -66,6 +56,20 @@ ITEM_BYTES = {
 }
 
 
+class Details(msgspec.Struct, frozen=True):
+    """Arguments of an event."""
+
+    correlation: int | str | None = None
+    num_items: int | str | None = msgspec.field(name="In msg nelems", default=None)
+    dtype: int | str | None = None
+    group: int | str | None = msgspec.field(name="Process Group Name", default=None)
+    source: str = "unknown"
+    """The line of a host sync."""
+
+
+NO_DETAILS = Details()
+
+
 class Event(NamedTuple):
     """A range of a trace, in seconds since the trace's base time."""
 
@@ -74,7 +78,7 @@ class Event(NamedTuple):
     name: str
     kind: str
     thread: str
-    details: dict[str, Any]
+    details: Details
 
 
 class TraceStep(NamedTuple):
@@ -101,12 +105,23 @@ class CollectiveCall:
     num_bytes: int
 
 
+class OperationTime(NamedTuple):
+    """All calls of a kernel, or of an operation on the CPU without those inside it, in a step."""
+
+    name: str
+    step: int
+    seconds: float
+    calls: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     base_ns: int
     """Unix time to which all other times are relative, by the clock of its host."""
     is_device: bool
     """Whether a GPU computes."""
+    shift_s: float = 0.0
+    """What was added to the times of its file."""
     steps: tuple[TraceStep, ...]
     compute: Intervals
     data: Intervals
@@ -120,95 +135,58 @@ class RankTrace:
     launches: NDArray[np.float64] = field(repr=False)
     """Rows of launch, start and end: every kernel that computes, in the order of their starts; on
     the CPU no rows."""
-    operations: tuple[tuple[str, float, float], ...] = field(repr=False)
-    """Name, start and seconds of each kernel, or of each operation on the CPU less those inside
-    it."""
+    operations: tuple[OperationTime, ...] = field(repr=False)
+    """Of the steps."""
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
     """The ranges of a trace, and the Unix time in ns that they are relative to. Raises OSError for
     a file that cannot be read, ValueError for one that is no trace."""
-    entries, base_ns = read_entries(path)
-    return sorted(_events(entries), key=lambda event: (event.start, -event.end)), base_ns
+    trace = read_trace(path)
+    events = sorted(_events(trace.entries()), key=lambda event: (event.start, -event.end))
+    return events, trace.base_ns
 
 
-def read_entries(path: Path) -> tuple[list[Any], int]:
-    """The entries of a trace as they are, and the Unix time in ns that they are relative to."""
-    content = unpacked(path)
-    num_values = content.count(b"{") + content.count(b"[")
-    if num_values * BYTES_PER_VALUE > len(content) + SMALL_BYTES:
-        raise ValueError(
-            f"it has {num_values:,} objects and lists in {len(content):,} bytes, more than a trace"
-        )
-    document = parse_json(content)
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise ValueError("it has no traceEvents")
-    base_ns = document.get("baseTimeNanoseconds", 0)
-    if not isinstance(base_ns, int) or not 0 <= base_ns < 1 << 62:
-        raise ValueError("its base time is no time")
-    return document["traceEvents"], base_ns
-
-
-def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a gzip file of at most so many bytes, and not many times as many as the file
-    has."""
-    parts = []
-    size = 0
-    try:
-        with open_regular(path) as file, gzip.open(file) as packed:
-            most = min(most, DOCUMENT_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size)
-            while part := packed.read(SMALL_BYTES):
-                parts.append(part)
-                size += len(part)
-                if size > most:
-                    raise ValueError(f"it has more than {most:,} bytes")
-    except EOFError:
-        raise ValueError("it is incomplete") from None
-    except zlib.error as error:
-        raise ValueError(f"it is damaged: {error}") from None
-    return b"".join(parts)
-
-
-def _events(entries: Sequence[Any]) -> Iterator[Event]:
+def _events(entries: Iterable[TraceEntry]) -> Iterator[Event]:
     for entry in entries:
-        if not isinstance(entry, dict) or entry.get("ph") != "X":
+        start_us = entry.ts
+        lasts_us = entry.dur
+        if entry.ph != "X" or start_us is None or lasts_us is None:
             continue
-        start = entry.get("ts")
-        lasts = entry.get("dur")
-        name = entry.get("name")
-        details = entry.get("args")
-        if (
-            not isinstance(start, int | float)
-            or not isinstance(lasts, int | float)
-            or not isinstance(name, str)
-        ):
-            continue
-        if 0 <= start / 1e6 < MOST_SECONDS and 0 <= lasts / 1e6 < MOST_SECONDS:
-            thread = f"{entry.get('pid')}:{entry.get('tid')}"
-            arguments = details if isinstance(details, dict) else {}
+        if 0 <= start_us / 1e6 < MOST_SECONDS and 0 <= lasts_us / 1e6 < MOST_SECONDS:
             yield Event(
-                start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, arguments
+                start_us / 1e6,
+                (start_us + lasts_us) / 1e6,
+                # Thousands of events share a name, a kind and a thread.
+                sys.intern(entry.name),
+                sys.intern(entry.cat),
+                sys.intern(f"{entry.pid}:{entry.tid}"),
+                _details(entry),
             )
 
 
-def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> RankTrace:
-    """What a breakdown needs of a trace; `shift_s` is added to all times."""
-    if shift_s:
-        base_ns -= round(shift_s * 1e9)
-        events = [
-            event._replace(start=event.start + shift_s, end=event.end + shift_s) for event in events
-        ]
+def _details(entry: TraceEntry) -> Details:
+    """Operations on the host, which most events are, have none that are read."""
+    if entry.cat == "cpu_op":
+        return NO_DETAILS
+    details: Details = decoded(entry.args, Details)
+    return details
+
+
+def from_events(events: Sequence[Event], base_ns: int) -> RankTrace:
+    """What a breakdown needs of a trace."""
     is_device = any(event.kind == "kernel" for event in events)
     gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
     host = [
         event for event in events if event.kind == "cpu_op" and event.thread not in gloo_threads
     ]
     data = union(_times(e for e in events if e.name == DATA_MARK or LOADER_NEXT.match(e.name)))
+    operations: Iterator[tuple[str, float, float]]
     if is_device:
         work = [
             event for event in events if event.kind in ON_DEVICE and not is_communication(event)
         ]
-        operations = [(event.name, event.start, event.end - event.start) for event in work]
+        operations = ((event.name, event.start, event.end - event.start) for event in work)
         compute = union(_times(work))
         launches = _launches(events, work)
     else:
@@ -219,13 +197,14 @@ def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> 
             for event, place in zip(host, starts, strict=True)
             if place % 2 == 0 and is_compute(event.name)
         ]
-        operations = list(_self_times(work))
+        operations = _self_times(work)
         compute = difference(union(_times(work)), data)
         launches = np.empty((0, 3))
+    steps = tuple(_steps(events, work, launches))
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
-        steps=tuple(_steps(events, work, launches)),
+        steps=steps,
         compute=compute,
         data=data,
         collectives=tuple(_collectives(events, host)),
@@ -233,16 +212,47 @@ def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> 
         backward=union(_times(event for event in host if event.name.startswith(NODE))),
         gradients=np.sort([event.end for event in host if event.name == ACCUMULATES]),
         launches=launches,
-        operations=tuple(operations),
+        operations=tuple(_operation_times(operations, steps)),
+    )
+
+
+def shifted(trace: RankTrace, shift_s: float) -> RankTrace:
+    """The same trace, with this added to all times."""
+
+    def moved(event: Event) -> Event:
+        return event._replace(start=event.start + shift_s, end=event.end + shift_s)
+
+    return replace(
+        trace,
+        base_ns=trace.base_ns - round(shift_s * 1e9),
+        shift_s=shift_s,
+        steps=tuple(
+            TraceStep(step.number, step.start + shift_s, step.end + shift_s) for step in trace.steps
+        ),
+        compute=trace.compute + shift_s,
+        data=trace.data + shift_s,
+        collectives=tuple(_moved_call(call, shift_s) for call in trace.collectives),
+        syncs=tuple(map(moved, trace.syncs)),
+        backward=trace.backward + shift_s,
+        gradients=trace.gradients + shift_s,
+        launches=trace.launches + shift_s,
+    )
+
+
+def _moved_call(call: CollectiveCall, shift_s: float) -> CollectiveCall:
+    return replace(
+        call,
+        call=call.call + shift_s,
+        start=call.start + shift_s,
+        end=call.end + shift_s,
+        host_call=None if call.host_call is None else call.host_call + shift_s,
     )
 
 
 def _launches(events: Sequence[Event], kernels: Sequence[Event]) -> NDArray[np.float64]:
-    called = {
-        event.details.get("correlation"): event.start for event in events if event.kind in LAUNCHES
-    }
+    called = {event.details.correlation: event.start for event in events if event.kind in LAUNCHES}
     rows = [
-        (called.get(kernel.details.get("correlation"), kernel.start), kernel.start, kernel.end)
+        (called.get(kernel.details.correlation, kernel.start), kernel.start, kernel.end)
         for kernel in kernels
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
@@ -329,6 +339,23 @@ def _self_times(nested: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
         yield from ((done.name, done.start, seconds) for done, seconds in stack)
 
 
+def _operation_times(
+    operations: Iterable[tuple[str, float, float]], steps: Sequence[TraceStep]
+) -> Iterator[OperationTime]:
+    """`operations`: the name, the start and the seconds of each."""
+    starts = [step.start for step in steps]
+    seconds: dict[tuple[str, int], float] = defaultdict(float)
+    calls: dict[tuple[str, int], int] = defaultdict(int)
+    for name, start, lasts in operations:
+        place = bisect_right(starts, start) - 1
+        if place >= 0 and start < steps[place].end:
+            key = (name, steps[place].number)
+            seconds[key] += lasts
+            calls[key] += 1
+    for (name, number), total_s in seconds.items():
+        yield OperationTime(name, number, total_s, calls[name, number])
+
+
 def _collectives(events: Sequence[Event], host: Sequence[Event]) -> list[CollectiveCall]:
     """Calls on the host and the library's work, which begin in the same order, are joined."""
     calls: dict[str, list[Event]] = defaultdict(list)
@@ -362,9 +389,9 @@ def _joined(
     kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]
 ) -> CollectiveCall:
     details = work.details
-    count = details.get("In msg nelems")
-    item = ITEM_BYTES.get(str(details.get("dtype")), 0)
-    group = details.get("Process Group Name")
+    count = details.num_items
+    item = ITEM_BYTES.get(str(details.dtype), 0)
+    group = details.group
     on_device = work.kind == "kernel"  # where a rank joins when the kernel starts
     return CollectiveCall(
         kind=f"{kind}:{group}" if isinstance(group, str) else kind,

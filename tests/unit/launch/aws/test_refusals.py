@@ -388,6 +388,7 @@ def test_by_default_the_nodes_get_what_runs_here_and_ask_no_index_for_it() -> No
         "safetensors",
         "blake3",
         "jinja2",
+        "msgspec",
         "cryptography",
         "boto3",
         "fsspec",

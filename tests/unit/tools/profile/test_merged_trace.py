@@ -8,12 +8,15 @@ import gzip
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, renumbered
+from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, cut_durations, renumbered
 from drumline.tools.profile.profile_analysis import analyse
+from drumline.tools.profile.trace_entries import Trace
 from tests.unit.tools.scale.profiles import (
     MS,
     Entry,
@@ -23,6 +26,14 @@ from tests.unit.tools.scale.profiles import (
     two_ranks,
     write_rank,
 )
+
+
+def trace_of(entries: Sequence[object]) -> Trace:
+    return Trace([msgspec.Raw(json.dumps(entry).encode()) for entry in entries])
+
+
+def as_json(entries: Iterable[object]) -> list[Entry]:
+    return [json.loads(msgspec.json.encode(entry)) for entry in entries]
 
 
 def merged(run: Path) -> list[Entry]:
@@ -95,14 +106,9 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     }
     own_rows = [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9.0}]
     own_rows += [{**entry("PyTorch Profiler (0)", 0, 9), "pid": "Spans", "tid": "PyTorch Profiler"}]
-    merged_entries = list(
-        renumbered(
-            [thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, None, {"ph": "X"}],
-            3,
-            "a",
-            10.0,
-        )
-    )
+    wrong = [None, 3, {"ph": "X"}, {"ph": "X", "pid": 7, "ts": "0"}]
+    trace = trace_of([thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, *wrong])
+    merged_entries = as_json(renumbered(trace.entries(), 3, "a", 10.0, {}))
     assert [entry["pid"] for entry in merged_entries[:4]] == [400, 400, 401, 400]
     assert merged_entries[3]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
     assert merged_entries[1]["ts"] == pytest.approx(10.0)
@@ -148,9 +154,10 @@ def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
         for times in ((0, 10), (9, 12), (12, 15))
     ]
     elsewhere = {**entry("mm", 2, 11, "kernel"), "pid": 0, "tid": 8}
-    kernel_entries = [
-        entry for entry in renumbered([*kernels, elsewhere], 0, "a", 0.0) if entry["ph"] == "X"
-    ]
+    trace = trace_of([*kernels, elsewhere])
+    cut_us = cut_durations(trace.entries())
+    entries = as_json(renumbered(trace.entries(), 0, "a", 0.0, cut_us))
+    kernel_entries = [entry for entry in entries if entry["ph"] == "X"]
     assert [(entry["ts"] / MS, entry["dur"] / MS) for entry in kernel_entries] == [
         (0, 9),
         (9, 3),
