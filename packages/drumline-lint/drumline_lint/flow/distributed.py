@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.calls import argument
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import connected, with_imported
+from drumline_lint.program.imports import calls_near, with_imported
 from drumline_lint.program.names import FRAMEWORKS, INIT, STARTS
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
@@ -51,11 +51,7 @@ def _is_mocked(source: Source) -> bool:
 def _is_group_of_one(program: Program, source: Source) -> bool:
     """Whether every process group of a file, and of those that it runs with, is given a
     `world_size` of 1."""
-    inits = [
-        call
-        for connected_source in connected(program, source)
-        for call in program.calls(connected_source, INIT)
-    ]
+    inits = calls_near(program, source, INIT)
     return bool(inits) and all(
         program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits
     )

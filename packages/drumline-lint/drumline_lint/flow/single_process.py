@@ -62,13 +62,14 @@ def _is_lone(program: Program, source: Source) -> bool:
     run = script(program, source)
     if len(run) >= MOST_STEPS or any(may_start(program, step.call) for step in run):
         return False
-    wrapping = _wrapping(program, run)
-    elsewhere = [
-        _wrapping(program, other_run)
-        for other_run in all_runs(program)
-        if _starts_group(program, other_run)
-    ]
-    return wrapping <= set().union(*elsewhere)
+    return _wrapping(program, run) <= _wrapped_in_groups(program)
+
+
+@cached_query
+def _wrapped_in_groups(program: Program) -> set[ast.Call]:
+    """The calls that wrap a model in runs that start a group."""
+    runs = (run for run in all_runs(program) if _starts_group(program, run))
+    return set[ast.Call]().union(*(_wrapping(program, run) for run in runs))
 
 
 def _wrapping(program: Program, run: Run) -> set[ast.Call]:

@@ -61,10 +61,8 @@ def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def calls_in_all(program: ProgramView, full_names: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in all given files."""
-    lasts = {name.rpartition(".")[2] for name in full_names}
     for source in program.files.sources:
-        if any(last in source.text for last in lasts):
-            yield from calls_in(program, source, full_names)
+        yield from program.calls(source, *full_names)
 
 
 def calls_in(
@@ -72,7 +70,8 @@ def calls_in(
 ) -> Iterator[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
     by_last = _by_last_name(full_names)
-    if not any(last in source.text for last in by_last):
+    # An index answers faster than the text, but takes time to make.
+    if not program.files.is_indexed(source) and not any(last in source.text for last in by_last):
         return iter(())
     calls = program.files.index(source).calls
     matching = [

@@ -216,6 +216,9 @@ class Files:
             index = self._indexes[source] = make_index(source)
         return index
 
+    def is_indexed(self, source: Source) -> bool:
+        return source in self._indexes
+
     @cached_property
     def calling(self) -> dict[str, list[Source]]:
         """The files that may call something by a name, from their text only."""

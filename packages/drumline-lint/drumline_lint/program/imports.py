@@ -40,6 +40,29 @@ def connected(program: Program, source: Source) -> frozenset[Source]:
     return _components(program)[source]
 
 
+def calls_near(program: Program, source: Source, *full_names: str) -> list[ast.Call]:
+    """All calls of these in a file and in those that are connected with it."""
+    return _calls_in_component(program, connected(program, source), full_names)
+
+
+def any_text_near(program: Program, source: Source, *words: str) -> bool:
+    """Whether a file, or one that is connected with it, has one of these words."""
+    return _has_word(program, connected(program, source), words)
+
+
+@cached_query
+def _has_word(program: Program, component: frozenset[Source], words: tuple[str, ...]) -> bool:
+    return any(word in source.text for source in component for word in words)
+
+
+@cached_query
+def _calls_in_component(
+    program: Program, component: frozenset[Source], full_names: tuple[str, ...]
+) -> list[ast.Call]:
+    """Cached by the component: a large one has as many files that ask."""
+    return [call for source in component for call in program.calls(source, *full_names)]
+
+
 @cached_query
 def _components(program: Program) -> dict[Source, frozenset[Source]]:
     neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}

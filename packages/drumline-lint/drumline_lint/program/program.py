@@ -29,6 +29,7 @@ class Program:
         self.meanings = QueryCache(deepest=60, farthest=2_000, far=200)
         self._results = self.meanings.results
         self._names: dict[ast.expr, str] = {}
+        self._calls: dict[tuple[Source, tuple[str, ...]], tuple[ast.Call, ...]] = {}
         self._asked: dict[str, QueryCache] = {}
         self._remembered: dict[object, Any] = {}
         self.started_by_torchrun: frozenset[str] = frozenset()
@@ -109,7 +110,10 @@ class Program:
     # Calls of a library's functions.
 
     def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
-        return calls.calls_in(self, source, full_names)
+        key = (source, full_names)
+        if key not in self._calls:
+            self._calls[key] = tuple(calls.calls_in(self, source, full_names))
+        return iter(self._calls[key])
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
         every = self.cached(

@@ -8,7 +8,7 @@ expression. So these modules get the whole program as an argument, and none of t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from drumline_lint.program.files import Files
 from drumline_lint.program.tree import Binding, last_name
 from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values
+from drumline_lint.reading.source import Source
 
 Found = TypeVar("Found")
 NOT_CUT = 1_000_000
@@ -99,6 +100,9 @@ class ProgramView(Protocol):
 
     def name_of(self, expression: ast.expr) -> str:
         """The library's name for it; empty if unknown."""
+
+    def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
+        """All calls of these in a file."""
 
     def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before."""

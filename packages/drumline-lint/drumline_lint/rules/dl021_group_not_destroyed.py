@@ -11,6 +11,7 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.run_order import MOST_STEPS, Run, runs_through
 from drumline_lint.program.names import DESTROY, INIT
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import enclosing_function, is_called, last_name
 from drumline_lint.reading.source import Source
 
@@ -56,7 +57,11 @@ def _may_be_called(program: Program, node: ast.expr) -> bool:
         or function.decorator_list
     ):
         return True
-    mentions = sum(
-        len(re.findall(rf"\b{function.name}\b", source.text)) for source in program.sources
-    )
-    return mentions > 1
+    return _num_mentions(program, function.name) > 1
+
+
+@cached_query
+def _num_mentions(program: Program, name: str) -> int:
+    word = re.compile(rf"\b{name}\b")
+    texts = (source.text for source in program.sources if name in source.text)
+    return sum(len(word.findall(text)) for text in texts)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import has_group, short_name
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.imports import connected
+from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import COLLECTIVES, INIT
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
@@ -42,10 +42,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _has_nccl_only(program: Program, source: Source) -> bool:
-    near = connected(program, source)
-    if any("torch.set_default_" in file.text for file in near):
+    if any_text_near(program, source, "torch.set_default_"):
         return False
-    inits = [call for file in near for call in program.calls(file, INIT)]
+    inits = calls_near(program, source, INIT)
     backends = [program.values(argument(call, 0, "backend")) for call in inits]
     return bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.loops import batch_loops
-from drumline_lint.program.imports import connected
+from drumline_lint.program.imports import calls_near, connected
 from drumline_lint.program.names import INIT
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import nodes_in
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
@@ -24,26 +25,30 @@ _SHARING = ("broadcast", "load_state_dict", "from_pretrained", "sync_param", "sc
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A seed with the rank in it, or the exchange of gradients where no seed is set."""
-    near = connected(program, source)
-    if wraps_any(program) or not any(True for file in near for _ in program.calls(file, INIT)):
+    if wraps_any(program) or not calls_near(program, source, INIT):
         return
-    exchanges = [call for file in near for call in _gradient_sums(program, file)]
-    if not exchanges or not any(batch_loops(program, file) for file in near) or _shares(near):
-        return
-    seeds = [
-        call
-        for file in near
-        for call in program.index(file).every(ast.Call)
-        if seeds_torch(program, call)
-    ]
-    places = [seed for seed in seeds if _has_rank(program, seed)] or ([] if seeds else exchanges)
-    for call in places:
+    for call in _places(program, connected(program, source)):
         if program.source_of(call) is source:
             message = (
                 "every rank draws its own weights, and averaging gradients by hand "
                 "does not bring them together"
             )
             yield RULE.at(source, call, message)
+
+
+@cached_query
+def _places(program: Program, near: frozenset[Source]) -> list[ast.Call]:
+    """In all files that run together."""
+    exchanges = [call for file in near for call in _gradient_sums(program, file)]
+    if not exchanges or not any(batch_loops(program, file) for file in near) or _shares(near):
+        return []
+    seeds = [
+        call
+        for file in near
+        for call in program.index(file).every(ast.Call)
+        if seeds_torch(program, call)
+    ]
+    return [seed for seed in seeds if _has_rank(program, seed)] or ([] if seeds else exchanges)
 
 
 def _gradient_sums(program: Program, source: Source) -> Iterator[ast.Call]:

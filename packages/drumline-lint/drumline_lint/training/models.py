@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.flow.run_order import Run
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import connected
+from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import DDP, FSDP, INIT
 from drumline_lint.program.origins import components, written_values
 from drumline_lint.program.program import Program
@@ -86,15 +86,15 @@ def devices_given(program: Program, source: Source) -> Iterator[ast.expr]:
 
 def is_on_cpu_only(program: Program, source: Source) -> bool:
     """Whether all process groups of a file and its program use gloo, and no code uses a GPU."""
-    files = connected(program, source)
-    calls = [call for file in files for call in program.calls(file, INIT)]
     backends = [
-        origin for call in calls for origin in written_values(program, argument(call, 0, "backend"))
+        origin
+        for call in calls_near(program, source, INIT)
+        for origin in written_values(program, argument(call, 0, "backend"))
     ]
     is_gloo = all(
         isinstance(backend, ast.Constant) and backend.value == "gloo" for backend in backends
     )
-    return bool(backends) and is_gloo and not any("cuda" in file.text for file in files)
+    return bool(backends) and is_gloo and not any_text_near(program, source, "cuda")
 
 
 # Libraries whose models are on the CPU until they are moved.
@@ -129,8 +129,7 @@ def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
 
 
 def _has_default(program: Program, model: ast.expr) -> bool:
-    files = connected(program, program.source_of(model))
-    return any(word in source.text for source in files for word in _DEFAULTS)
+    return any_text_near(program, program.source_of(model), *_DEFAULTS)
 
 
 def _concerns_device(node: ast.AST) -> bool:
