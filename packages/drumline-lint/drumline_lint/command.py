@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,11 +49,16 @@ what is reported
   --no-config           ignore [tool.drumline.lint] of pyproject.toml
   --stdin-filename F    the name of the text that `-` reads
 
+only what is new
+  --since REV           findings on lines that changed since a git revision
+  --write-baseline FILE record today's findings
+  --baseline FILE       all findings but those
+
 output
   --format FORMAT       text | json | sarif | github  [text]
   --output FILE         write to a file
   --statistics          count findings per rule
-  --exit-zero           exit with 0 in spite of findings
+  --exit-zero           exit with 0 in spite of findings and unreadable files
 
 fixes
   --fix                 apply the mechanical ones
@@ -61,6 +67,7 @@ fixes
 rules
   --list                all of them, one line each
   --explain RULE        one of them, with wrong code and right code
+  --version             the version of the linter
   --help                this text
 
 `# noqa: DL012` on a line silences a rule there, `# noqa` all of them.
@@ -110,6 +117,8 @@ def _run(argv: Sequence[str], prog: str) -> int:
     flags = _flags(argv, prog)
     if flags.help:
         return _print(HELP.format(prog=prog))
+    if flags.version:
+        return _print(f"drumline-lint {__version__}\n")
     rules = all_rules()
     docs = all_docs(rules)
     if flags.list:
@@ -134,8 +143,11 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
         parser.add_argument(name, action="append", default=[])
     for name in ("--explain", "--output", "--stdin-filename", "--severity", "--format"):
         parser.add_argument(name)
+    for name in ("--since", "--baseline", "--write-baseline"):
+        parser.add_argument(name)
     for name in ("--fix", "--diff", "--statistics", "--list", "--exit-zero", "--no-config"):
         parser.add_argument(name, action="store_true")
+    parser.add_argument("--version", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
@@ -168,6 +180,7 @@ def _refuse_contradictions(flags: argparse.Namespace) -> None:
         raise UsageError(
             "what comes from the standard input cannot be fixed", next_step="use --diff"
         )
+    _refuse_mixed_filters(flags, has_stdin)
     if flags.statistics and flags.format not in (None, "text"):
         raise UsageError(
             "--statistics are text",
@@ -180,6 +193,24 @@ def _refuse_contradictions(flags: argparse.Namespace) -> None:
         )
 
 
+def _refuse_mixed_filters(flags: argparse.Namespace, has_stdin: bool) -> None:
+    if flags.since is not None and has_stdin:
+        raise UsageError("--since is about files, not the standard input")
+    if flags.since is not None and (flags.fix or flags.diff):
+        raise UsageError(
+            "--since is about the lines as they are, and --fix and --diff change them",
+            next_step="leave one out",
+        )
+    if flags.write_baseline is None:
+        return
+    for flag in ("since", "baseline", "fix", "diff"):
+        if getattr(flags, flag):
+            raise UsageError(
+                f"--write-baseline records all findings, so --{flag} does not belong to it",
+                next_step="leave one out",
+            )
+
+
 def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
     settings = _settings(flags, docs)
     discovery = find_files(
@@ -190,20 +221,62 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     progress = (
         _show_progress if sys.stderr.isatty() and len(discovery.files) >= MANY_FILES else None
     )
+    only_new = _new_findings(flags)
     readings = read_all(discovery.files, progress, stdin=_stdin(flags))
 
     def checked(readings: Sequence[Reading]) -> Report:
-        return check(readings, rules, settings, problems=discovery.problems, progress=progress)
+        return only_new(
+            check(readings, rules, settings, problems=discovery.problems, progress=progress)
+        )
 
     report = (
         _fix(flags, readings, checked, discovery.outside)
         if flags.fix or flags.diff
         else checked(readings)
     )
+    if flags.write_baseline is not None:
+        return _write_baseline(flags, report, docs)
     _report(flags, report, docs)
-    if report.problems:
+    if flags.exit_zero:
+        return ExitCode.CLEAN
+    if not report.is_complete:
         return ExitCode.USAGE
-    return ExitCode.CLEAN if flags.exit_zero or report.is_clean else ExitCode.FINDINGS
+    return ExitCode.CLEAN if report.is_clean else ExitCode.FINDINGS
+
+
+def _new_findings(flags: argparse.Namespace) -> Callable[[Report], Report]:
+    """Leaves out what the baseline has, or what is on unchanged lines."""
+    if flags.baseline is not None:
+        from drumline_lint.baseline import read_baseline, without_known
+
+        file = Path(flags.baseline)
+        baseline = read_baseline(file)
+    if flags.since is not None:
+        from drumline_lint.changes import changes_since, on_changed_lines
+
+        changes = changes_since(flags.since, Path(flags.paths[0]))
+
+    def only_new(report: Report) -> Report:
+        if flags.since is not None:
+            report = on_changed_lines(report, changes)
+        if flags.baseline is not None:
+            report = without_known(report, file, baseline)
+        return report
+
+    return only_new
+
+
+def _write_baseline(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> int:
+    """Files that could not be read are reported: they have no findings to record."""
+    from drumline_lint.baseline import write_baseline
+
+    write_baseline(Path(flags.write_baseline), report)
+    findings = plural(len(report.findings), "finding")
+    print_message(flags.prog.split()[0], f"{flags.write_baseline}: {findings} recorded")
+    if report.is_complete or flags.exit_zero:
+        return ExitCode.CLEAN
+    _report(flags, replace(report, findings=[], hidden=[]), docs)
+    return ExitCode.USAGE
 
 
 def _settings(arguments: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:

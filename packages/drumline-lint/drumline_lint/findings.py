@@ -73,6 +73,10 @@ class HasPlaces(Protocol):
         """The place of a part of it."""
 
 
+RULES_ADDRESS = "https://github.com/OWNER/drumline/blob/main/packages/drumline-lint/drumline_lint/rules/rules.md"
+"""OWNER is the account that hosts Drumline."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One mistake. Its snippets are shown to the user, and are themselves tests."""
@@ -97,6 +101,11 @@ class Rule:
     """Whether it applies to tests, which run for seconds, on one host, with their own files."""
     fixable: bool = False
     """Whether `--fix` can fix it."""
+
+    @property
+    def address(self) -> str:
+        """Where it is documented."""
+        return f"{RULES_ADDRESS}#{self.id.lower()}-{self.name}"
 
     def at(
         self,
@@ -168,6 +177,7 @@ def problem(
     column: int = 1,
     cell: int | None = None,
     fix: str = "",
+    severity: Severity | None = None,
 ) -> Finding:
     place = Place(
         path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column
@@ -175,7 +185,7 @@ def problem(
     return Finding(
         rule=rule.id,
         name=rule.name,
-        severity=rule.severity,
+        severity=severity or rule.severity,
         place=place,
         message=message,
         fix=fix or rule.fix,

@@ -51,8 +51,18 @@ class Report:
     fixed: int = 0
     unwritten: frozenset[str] = frozenset()
     """Files that could be read, but not fixed."""
-    fixable: int = 0
-    """How many of the shown findings `--fix` could fix."""
+    num_known: int = 0
+    """Findings that are not shown because the baseline has them."""
+    num_unchanged: int = 0
+    """Findings that are not shown because their lines did not change."""
+
+    @property
+    def fixable(self) -> int:
+        """How many of the shown findings `--fix` could fix."""
+        return sum(
+            bool(finding.edits) and not is_notebook(self.readings, finding)
+            for finding in self.findings
+        )
 
     @property
     def files_read(self) -> int:
@@ -64,6 +74,11 @@ class Report:
     @property
     def is_clean(self) -> bool:
         return all(finding.severity is Severity.NOTE for finding in self.findings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files were read; what only a newer Python can read does not count."""
+        return all(problem.severity is Severity.NOTE for problem in self.problems)
 
     @property
     def everything(self) -> list[Finding]:
@@ -146,7 +161,6 @@ def check(
             finding for finding in dict.fromkeys(results.problems) if settings.is_wanted(finding)
         ],
         readings=by_path,
-        fixable=sum(bool(finding.edits) and not is_notebook(by_path, finding) for finding in shown),
     )
 
 

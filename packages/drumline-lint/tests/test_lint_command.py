@@ -105,9 +105,40 @@ def test_exit_codes(lint: Lint, here: Path) -> None:
     assert unread.lines[-1].startswith(
         "1 error, 1 warning in 2 of 3 files; 1 file could not be read;"
     )
-    assert lint(".", "--exit-zero").code == 2
+    assert lint(".", "--exit-zero").code == 0, "beside unreadable files, too"
+    assert lint("--exit-zero").code == 2, "wrong usage stays wrong"
     assert lint(".", "--exclude", "d.py", "--ignore=DL1").code == 0
     assert lint(".", "--ignore", "DL000,bad-call", "--ignore", "DL102").code == 0
+
+
+@pytest.mark.parametrize(("external", "is_kept"), [([], False), (["DL"], True)])
+def test_ruff_keeps_noqa_of_external_rules(here: Path, external: list[str], is_kept: bool) -> None:
+    """What docs/lint.md says about ruff's `lint.external`."""
+    ruff = pytest.importorskip("ruff").find_ruff_bin()
+    (here / "a.py").write_text("bad()  # noqa: DL101\n")
+    # which of the two it is depends on ruff's version
+    settings = f"preview = true\nlint.select = ['RUF100', 'RUF102']\nlint.external = {external}\n"
+    (here / "ruff.toml").write_text(settings)
+    subprocess.run([ruff, "check", "--fix", "-q", "--no-cache", "a.py"], cwd=here, check=True)
+    assert ("noqa" in (here / "a.py").read_text()) is is_kept
+
+
+def test_version(lint: Lint) -> None:
+    result = lint("--version")
+    assert (result.code, result.out) == (0, f"drumline-lint {drumline_lint.__version__}\n")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has the syntax")
+def test_what_a_newer_python_could_read_is_a_note(lint: Lint, here: Path) -> None:
+    (here / "d.py").write_text("try:\n    pass\nexcept TypeError, ValueError:\n    pass\n")
+    result = lint("c.py", "d.py")
+    this = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert result.code == 0
+    assert result.lines[0].startswith(
+        "d.py:3:8: note DL000 unreadable: the file was not checked: "
+        f"it has syntax of Python 3.14, and this is Python {this}"
+    )
+    assert result.lines[-1] == "nothing found in 1 file; 1 file could not be read"
 
 
 def test_a_rule_that_fails_ends_nothing(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def test_json_has_everything_in_stable_names() -> None:
         "by_rule": {"DL101": 2, "DL000": 1},
         "fixed": 0,
         "fixable": 1,
+        "in_baseline": 0,
+        "on_unchanged_lines": 0,
     }
 
 
@@ -57,6 +60,11 @@ def sarif(files: dict[str, str | bytes]) -> dict[str, Any]:
     )
     check_sarif(document)
     return document
+
+
+def anchor(rule: dict[str, Any]) -> str:
+    """`bad-call` of `BadCall`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", rule["name"]).lower()
 
 
 def check_sarif(document: dict[str, Any]) -> None:
@@ -76,6 +84,7 @@ def check_sarif(document: dict[str, Any]) -> None:
                 rule[name]["text"] for name in ("shortDescription", "fullDescription", "help")
             )
             assert rule["help"]["markdown"]
+            assert rule["helpUri"].endswith(f"/rules.md#{rule['id'].lower()}-{anchor(rule)}")
             assert rule["defaultConfiguration"]["level"] in LEVELS
             assert rule["properties"]["problem.severity"] in ("error", "warning", "recommendation")
         assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
@@ -139,6 +148,16 @@ def test_sarif_is_valid_and_has_place_rule_and_fix() -> None:
     ]
     help_text = run["tool"]["driver"]["rules"][2]["help"]["markdown"]
     assert "Bad:\n\n```python\nbad_call()\n```" in help_text
+
+
+def test_a_line_of_a_cell_is_a_line_of_the_file() -> None:
+    cell = {"cell_type": "code", "source": ["x = 1\n", "bad()\n", "y = 2"]}
+    notebook = json.dumps({"cells": [{"cell_type": "markdown"}, cell]}, indent=1).encode()
+    expected = notebook.decode().split("\n").index('    "bad()\\n",') + 1
+    (result,) = sarif({"n.ipynb": notebook})["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": expected}
+    command = as_github(report_of({"n.ipynb": notebook})).splitlines()[0]
+    assert command.startswith(f"::error file=n.ipynb,line={expected},title=")
 
 
 def test_sarif_of_a_notebook_tells_the_cell() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline_lint.findings import Finding
-from drumline_lint.reading.notebook import read_notebook
+from drumline_lint.reading.notebook import line_in_file, read_notebook
 from drumline_lint.reading.source import Cell, Source
 from made_up_rules import report_of, told
 
@@ -154,3 +154,19 @@ def test_no_json_is_too_odd(document: Any, sources: list[Any]) -> None:
     read_notebook(
         PATH, notebook(*({"cell_type": "code", "source": one} for one in sources), document)
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        (["a\n", "b\n", "c"], [12, 13, 14]),
+        (["a\n", "\n", "c\n"], [12, 13, 14]),
+        ("a\nb\r\nc", [11, 11, 11]),
+        (["a", " = 1\n", "", "b"], [12, 15]),
+        (["a\nb\n", "c"], [12, 12, 13]),
+    ],
+)
+def test_lines_of_a_cell_in_the_file(source: str | list[str], lines: list[int]) -> None:
+    cells = [TEXT, {"cell_type": "code", "source": source}]
+    data = json.dumps({"cells": cells}, indent=1).encode()
+    assert [line_in_file(data, 2, line) for line in range(1, len(lines) + 1)] == lines

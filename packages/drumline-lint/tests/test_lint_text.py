@@ -112,8 +112,9 @@ def test_the_list_has_a_line_for_each_rule() -> None:
 def test_what_noqa_cannot_silence_is_not_suggested() -> None:
     explained = as_explanation(UNREADABLE)
     assert "noqa" not in explained
-    assert explained.endswith(
+    assert (
         'To silence it: `ignore = ["DL000"]` under [tool.drumline.lint] in pyproject.toml, or --ignore DL000.\n'
+        in explained
     )
 
 
@@ -140,5 +141,7 @@ Good:
 
 To silence it: `# noqa: DL101` on the line, `ignore = ["DL101"]` under [tool.drumline.lint] in
 pyproject.toml, or --ignore DL101.
+
+More: https://github.com/OWNER/drumline/blob/main/packages/drumline-lint/drumline_lint/rules/rules.md#dl101-bad-call
 """
     )

@@ -22,10 +22,7 @@ def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
     is_here = source is program.source_of(node)
     if function is None and is_here:
         return ""  # `main()` at the end of the file
-    place = source.place(call)
-    where = "" if is_here else source.path.name
-    cell = "" if place.cell is None else f"cell {place.cell}"
-    line = ", ".join(part for part in (where, cell, f"line {place.line}") if part)
+    line = source.where(call) if is_here else f"{source.path.name}, {source.where(call)}"
     return f"through {line}" if function is None else f"through {function.name} ({line})"
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from drumline_lint.findings import Edit, Finding, Rule, Severity, column_of, split_lines
+from drumline_lint.findings import Edit, Finding, Place, Rule, Severity, column_of, split_lines
 from drumline_lint.linter import Report, is_notebook
 from drumline_lint.output.text import by_severity, statistics, summary_line
+from drumline_lint.reading.notebook import line_in_file
 
 VERSION = 1
 
@@ -27,6 +28,8 @@ def as_json(report: Report) -> str:
             "by_rule": statistics(report),
             "fixed": report.fixed,
             "fixable": report.fixable,
+            "in_baseline": report.num_known,
+            "on_unchanged_lines": report.num_unchanged,
         },
     }
     return json.dumps(document, indent=1) + "\n"
@@ -113,6 +116,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
         "shortDescription": {"text": rule.summary},
         "fullDescription": {"text": rule.why},
+        "helpUri": rule.address,
         "help": {"text": text, "markdown": f"{text}{snippets}"},
         "defaultConfiguration": {"level": rule.severity.value},
         "properties": {"tags": ["distributed-training"], "problem.severity": problem},
@@ -135,7 +139,7 @@ def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[
         "ruleIndex": index,
         "level": finding.severity.value,
         "message": {"text": f"{cell}{finding.message}\nFix: {finding.fix}"},
-        "locations": [{"physicalLocation": {**artifact, "region": _region(finding)}}],
+        "locations": [{"physicalLocation": {**artifact, "region": _region(report, finding)}}],
     }
     if replacements := [_replacement(edit) for edit in edit_regions(report, finding)]:
         change = {**artifact, "replacements": replacements}
@@ -153,11 +157,17 @@ def _location(path: str, folder: Path) -> dict[str, str]:
     return {"uri": whole.resolve().as_uri()}
 
 
-def _region(finding: Finding) -> dict[str, int]:
+def _region(report: Report, finding: Finding) -> dict[str, int]:
     place = finding.place
-    if place.cell is not None:  # a line within a cell is not a line of the file
-        return {"startLine": 1}
+    if place.cell is not None:  # a column within a cell is not a column of the file
+        return {"startLine": _line_in_file(report, place)}
     return _lines(place.line, place.column, place.end_line, place.end_column)
+
+
+def _line_in_file(report: Report, place: Place) -> int:
+    if place.cell is None:
+        return place.line
+    return line_in_file(report.readings[place.path].data, place.cell, place.line)
 
 
 def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
@@ -175,13 +185,14 @@ COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE:
 
 
 def as_github(report: Report) -> str:
-    return "\n".join([*map(_command, report.everything), summary_line(report)]) + "\n"
+    commands = [_command(report, finding) for finding in report.everything]
+    return "\n".join([*commands, summary_line(report)]) + "\n"
 
 
-def _command(finding: Finding) -> str:
+def _command(report: Report, finding: Finding) -> str:
     values = [
         (name, _escaped(value).replace(":", "%3A").replace(",", "%2C"))
-        for name, value in _properties(finding)
+        for name, value in _properties(report, finding)
     ]
     properties = ",".join(f"{name}={value}" for name, value in values)
     cell = (
@@ -193,18 +204,16 @@ def _command(finding: Finding) -> str:
     return f"::{COMMANDS[finding.severity]} {properties}::{message}"
 
 
-def _properties(finding: Finding) -> Iterator[tuple[str, str]]:
+def _properties(report: Report, finding: Finding) -> Iterator[tuple[str, str]]:
     place = finding.place
     yield "file", place.path
-    # A line within a cell is not a line of the file.
+    yield "line", str(_line_in_file(report, place))
+    # A column within a cell is not a column of the file.
     if place.cell is None:
-        yield "line", str(place.line)
         yield "col", str(place.column)
         yield "endLine", str(place.end_line)
         if place.end_line == place.line:
             yield "endColumn", str(place.end_column)
-    else:
-        yield "line", "1"
     yield "title", f"{finding.rule} {finding.name}"
 
 

@@ -40,6 +40,10 @@ def summary_line(report: Report) -> str:
         parts.append(f"{report.fixed:,} fixed")
     if report.fixable:
         parts.append(f"{report.fixable:,} can be fixed (--fix)")
+    if report.num_known:
+        parts.append(f"{report.num_known:,} in the baseline")
+    if report.num_unchanged:
+        parts.append(f"{report.num_unchanged:,} on unchanged lines")
     if report.hidden:
         parts.append(f"{_sum(by_severity(report.hidden))} not shown (--severity note)")
     return "; ".join(parts)
@@ -164,6 +168,7 @@ def as_explanation(rule: Rule) -> str:
     if rule.bad:
         parts += [f"Bad:\n\n{_indented(rule.bad)}", f"Good:\n\n{_indented(rule.good)}"]
     parts.append(_silence(rule))
+    parts.append(f"More: {rule.address}")
     return "\n\n".join(parts) + "\n"
 
 

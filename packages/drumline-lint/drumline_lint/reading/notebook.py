@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from json.decoder import scanstring
+from json.scanner import py_make_scanner
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +133,57 @@ def _without_magics(code: str) -> str:
             ends_open = False
         goes_on = ends_open
     return "\n".join(lines)
+
+
+class _PlacedText(str):
+    """Text of a JSON document that knows where it begins."""
+
+    position: int
+
+
+def line_in_file(data: bytes, cell: int, line: int) -> int:
+    """The line of the notebook's file on which a line of a cell is written."""
+    lines = _lines_of_cells(data).get(cell, [1])
+    return lines[min(max(line, 1), len(lines)) - 1]
+
+
+@lru_cache(maxsize=4)
+def _lines_of_cells(data: bytes) -> dict[int, list[int]]:
+    """By the number of the cell: for each of its lines, the line of the file."""
+    text = data.decode("utf-8-sig")
+    line_ends = [end.start() for end in re.finditer("\n", text)]
+    document = _with_positions(text)
+    return {
+        number: list(_lines_of_source(cell.get("source", ""), line_ends))
+        for number, cell in enumerate(document["cells"], start=1)
+        if _dict(cell).get("cell_type") == "code"
+    }
+
+
+def _with_positions(text: str) -> Any:
+    """The document, in which each text is a `_PlacedText`."""
+
+    def parse_string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
+        value, end = scanstring(text, begin, strict)
+        placed = _PlacedText(value)
+        placed.position = begin
+        return placed, end
+
+    decoder: Any = json.JSONDecoder()
+    decoder.parse_string = parse_string
+    decoder.scan_once = py_make_scanner(decoder)  # the one in C does not call parse_string
+    return decoder.decode(text)
+
+
+def _lines_of_source(code: Any, line_ends: Sequence[int]) -> Iterator[int]:
+    """Usually each line of a cell is a text of its own; a text of several lines is on one line."""
+    parts = code if isinstance(code, list) else [code]
+    is_begun = False
+    for part in parts:
+        if not isinstance(part, _PlacedText) or not part:
+            continue
+        pieces = re.split(r"\r\n?|\n", part)
+        num_begun = len(pieces) if pieces[-1] else len(pieces) - 1
+        number = bisect_right(line_ends, part.position) + 1
+        yield from [number] * (num_begun - is_begun)
+        is_begun = bool(pieces[-1])

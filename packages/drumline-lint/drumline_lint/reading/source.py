@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from drumline_lint.findings import UNREADABLE, Finding, Place, column_of, problem
+from drumline_lint.findings import UNREADABLE, Finding, Place, Severity, column_of, problem
 
 Silenced = Mapping[int, frozenset[str]]
 """Numbers and names of rules by line, in capitals; an empty set means all."""
@@ -118,6 +118,11 @@ class Source:
             end_column=end_column,
         )
 
+    def where(self, node: ast.AST) -> str:
+        """Its line in words; in a notebook, with the cell."""
+        place = self.place(node)
+        return f"{'' if place.cell is None else f'cell {place.cell}, '}line {place.line}"
+
     def code(self, node: ast.AST) -> str:
         """What is written there, in one line."""
         first = getattr(node, "lineno", 1)
@@ -163,7 +168,47 @@ def parse_python(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+# Syntax by the Python that brought it: a line that has it, where the parser stopped.
+_NEWER_SYNTAX = (
+    ((3, 12), re.compile(r"\s*type\s+\w+\s*(?:\[.*\])?\s*=|\s*(?:async\s+def|def|class)\s+\w+\s*\[")),
+    # quotes of the f-string in one of its expressions
+    ((3, 12), re.compile(r""".*\b[fF][rR]?(["'])[^"'\n]*\{[^}\n]*?\1\w""")),
+    # without parentheses; Python 2 has a name in small letters in the second place
+    ((3, 14), re.compile(r"\s*except\*?\s+[A-Z][\w.]*(?:\s*,\s*[A-Z][\w.]*)+\s*:")),
+    ((3, 14), re.compile(r""".*(?<![\w"'])(?:t|T|rt|tr)["']""")),
+    ((3, 15), re.compile(r"\s*lazy\s+(?:import|from)\s")),
+)  # fmt: skip
+_NEWER_F_STRINGS = re.compile(r"f-string expression part cannot include (?:a backslash|'#')")
+
+
+def _newer_python(error: SyntaxError) -> str:
+    """The Python that the code seems to be for, if this one is older; otherwise empty."""
+    if _NEWER_F_STRINGS.match(error.msg):
+        return "3.12"
+    for version, syntax in _NEWER_SYNTAX:
+        if sys.version_info < version and syntax.match(error.text or ""):
+            return ".".join(map(str, version))
+    return ""
+
+
+def _newer_syntax(error: SyntaxError, newer: str, path: Path, cell: int | None) -> Finding:
+    """A note: the file is right, and this Python is too old to read it."""
+    this = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return problem(
+        UNREADABLE,
+        path,
+        f"the file was not checked: it has syntax of Python {newer}, and this is Python {this}",
+        line=max(1, error.lineno or 1),
+        column=max(1, error.offset or 1),
+        cell=cell,
+        fix=f"run the linter with Python {newer} or newer",
+        severity=Severity.NOTE,
+    )
+
+
 def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None) -> Finding:
+    if isinstance(error, SyntaxError) and (newer := _newer_python(error)):
+        return _newer_syntax(error, newer, path, cell)
     if isinstance(error, SyntaxError):
         is_python_2 = re.match(r"Missing parentheses in call to '(?:print|exec)'", error.msg)
         this = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -57,7 +57,7 @@ def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
                 test.is_needed for test in rank_tests_at(program, chain[0], with_exits=False)
             )
             if name not in done and not is_for_some and not is_other_run:
-                return f"{short_name(name)} (line {chain[0].lineno})"
+                return f"{short_name(name)} ({program.source_of(chain[0]).where(chain[0])})"
         if wraps_any(program) and has_backward(program, [node]):
             return "the backward pass"
     return ""

@@ -19,9 +19,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """The second of two calls that one process makes, with nothing asked and nothing destroyed
     between them."""
     for call, first in found_in_runs(program, source, _second_calls).items():
-        line = getattr(first, "lineno", 0)
         where = program.source_of(first)
-        place = f"line {line}" if where is source else f"{where.path.name}, line {line}"
+        line = where.where(first)
+        place = line if where is source else f"{where.path.name}, {line}"
         message = f"the default group is already initialized ({place}): this call raises"
         yield RULE.at(source, call, message)
 

@@ -38,7 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if is_for_all and not written.isdisjoint(_paths_of(call)):
                 message = (
                     f"every rank comes to {source.code(call.func)} without waiting for rank 0, "
-                    f"which writes the file (line {branch.lineno})"
+                    f"which writes the file ({source.where(branch)})"
                 )
                 yield RULE.at(source, call, message)
     yield from _of_one_node(program, source)

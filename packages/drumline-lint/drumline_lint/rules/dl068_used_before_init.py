@@ -22,9 +22,9 @@ _USING = frozenset(
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls that need a group, in a run that initializes it only later."""
     for call, init in found_in_runs(program, source, _early_uses).items():
-        line = getattr(init, "lineno", 0)
         where = program.source_of(init)
-        place = f"line {line}" if where is source else f"{where.path.name}, line {line}"
+        line = where.where(init)
+        place = line if where is source else f"{where.path.name}, {line}"
         message = f"the process group is initialized only later ({place}): this call raises"
         yield RULE.at(source, call, message)
 

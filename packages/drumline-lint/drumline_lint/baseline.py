@@ -1,0 +1,104 @@
+"""Findings that are left for later: `--write-baseline` records them, `--baseline` leaves them out.
+
+An entry is a rule, a path, the text of the line and how often it occurs. So it still fits when
+lines above it are added or removed, and not when the line itself is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drumline_lint.errors import UsageError
+from drumline_lint.findings import Finding
+from drumline_lint.linter import Report
+from drumline_lint.untrusted import parse_json, read_regular
+
+VERSION = 1
+BASELINE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """What a finding is recognized by."""
+
+    path: str
+    """Relative to the folder of the baseline."""
+    rule: str
+    line: str
+    """The text of the line, with single spaces."""
+
+
+def write_baseline(file: Path, report: Report) -> None:
+    counts = Counter(_entry(file, report, finding) for finding in report.findings)
+    findings = [
+        {"path": entry.path, "rule": entry.rule, "line": entry.line, "count": counts[entry]}
+        for entry in sorted(counts)
+    ]
+    document = {"version": VERSION, "findings": findings}
+    try:
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--write-baseline {file} cannot be written: {error.strerror}") from None
+
+
+def read_baseline(file: Path) -> Counter[Entry]:
+    try:
+        document = parse_json(read_regular(file, most=BASELINE_BYTES))
+        return _entries(document)
+    except FileNotFoundError:
+        raise UsageError(
+            f"--baseline {file}: there is no such file",
+            next_step=f"record today's findings with --write-baseline {file}",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--baseline {file} cannot be read: {error}",
+            next_step=f"write it again with --write-baseline {file}",
+        ) from None
+
+
+def without_known(report: Report, file: Path, baseline: Counter[Entry]) -> Report:
+    """The report without the findings of the baseline; of equal ones, the first are left out."""
+    left = baseline.copy()
+    findings = []
+    for finding in report.findings:
+        entry = _entry(file, report, finding)
+        if left[entry] > 0:
+            left[entry] -= 1
+        else:
+            findings.append(finding)
+    num_known = len(report.findings) - len(findings)
+    return replace(report, findings=findings, num_known=num_known)
+
+
+def _entry(file: Path, report: Report, finding: Finding) -> Entry:
+    path = os.path.relpath(finding.place.path, file.parent).replace(os.sep, "/")
+    line = report.line(finding.place) or ""
+    # As JSON has it: a byte that is not text is a lone surrogate, which UTF-8 cannot hold.
+    line = " ".join(line.split()).encode(errors="backslashreplace").decode()
+    return Entry(path.encode(errors="backslashreplace").decode(), finding.rule, line)
+
+
+def _entries(document: Any) -> Counter[Entry]:
+    """Raises ValueError if it is not a baseline."""
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise ValueError(f"it is no baseline of version {VERSION}")
+    listed = document.get("findings")
+    if not isinstance(listed, list) or not all(_is_entry(item) for item in listed):
+        raise ValueError("its findings are not a list of path, rule, line and count")
+    counts: Counter[Entry] = Counter()
+    for item in listed:
+        counts[Entry(item["path"], item["rule"], item["line"])] += item["count"]
+    return counts
+
+
+def _is_entry(item: Any) -> bool:
+    if not isinstance(item, dict):
+        return False
+    texts = [item.get(name) for name in ("path", "rule", "line")]
+    return all(isinstance(text, str) for text in texts) and isinstance(item.get("count"), int)
