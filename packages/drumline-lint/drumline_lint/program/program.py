@@ -15,7 +15,7 @@ from drumline_lint.program import bindings, calls, functions, queries
 from drumline_lint.program.evaluate import evaluate
 from drumline_lint.program.files import Files
 from drumline_lint.program.queries import NO_LIMIT, Found, QueryCache
-from drumline_lint.program.tree import Binding, Index, source_of
+from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
 from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
 from drumline_lint.reading.source import Source
 
@@ -29,6 +29,7 @@ class Program:
         self.meanings = QueryCache(deepest=60, farthest=2_000, far=200)
         self._results = self.meanings.results
         self._names: dict[ast.expr, str] = {}
+        self._functions: dict[ast.Call, FunctionNode | None] = {}
         self._calls: dict[tuple[Source, tuple[str, ...]], tuple[ast.Call, ...]] = {}
         self._asked: dict[str, QueryCache] = {}
         self._remembered: dict[object, Any] = {}
@@ -123,7 +124,15 @@ class Program:
 
     # Names, functions and classes of the given files.
 
-    function_of = functions.function_of
+    def function_of(self, call: ast.Call) -> FunctionNode | None:
+        """The function of the given files that a call runs; for a class, its `__init__`."""
+        if call in self._functions:
+            return self._functions[call]
+        function = functions.function_of(self, call)
+        if self.meanings.is_idle:  # within a query, its result may be incomplete
+            self._functions[call] = function
+        return function
+
     callers = functions.callers
     started_functions = functions.started_functions
     arguments_for = functions.arguments_for

@@ -40,6 +40,11 @@ class QueryCache:
     _cut: int = NOT_CUT
     _num_looked: int = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no query is running."""
+        return not self._depths
+
     def once(self, key: object, find: Callable[[], Found], meanwhile: Found) -> Found:
         """The cached result; an inner query for the same key gets `meanwhile`.
 

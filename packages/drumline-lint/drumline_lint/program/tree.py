@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
@@ -74,9 +75,21 @@ class Index:
     """By the last part of the name that is called."""
     attributes: dict[str, list[tuple[ast.Attribute, Binding]]]
     """What is assigned to attributes, by their name."""
+    _numbers: dict[type, array[int]] = field(default_factory=dict)
 
     def every(self, kind: type[Any]) -> list[Any]:
         return self.nodes.get(kind, [])
+
+    def between(self, kind: type[Any], first: int, last: int) -> list[Any]:
+        """Those whose numbers in the order of the text are in this range."""
+        every = self.nodes.get(kind)
+        if not every:
+            return []
+        numbers = self._numbers.get(kind)
+        if numbers is None:  # they are searched without a function that gets the number of a node
+            numbers = self._numbers[kind] = array("I", map(_number, every))
+        start = bisect_left(numbers, first)
+        return every[start : bisect_right(numbers, last, start)]
 
 
 # The position of a node, in one attribute to save time and memory: its parent, its scope, its
@@ -217,15 +230,13 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     last = node._at[LAST]  # type: ignore[attr-defined]
     nodes: list[Any] = []
     for kind in kinds:
-        every = index.nodes.get(kind, [])
-        start = bisect_left(every, first, key=_number)
-        nodes += every[start : bisect_right(every, last, lo=start, key=_number)]
+        nodes += index.between(kind, first, last)
     if len(kinds) > 1:
         nodes.sort(key=_number)
     if into_functions:
         return nodes
     scopes = (node, scope_of(node)) if isinstance(node, SCOPES) else (scope_of(node),)
-    return [inner for inner in nodes if inner is node or scope_of(inner) in scopes]
+    return [inner for inner in nodes if inner is node or inner._at[SCOPE] in scopes]
 
 
 def _number(node: ast.AST) -> int:

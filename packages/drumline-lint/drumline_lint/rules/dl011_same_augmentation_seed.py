@@ -172,6 +172,7 @@ def augmentations(program: Program, run: Run) -> dict[str, str]:
     return drawn
 
 
+@cached_query  # the runs of several scripts have the same calls
 def _drawn_by(program: Program, call: ast.Call) -> dict[str, str]:
     """By a transform that a call makes, or by the dataset that it makes."""
     name = program.name_of(call.func)
