@@ -187,7 +187,7 @@ def _script() -> Iterator[str]:
     yield 'if __name__ == "__main__":\n    main_0()\n'
 
 
-def seconds_of(folder: Path) -> float:
+def seconds_of(folder: Path, *flags: str) -> float:
     """CPU seconds of the whole command, which uses one core."""
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
@@ -200,12 +200,24 @@ def seconds_of(folder: Path) -> float:
             "--statistics",
             "--exit-zero",
             "--no-config",
+            *flags,
         ],
         stdout=subprocess.DEVNULL,
         check=True,
     )
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
     return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
+
+
+def print_figures(folder: Path, rounds: int) -> None:
+    """A run of all rules, and one on the same files after it."""
+    whole = min(seconds_of(folder, "--no-cache") for _ in range(rounds))
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    with tempfile.TemporaryDirectory() as cache:
+        seconds_of(folder, "--cache-dir", cache)
+        again = min(seconds_of(folder, "--cache-dir", cache) for _ in range(rounds))
+    print(f"  all rules: {whole:6.2f} CPU s, at most {peak:,} MB")
+    print(f"  again:     {again:6.2f} CPU s, 1/{whole / again:.0f} of it")
 
 
 def parts_of(folder: Path) -> dict[str, float]:
@@ -252,6 +264,7 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="a checkout to measure, too")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -260,11 +273,17 @@ def main() -> None:
         empty.mkdir()
         (empty / "nothing.py").touch()
         lines = generate(folder, options.files)
-        start = min(seconds_of(empty) for _ in range(5 * options.rounds))
+        start = min(seconds_of(empty, "--no-cache") for _ in range(5 * options.rounds))
         print(f"start: {start:.3f} CPU s  (goal {GOAL_START_S:g})")
-        whole = min(seconds_of(folder) for _ in range(options.rounds))
         goal = f"  (goal {GOAL_S:g})" if options.files == 1000 else ""
-        print(f"{options.files:,} files, {lines:,} lines: {whole:.2f} CPU s{goal}")
+        print(f"{options.files:,} generated files, {lines:,} lines{goal}")
+        print_figures(folder, options.rounds)
+    if options.folder is not None:
+        print(f"{options.folder}")
+        print_figures(options.folder, options.rounds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        generate(folder, options.files)
         if options.parts:
             gc.disable()  # as the command does
             for part, seconds in parts_of(folder).items():

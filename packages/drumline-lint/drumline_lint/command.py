@@ -12,12 +12,23 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from drumline_lint import __version__
 from drumline_lint.errors import ExitCode, UsageError, did_you_mean
 from drumline_lint.findings import Rule, Severity
-from drumline_lint.linter import Report, all_docs, check, read_all
+from drumline_lint.linter import (
+    Progress,
+    Report,
+    Results,
+    all_docs,
+    check,
+    load_all,
+    parse_all,
+    run_rules,
+    sift,
+)
 from drumline_lint.output.text import as_explanation, as_list, plural
 from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.parse import Reading
@@ -59,6 +70,10 @@ output
   --output FILE         write to a file
   --statistics          count findings per rule
   --exit-zero           exit with 0 in spite of findings and unreadable files
+
+speed
+  --no-cache            run all rules, also if no file changed
+  --cache-dir DIR       where results are kept  [~/.cache/drumline-lint]
 
 fixes
   --fix                 apply the mechanical ones
@@ -143,10 +158,11 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
         parser.add_argument(name, action="append", default=[])
     for name in ("--explain", "--output", "--stdin-filename", "--severity", "--format"):
         parser.add_argument(name)
-    for name in ("--since", "--baseline", "--write-baseline"):
+    for name in ("--since", "--baseline", "--write-baseline", "--cache-dir"):
         parser.add_argument(name)
     for name in ("--fix", "--diff", "--statistics", "--list", "--exit-zero", "--no-config"):
         parser.add_argument(name, action="store_true")
+    parser.add_argument("--no-cache", action="store_true")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(list(argv))
@@ -222,18 +238,19 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
         _show_progress if sys.stderr.isatty() and len(discovery.files) >= MANY_FILES else None
     )
     only_new = _new_findings(flags)
-    readings = read_all(discovery.files, progress, stdin=_stdin(flags))
+    loaded = load_all(discovery.files, stdin=_stdin(flags))
 
     def checked(readings: Sequence[Reading]) -> Report:
         return only_new(
             check(readings, rules, settings, problems=discovery.problems, progress=progress)
         )
 
-    report = (
-        _fix(flags, readings, checked, discovery.outside)
-        if flags.fix or flags.diff
-        else checked(readings)
-    )
+    if flags.fix or flags.diff:
+        report = _fix(flags, parse_all(loaded, progress), checked, discovery.outside)
+    else:
+        folder = _cache_folder(flags, rules)
+        readings, results = _run_or_recall(folder, loaded, rules, settings, progress)
+        report = only_new(sift(readings, results, settings, discovery.problems))
     if flags.write_baseline is not None:
         return _write_baseline(flags, report, docs)
     _report(flags, report, docs)
@@ -242,6 +259,42 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     if not report.is_complete:
         return ExitCode.USAGE
     return ExitCode.CLEAN if report.is_clean else ExitCode.FINDINGS
+
+
+def _run_or_recall(
+    folder: Path | None,
+    loaded: Sequence[Reading],
+    rules: Mapping[str, Any],
+    settings: Settings,
+    progress: Progress | None,
+) -> tuple[list[Reading], Results]:
+    """What the rules find, or what they found in the same files before."""
+    if folder is None:
+        readings = parse_all(loaded, progress)
+        return readings, run_rules(readings, rules, settings, progress)
+    from drumline_lint.run_cache import find_run, keep_run, run_key
+
+    key = run_key(loaded, settings.chosen)
+    earlier = find_run(folder, key)
+    if earlier is not None:
+        paths = {str(reading.path) for reading in loaded}
+        return parse_all(loaded, known=paths - earlier.unreadable), earlier.results
+    readings = parse_all(loaded, progress)
+    results = run_rules(readings, rules, settings, progress)
+    keep_run(folder, key, results, readings)
+    return readings, results
+
+
+def _cache_folder(flags: argparse.Namespace, rules: Mapping[str, Any]) -> Path | None:
+    """None if nothing is kept: with --no-cache, for rules from elsewhere, whose code the key does
+    not have, and where there is no home."""
+    is_own = all(isinstance(module, ModuleType) for module in rules.values())
+    if flags.no_cache or not is_own:
+        return None
+    if flags.cache_dir is not None:
+        return Path(flags.cache_dir)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(base) / "drumline-lint" if Path(base).is_absolute() else None
 
 
 def _new_findings(flags: argparse.Namespace) -> Callable[[Report], Report]:

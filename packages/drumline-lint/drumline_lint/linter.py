@@ -27,7 +27,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
 from drumline_lint.reading.launchers import TORCHRUN, launches
 from drumline_lint.reading.manifest import Manifest
-from drumline_lint.reading.parse import Reading, read_bytes, read_file
+from drumline_lint.reading.parse import Reading, load_file, read_bytes
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import Source, is_silenced
 from drumline_lint.settings import Settings
@@ -98,9 +98,12 @@ class Report:
 
 
 @dataclass
-class _Results:
+class Results:
+    """What the rules found, before anything is silenced or left out."""
+
     findings: list[Finding] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
+    """Rules that failed."""
 
 
 def all_docs(rules: RuleModules) -> dict[str, Rule]:
@@ -114,11 +117,29 @@ def read_all(
     stdin: tuple[Path, bytes] | None = None,
 ) -> list[Reading]:
     """Read each file, and the standard input under its given name."""
-    readings = [] if stdin is None else [read_bytes(*stdin)]
-    for number, path in enumerate(files, start=1):
+    return parse_all(load_all(files, stdin=stdin), progress)
+
+
+def load_all(files: Sequence[Path], *, stdin: tuple[Path, bytes] | None = None) -> list[Reading]:
+    """The bytes of each file, and of the standard input under its given name."""
+    given = [] if stdin is None else [Reading(*stdin)]
+    return given + [load_file(path) for path in files]
+
+
+def parse_all(
+    loaded: Sequence[Reading], progress: Progress | None = None, *, known: Set[str] = frozenset()
+) -> list[Reading]:
+    """`known`: the paths of files that an earlier run could parse."""
+    readings = []
+    for number, reading in enumerate(loaded, start=1):
         if progress is not None:
-            progress("reading", number, len(files))
-        readings.append(read_file(path))
+            progress("reading", number, len(loaded))
+        is_known = str(reading.path) in known
+        readings.append(
+            reading
+            if reading.problems
+            else read_bytes(reading.path, reading.data, is_known=is_known)
+        )
     return readings
 
 
@@ -131,10 +152,16 @@ def check(
     progress: Progress | None = None,
 ) -> Report:
     """Run every selected rule; `problems`: those found before."""
-    by_path = {str(reading.path): reading for reading in readings}
-    results = _Results(
-        problems=[*problems, *(finding for reading in readings for finding in reading.problems)]
-    )
+    return sift(readings, run_rules(readings, rules, settings, progress), settings, problems)
+
+
+def run_rules(
+    readings: Sequence[Reading],
+    rules: RuleModules,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> Results:
+    results = Results()
     chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     scripts = [script for reading in readings for script in reading.scripts]
     _check_python(
@@ -145,6 +172,18 @@ def check(
         _started_by_torchrun(scripts),
     )
     _check_scripts(results, scripts, chosen)
+    return results
+
+
+def sift(
+    readings: Sequence[Reading],
+    results: Results,
+    settings: Settings,
+    problems: Sequence[Finding] = (),
+) -> Report:
+    """What is not silenced, and what of that is shown."""
+    by_path = {str(reading.path): reading for reading in readings}
+    unread = [finding for reading in readings for finding in reading.problems]
     findings = sorted(
         (
             finding
@@ -153,13 +192,11 @@ def check(
         ),
         key=_order,
     )
-    shown = [finding for finding in findings if settings.is_shown(finding)]
+    every_problem = dict.fromkeys([*problems, *unread, *results.problems])
     return Report(
-        findings=shown,
+        findings=[finding for finding in findings if settings.is_shown(finding)],
         hidden=[finding for finding in findings if not settings.is_shown(finding)],
-        problems=[
-            finding for finding in dict.fromkeys(results.problems) if settings.is_wanted(finding)
-        ],
+        problems=[finding for finding in every_problem if settings.is_wanted(finding)],
         readings=by_path,
     )
 
@@ -176,7 +213,7 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 
 
 def _check_python(
-    results: _Results,
+    results: Results,
     sources: list[Source],
     rules: RuleModules,
     progress: Progress | None,
@@ -227,7 +264,7 @@ def findings_of(module: Any, program: Program, source: Source) -> Iterator[Findi
             yield finding
 
 
-def _check_scripts(results: _Results, scripts: list[Script], rules: RuleModules) -> None:
+def _check_scripts(results: Results, scripts: list[Script], rules: RuleModules) -> None:
     for script in scripts:
         for number, module in rules.items():
             if hasattr(module, "check_shell"):
@@ -235,7 +272,7 @@ def _check_scripts(results: _Results, scripts: list[Script], rules: RuleModules)
 
 
 def _run_rule(
-    results: _Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
+    results: Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
 ) -> None:
     try:
         results.findings += question()
@@ -243,7 +280,7 @@ def _run_rule(
         results.problems.append(_failure(error, path, f"rule {number}"))
 
 
-def _resolved(results: _Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
+def _resolved(results: Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
     """The program of all files, and which of them are distributed; a file that cannot be analyzed
     is reported and left out."""
     try:
@@ -262,7 +299,7 @@ def _program_of(sources: list[Source]) -> tuple[Program, Set[Source]]:
     return program, distributed_sources(program)
 
 
-def _is_understood(results: _Results, source: Source) -> bool:
+def _is_understood(results: Results, source: Source) -> bool:
     try:
         _program_of([source])
     except Exception as error:

@@ -36,6 +36,8 @@ class Reading:
     problems: list[Finding] = field(default_factory=list)
     is_skipped: bool = False
     """Whether it is YAML that starts no training."""
+    is_known: bool = False
+    """Whether the same bytes were parsed before: then Python is parsed where its tree is needed."""
 
     @property
     def scripts(self) -> Sequence[Script]:
@@ -47,6 +49,12 @@ class Reading:
 
 def read_file(path: Path) -> Reading:
     """Never raises because of the content, or because it cannot be opened."""
+    reading = load_file(path)
+    return reading if reading.problems else read_bytes(path, reading.data)
+
+
+def load_file(path: Path) -> Reading:
+    """Its bytes, not parsed yet."""
     try:
         data = read_regular(path, most=MAX_BYTES)
     except OSError as error:
@@ -54,12 +62,12 @@ def read_file(path: Path) -> Reading:
             UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}"
         )
         return Reading(path, b"", problems=[unreadable])
-    return read_bytes(path, data)
+    return Reading(path, data)
 
 
-def read_bytes(path: Path, data: bytes) -> Reading:
+def read_bytes(path: Path, data: bytes, *, is_known: bool = False) -> Reading:
     language = language_of(path, data)
-    reading = Reading(path, data)
+    reading = Reading(path, data, is_known=is_known)
     if language == "notebook":
         reading.content, reading.problems = read_notebook(path, data)
     elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -150,7 +158,7 @@ def _encoding(data: bytes) -> str:
 
 def _parse(reading: Reading, text: str) -> None:
     try:
-        tree = parse_python(text)
+        tree = None if reading.is_known else parse_python(text)
     except CANNOT_PARSE as error:
         reading.problems.append(syntax_problem(error, reading.path))
     else:

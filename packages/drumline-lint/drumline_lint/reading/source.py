@@ -71,9 +71,14 @@ class Source:
 
     path: Path
     text: str
-    tree: ast.Module
+    parsed: ast.Module | None = None
+    """None if an earlier run parsed the same text."""
     cells: list[Cell] = field(default_factory=list)
     """The cells of a notebook, in order."""
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return self.parsed or parse_python(self.text)
 
     @cached_property
     def lines(self) -> list[str]:
