@@ -72,6 +72,8 @@ output
   --exit-zero           exit with 0 in spite of findings and unreadable files
 
 speed
+  --jobs N              processes, for projects that do not import each other;
+                        auto: one for each core  [1]
   --no-cache            run all rules, also if no file changed
   --cache-dir DIR       where results are kept  [~/.cache/drumline-lint]
 
@@ -158,7 +160,7 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
         parser.add_argument(name, action="append", default=[])
     for name in ("--explain", "--output", "--stdin-filename", "--severity", "--format"):
         parser.add_argument(name)
-    for name in ("--since", "--baseline", "--write-baseline", "--cache-dir"):
+    for name in ("--since", "--baseline", "--write-baseline", "--cache-dir", "--jobs"):
         parser.add_argument(name)
     for name in ("--fix", "--diff", "--statistics", "--list", "--exit-zero", "--no-config"):
         parser.add_argument(name, action="store_true")
@@ -248,8 +250,7 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     if flags.fix or flags.diff:
         report = _fix(flags, parse_all(loaded, progress), checked, discovery.outside)
     else:
-        folder = _cache_folder(flags, rules)
-        readings, results = _run_or_recall(folder, loaded, rules, settings, progress)
+        readings, results = _run_or_recall(flags, loaded, rules, settings, progress)
         report = only_new(sift(readings, results, settings, discovery.problems))
     if flags.write_baseline is not None:
         return _write_baseline(flags, report, docs)
@@ -262,16 +263,18 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
 
 
 def _run_or_recall(
-    folder: Path | None,
+    flags: argparse.Namespace,
     loaded: Sequence[Reading],
     rules: Mapping[str, Any],
     settings: Settings,
     progress: Progress | None,
 ) -> tuple[list[Reading], Results]:
     """What the rules find, or what they found in the same files before."""
+    jobs = _jobs(flags)
+    folder = _cache_folder(flags, rules)
     if folder is None:
         readings = parse_all(loaded, progress)
-        return readings, run_rules(readings, rules, settings, progress)
+        return readings, run_rules(readings, rules, settings, progress, jobs=jobs)
     from drumline_lint.run_cache import find_run, keep_run, run_key
 
     key = run_key(loaded, settings.chosen)
@@ -280,9 +283,18 @@ def _run_or_recall(
         paths = {str(reading.path) for reading in loaded}
         return parse_all(loaded, known=paths - earlier.unreadable), earlier.results
     readings = parse_all(loaded, progress)
-    results = run_rules(readings, rules, settings, progress)
+    results = run_rules(readings, rules, settings, progress, jobs=jobs)
     keep_run(folder, key, results, readings)
     return readings, results
+
+
+def _jobs(flags: argparse.Namespace) -> int:
+    from drumline_lint.parallel_work import num_processes
+
+    try:
+        return num_processes(flags.jobs or "1")
+    except ValueError:
+        raise UsageError(f"--jobs {flags.jobs}: give a number from 1 on, or auto") from None
 
 
 def _cache_folder(flags: argparse.Namespace, rules: Mapping[str, Any]) -> Path | None:

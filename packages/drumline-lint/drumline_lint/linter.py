@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -23,6 +24,7 @@ from drumline_lint.findings import (
 )
 from drumline_lint.flow.dead_code import is_dead
 from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
+from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
 from drumline_lint.reading.launchers import TORCHRUN, launches
@@ -122,8 +124,8 @@ def read_all(
 
 def load_all(files: Sequence[Path], *, stdin: tuple[Path, bytes] | None = None) -> list[Reading]:
     """The bytes of each file, and of the standard input under its given name."""
-    given = [] if stdin is None else [Reading(*stdin)]
-    return given + [load_file(path) for path in files]
+    from_stdin = [] if stdin is None else [Reading(*stdin)]
+    return from_stdin + [load_file(path) for path in files]
 
 
 def parse_all(
@@ -160,7 +162,10 @@ def run_rules(
     rules: RuleModules,
     settings: Settings,
     progress: Progress | None = None,
+    *,
+    jobs: int = 1,
 ) -> Results:
+    """`jobs`: how many processes to use at most. Files that import each other are checked in one."""
     results = Results()
     chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     scripts = [script for reading in readings for script in reading.scripts]
@@ -170,6 +175,7 @@ def run_rules(
         chosen,
         progress,
         _started_by_torchrun(scripts),
+        jobs,
     )
     _check_scripts(results, scripts, chosen)
     return results
@@ -218,27 +224,71 @@ def _check_python(
     rules: RuleModules,
     progress: Progress | None,
     started_by_torchrun: frozenset[str],
+    jobs: int,
 ) -> None:
-    python = {number: module for number, module in rules.items() if hasattr(module, "check")}
+    groups = projects(sources)
+    check_part = functools.partial(_check_projects, groups, rules, progress, started_by_torchrun)
+    parts = _parts_of(groups, jobs)
+    outcomes = in_processes(check_part, parts) if len(parts) > 1 else map(check_part, parts)
+    by_number: dict[int, Results] = {}
+    for outcome in outcomes:
+        by_number |= outcome
+    for number in range(len(groups)):
+        results.findings += by_number[number].findings
+        results.problems += by_number[number].problems
+
+
+def _parts_of(groups: Sequence[Sequence[Source]], jobs: int) -> list[list[int]]:
+    """The numbers of the projects for each process: the largest first, to the least loaded."""
+    sizes = [sum(len(source.text) for source in group) for group in groups]
+    parts: list[list[int]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
+    loads = [0] * len(parts)
+    for number in sorted(range(len(groups)), key=lambda number: -sizes[number]):
+        lightest = loads.index(min(loads))
+        parts[lightest].append(number)
+        loads[lightest] += sizes[number]
+    return parts
+
+
+def _check_projects(
+    groups: Sequence[list[Source]],
+    rules: RuleModules,
+    progress: Progress | None,
+    started_by_torchrun: frozenset[str],
+    numbers: Sequence[int],
+) -> dict[int, Results]:
+    """The results of the projects with these numbers. Only the first process shows its progress."""
+    by_number: dict[int, Results] = {}
+    num_files = sum(len(groups[number]) for number in numbers)
     num_checked = 0
-    for project in projects(sources):
-        applicable = python
-        if not any(map(speaks_of_ranks, project)):
-            applicable = {
-                number: module
-                for number, module in python.items()
-                if not module.RULE.only_distributed
-            }
-        program, distributed = _resolved(results, project)
-        program.started_by_torchrun = started_by_torchrun
-        for source in program.sources:
+    for number in sorted(numbers):
+        by_number[number] = Results()
+        for _ in _check_project(by_number[number], groups[number], rules, started_by_torchrun):
             num_checked += 1
-            if progress is not None:
-                progress("looking at", num_checked, len(sources))
-            for number, module in applicable.items():
-                if source in distributed or not module.RULE.only_distributed:
-                    find = functools.partial(findings_of, module, program, source)
-                    _run_rule(results, number, source.path, find)
+            if progress is not None and multiprocessing.parent_process() is None:
+                progress("looking at", num_checked, num_files)
+    return by_number
+
+
+def _check_project(
+    results: Results, project: list[Source], rules: RuleModules, started_by_torchrun: frozenset[str]
+) -> Iterator[Source]:
+    """Yields each file before it is checked."""
+    applicable = {number: module for number, module in rules.items() if hasattr(module, "check")}
+    if not any(map(speaks_of_ranks, project)):
+        applicable = {
+            number: module
+            for number, module in applicable.items()
+            if not module.RULE.only_distributed
+        }
+    program, distributed = _resolved(results, project)
+    program.started_by_torchrun = started_by_torchrun
+    for source in program.sources:
+        yield source
+        for number, module in applicable.items():
+            if source in distributed or not module.RULE.only_distributed:
+                find = functools.partial(findings_of, module, program, source)
+                _run_rule(results, number, source.path, find)
 
 
 def _started_by_torchrun(scripts: list[Script]) -> frozenset[str]:
