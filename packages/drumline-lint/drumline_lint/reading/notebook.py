@@ -8,8 +8,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from json.decoder import scanstring
-from json.scanner import py_make_scanner
+from json.decoder import scanstring  # type: ignore[attr-defined]  # missing in the stubs
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # missing in the stubs
 from pathlib import Path
 from typing import Any
 
