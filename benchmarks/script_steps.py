@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -59,14 +60,14 @@ def torchs_own(wrapped: dict[tuple[type, str], tuple[object, object]]) -> Iterat
 def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
     """As a script is; what was replaced, and by what."""
     replaced: dict[tuple[type, str], tuple[object, object]] = {}
-    wrap = torch_hooks._wrap_method
+    wrap = torch_hooks.wrap_method
 
     def recorded(owner: type, name: str, wrapper: Callable[..., object]) -> None:
         before = getattr(owner, name)
         wrap(owner, name, wrapper)
         replaced[owner, name] = before, getattr(owner, name)
 
-    torch_hooks._wrap_method = recorded
+    torch_hooks.wrap_method = recorded
     rank = dist.get_rank()
     recorder = ScriptRecorder(
         folder / f"{rank}.script", Topology(rank=rank, world_size=2), node_rank=0
@@ -118,7 +119,7 @@ def run_rank(pairs: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -126,9 +127,9 @@ def main() -> None:
     options = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(options.pairs)
-    else:
-        start_ranks(2, "benchmarks.script_steps", "--pairs", str(options.pairs))
+        return 0
+    return start_ranks(2, "benchmarks.script_steps", "--pairs", str(options.pairs))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

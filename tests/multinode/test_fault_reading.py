@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.diagnosis.diagnosis import PHASES
+from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis
+from drumline.watch.diagnosis.watchdog import Recovery
 from drumline.watch.heartbeat import Phase
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
@@ -19,6 +20,7 @@ from tests.multinode.faults.reading import (
     Said,
     again,
     is_of_a_slow_start,
+    is_recovery,
     said_in,
     sentences_on,
     steps_of,
@@ -55,6 +57,22 @@ def test_only_a_stall_in_the_start_is_of_a_slow_start() -> None:
     assert not is_of_a_slow_start(
         replace(STOPPED, word="stall", message="stall: rank 3 on b is stopped")
     )
+
+
+def test_a_run_that_goes_on_is_no_diagnosis() -> None:
+    cut = Diagnosis(
+        cause=Cause.UNREACHABLE,
+        host="b",
+        rank=None,
+        step=None,
+        what="b is unreachable",
+        next_step="look at its link",
+        is_certain=False,
+        since_s=4.0,
+    )
+    continues = replace(STOPPED, word="stall", message=Recovery(cut, 12.0).sentence)
+    assert is_recovery(continues)
+    assert not is_recovery(STOPPED)
 
 
 def event(kind: str, at: float, **fields: Any) -> str:

@@ -39,6 +39,8 @@ class Fault:
     is_outside: bool = False
     """Made on a host or its link, not inside a rank; repaired when it was reported."""
     restarts: bool = True
+    ends_the_run: bool = False
+    """No restart would help: a person starts it again, here as soon as it has ended."""
 
 
 FAULTS = {
@@ -71,7 +73,9 @@ FAULTS = {
     ),
     "host_gone": Fault("host powered off", ("unreachable",), names="host", is_outside=True),
     # The rank that saves says it itself.
-    "full_disk": Fault("full disk in a save", ("exception", "storage"), ranks=(0,)),
+    "full_disk": Fault(
+        "full disk in a save", ("exception", "storage"), ranks=(0,), ends_the_run=True
+    ),
     "slow": Fault("slow rank (5x)", ("straggler",), steps=LONG, restarts=False),
 }
 

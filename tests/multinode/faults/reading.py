@@ -47,7 +47,7 @@ def event_files(folder: Path, name: str) -> list[Path]:
     is just gone."""
     return [
         Path(top, name)
-        for top, _, names in os.walk(folder)
+        for top, _, names in os.walk(folder, followlinks=True)
         if Path(top).name == "events" and name in names
     ]
 
@@ -85,6 +85,11 @@ def is_of_a_slow_start(said: Said) -> bool:
     """On a busy machine the job that starts again may take longer than `hang_s` to: that is true,
     and no diagnosis."""
     return said.word == "stall" and "is slow but alive: at startup" in said.message
+
+
+def is_recovery(said: Said) -> bool:
+    """That the run goes on by itself is no diagnosis."""
+    return said.word == "stall" and said.message.startswith("the run continues after ")
 
 
 def sentences_on(screens: Iterable[str]) -> list[str]:
