@@ -16,7 +16,8 @@ _fields = cache(get_type_hints)
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """A dataclass, from `asdict` of one, or a TypedDict. Raises ValueError for anything else."""
+    """A dataclass, from `asdict` of one, a TypedDict, or a NamedTuple, which is a list in JSON.
+    Raises ValueError for anything else."""
     try:
         return cast(T, _read(kind, value))
     except (TypeError, KeyError, AttributeError) as error:
@@ -35,6 +36,11 @@ def _read(kind: Any, value: Any) -> Any:
         return _read_parts(kind, origin, get_args(kind), value)
     if kind is Any:
         return value
+    if hasattr(kind, "_fields"):
+        hints = _fields(kind)
+        return kind(
+            *(_read(hints[name], part) for name, part in zip(kind._fields, value, strict=True))
+        )
     return kind(value) if issubclass(kind, Enum) else _checked(kind, value)
 
 

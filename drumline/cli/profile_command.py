@@ -31,6 +31,8 @@ from drumline.report.profile.advice import advise
 from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
 from drumline.runs.run_folder import run_name
 from drumline.tools.profile.advice_trial import (
+    LAP_STEPS,
+    LOG_EVERY,
     QUIET,
     AdviceTrial,
     ShortRuns,
@@ -169,6 +171,8 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
             folder=folder / "trials",
             step_s=result.step_s,
             batch_size=result.batch_size or 1,
+            log_every=int(result.settings.get(LOG_EVERY, LAP_STEPS[-1])),
+            has_pauses=bool(result.pauses_s),
         )
         trials = try_advice(advice, runs, note=print_message)
     if is_json:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
@@ -37,6 +38,100 @@ class JobFacts:
     precision: str | None = None
     bucket_cap_mb: float = 25.0
     settings: Mapping[str, str] = field(default_factory=dict)
+    step_tflop: float | None = None
+    """Of the model, for one global batch; None: not known."""
+    peak_tflop_per_s: float | None = None
+    """Of all devices together; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledLine:
+    """A line of the user's code; without a file: only that of libraries ran."""
+
+    file: str
+    line: int
+    function: str
+    library: str = ""
+    """The package whose code the line had called, as in `torch`; empty: none."""
+    source: str = ""
+    """Its text."""
+
+
+class Pause(NamedTuple):
+    """An evaluation or a save after a profiled step, by Unix time."""
+
+    reason: str
+    step: int
+    began_ns: int
+    ended_ns: int
+
+
+class StackSample(NamedTuple):
+    """What ran since the sample before it; several in a row with the same line are one."""
+
+    until_ns: int
+    """Unix time."""
+    cpu_ns: int
+    """How long the thread could run meanwhile: on a CPU, or in the queue for one."""
+    phase: int
+    """A number in `StackSamples.phases`."""
+    line: int
+    """A number in `StackSamples.lines`."""
+
+
+class Collection(NamedTuple):
+    """One garbage collection, by Unix time."""
+
+    began_ns: int
+    ended_ns: int
+    generation: int
+    line: int
+    """A number in `StackSamples.lines`: what ran then."""
+
+
+class ThreadUse(NamedTuple):
+    """A thread besides the one that takes the steps."""
+
+    name: str
+    cpu_s: float
+    line: int
+    """A number in `StackSamples.lines`: where it was seen most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSamples:
+    """What a rank ran in the profiled steps."""
+
+    began_ns: int = 0
+    phases: tuple[str, ...] = ()
+    lines: tuple[SampledLine, ...] = ()
+    samples: tuple[StackSample, ...] = ()
+    collections: tuple[Collection, ...] = ()
+    threads: tuple[ThreadUse, ...] = ()
+    """Those that used the most CPU time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerFacts:
+    """What an optimizer updates, and how."""
+
+    name: str
+    num_tensors: int
+    num_bytes: int
+    """Of the parameters."""
+    is_fused: bool
+    is_foreach: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUse:
+    """The DataLoader workers of a rank."""
+
+    number: int
+    cores: float
+    """How many cores they used together."""
+    waiting: float
+    """How many of them waited for a core, on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +159,17 @@ class RankFacts:
     """How many of them were busy while the loop waited for a batch; None: not known."""
     cpu_wait_s: float | None = None
     """How long the rank waited for a CPU in a step, on average; None: not known."""
+    pauses: tuple[Pause, ...] = ()
     left_out: tuple[int, ...] = ()
-    """Profiled steps that an evaluation or a save followed: they are not counted."""
+    """The steps of such pauses, in a profile of an earlier version."""
     sync_lines: tuple[tuple[int, str], ...] = ()
     """Unix time in ns and source line of calls that blocked the host until the device had
     finished."""
+    optimizer: OptimizerFacts | None = None
+    workers: WorkerUse | None = None
+    """None: there are none, or they are not known."""
+    has_sync_batchnorm: bool = False
+    stacks: StackSamples = field(default_factory=StackSamples)
     job: JobFacts
 
 
@@ -95,4 +196,19 @@ def write_facts(folder: Path, facts: RankFacts) -> None:
 
 def read_facts(folder: Path, rank: int) -> RankFacts:
     """Raises OSError for a missing file, ValueError for a damaged one."""
-    return from_json(RankFacts, parse_json(read_regular(facts_path(folder, rank))))
+    facts = from_json(RankFacts, parse_json(read_regular(facts_path(folder, rank))))
+    _check_samples(facts.stacks)
+    return facts
+
+
+def _check_samples(stacks: StackSamples) -> None:
+    lines = [row.line for row in stacks.samples]
+    lines += [row.line for row in stacks.collections]
+    lines += [row.line for row in stacks.threads]
+    times = [stacks.began_ns, *(sample.until_ns for sample in stacks.samples)]
+    if (
+        not all(0 <= line < len(stacks.lines) for line in lines)
+        or not all(0 <= sample.phase < len(stacks.phases) for sample in stacks.samples)
+        or times != sorted(times)
+    ):
+        raise ValueError("its samples of stacks are damaged")

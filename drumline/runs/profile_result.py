@@ -15,6 +15,7 @@ from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
+from drumline.runs.profile_files import OptimizerFacts, WorkerUse
 
 PART_NAMES = {
     "compute": "compute",
@@ -26,6 +27,53 @@ PART_NAMES = {
 }
 PARTS = tuple(PART_NAMES)
 """What a step consists of: every instant of a rank belongs to one of them."""
+
+
+PAUSES = ("evaluation", "save")
+"""Phases that are not a part of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineCost:
+    """A line of the user's code, and how long a step runs it."""
+
+    phase: str
+    """Of the step: `forward`, `hook Name`, ..."""
+    source: str
+    """As in `train.py:7`, with the whole path; empty: no code of the user's ran."""
+    function: str = ""
+    text: str = ""
+    """The line itself."""
+    seconds: float
+    """Of all lines of its function in this phase; this one has most of it."""
+    own_s: float
+    """Of these, those in which neither torch's code ran nor the device: Python, or a wait."""
+    cpu_s: float
+    """Of `own_s`, how long the thread could run: on a CPU, or in the queue for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collections:
+    """Garbage collections, a step."""
+
+    seconds: float
+    full: float
+    """How many are of the oldest generation."""
+    source: str = ""
+    """The line that ran in most of them."""
+    is_asked_for: bool = False
+    """Whether that line calls gc.collect()."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusyThread:
+    """A Python thread of a rank besides the one that takes the steps."""
+
+    rank: int
+    name: str
+    cores: float
+    """How much of a core it used."""
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +98,13 @@ class RankSteps:
     there it is more than the gaps of `parts_s`. Empty: not recorded."""
     cpu_wait_s: float | None = None
     """How long it waited for a CPU in a step, on average; None: not known."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """The mean of each phase over the steps; empty: not recorded."""
+    lines: tuple[LineCost, ...] = ()
+    """The costliest lines of its phases."""
+    waited_for_s: tuple[float, ...] = ()
+    """How long the others waited for this rank in each step, on average over them; empty: not
+    recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +208,31 @@ class ProfileResult:
     """The mean of steps of the same run before the profiled ones; None: there were none."""
     tensors: tuple[GradientTensor, ...] = ()
     """In the order in which DDP puts them into buckets; empty: not known."""
+    step_tflop: float | None = None
+    """Of the model, for one global batch; None: not known."""
+    peak_tflop_per_s: float | None = None
+    """Of all devices together; None: not known."""
+    communication_phases_s: Mapping[str, float] = field(default_factory=dict)
+    """In which phases the host was in exposed collectives or waited for other ranks in them."""
+    collective_lines: tuple[LineCost, ...] = ()
+    """The lines of the user's code that were in exposed collectives besides DDP's all-reduces."""
+    optimizer: OptimizerFacts | None = None
+    """That of rank 0; None: not known."""
+    workers: WorkerUse | None = None
+    """The DataLoader workers of rank 0; None: there are none, or they are not known."""
+    has_sync_batchnorm: bool = False
+    off_cpu_s: float | None = None
+    """How long the thread that takes the steps could not run while it neither computed nor was in
+    a collective: it slept, or waited for data, a lock, the GIL. None: not known."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """The means over all ranks, the longest first: they add up to `step_s`. Empty: not recorded."""
+    pauses_s: Mapping[str, float] = field(default_factory=dict)
+    """Evaluations and saves, a step: they come on top of `step_s`."""
+    lines: tuple[LineCost, ...] = ()
+    """The costliest lines of the user's code, over all ranks."""
+    collections: Collections | None = None
+    threads: tuple[BusyThread, ...] = ()
+    """Threads of any rank that competed with its steps."""
     missing_ranks: Mapping[str, str] = field(default_factory=dict)
     """Ranks without a trace that can be read, and why; the means are over the others."""
 

@@ -78,6 +78,7 @@ class ScriptProfile:
         if id(optimizer) != self._optimizer:
             return
         self._num_steps += 1
+        self._capture.optimizer = optimizer
         try:
             self._capture.begin_step(self._num_steps)
         except OSError as error:
@@ -86,6 +87,7 @@ class ScriptProfile:
             self._hook.remove()
             atexit.unregister(self._capture.finish)
             self._capture.modules.clear()
+            self._capture.optimizer = None
             self._finish()
 
     def _finish(self) -> None:

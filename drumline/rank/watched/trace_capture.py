@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import multiprocessing
 import os
 import re
 import shutil
@@ -34,6 +35,14 @@ from drumline.base.text import MIB
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
 from drumline.rank.torch_internals import ddp_measurements, names_ignored_by_ddp
+from drumline.rank.watched.stack_sampler import (
+    BUSY_THREAD,
+    Phases,
+    StackSampler,
+    code_of,
+    other_threads_ns,
+    phases_of_torch,
+)
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,
@@ -41,7 +50,11 @@ from drumline.runs.profile_files import (
     PROFILE_FILE,
     STEP_MARK,
     JobFacts,
+    OptimizerFacts,
+    Pause,
     RankFacts,
+    StackSamples,
+    WorkerUse,
     facts_path,
     trace_path,
     write_facts,
@@ -50,6 +63,7 @@ from drumline.runs.profile_files import (
 T = TypeVar("T")
 _END = object()
 MOST_SYNC_LINES = 10_000
+MOST_PAUSES = 5_000
 FEWEST_TIMED = 3
 """Steps without the profiler that are compared with those with it."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
@@ -91,10 +105,18 @@ class TraceCapture:
         """The CPU time meanwhile."""
         self._cpu_wait: CpuWait | None = None
         self._sync_lines: SyncLines | None = None
+        self._sampler: StackSampler | None = None
+        self._stacks = StackSamples()
+        self._threads_before: tuple[float, dict[int, int]] | None = None
+        self.phases: Phases = {}
+        """Where the phases of the loop begin, besides those of torch."""
         self.modules: list[torch.nn.Module] = []
         """Where DDP's buckets are looked for."""
-        self.left_out: list[int] = []
-        """Steps after which the loop did something else than train."""
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._workers: ChildTimes | None = None
+        self._worker_use: WorkerUse | None = None
+        self._pauses: list[Pause] = []
+        self._paused_s = 0.0
         self._backend = "none"
         self.is_recording = self.is_done = self._is_written = False
 
@@ -102,6 +124,8 @@ class TraceCapture:
         """Step `number`, counted from 0, begins here."""
         first = self._steps.start
         self._number = number
+        if self._threads_before is None:
+            self._threads_before = (time.perf_counter(), other_threads_ns())
         if self.is_recording:
             self._range.__exit__(None, None, None)
             if number < self._steps.stop:
@@ -113,7 +137,13 @@ class TraceCapture:
         elif number == first - 1:
             self._prepare()
         elif number == 1:  # the first step compiles, allocates and connects
-            self._timed_from = (number, self._now())
+            self._timed_from = (number, self._now() - self._paused_s)
+
+    def add_pause(self, reason: str, began_ns: int, ended_ns: int) -> None:
+        """After the present step the loop did something else than train."""
+        self._paused_s += (ended_ns - began_ns) / 1e9
+        if self.is_recording and len(self._pauses) < MOST_PAUSES:
+            self._pauses.append(Pause(reason, self._number, began_ns, ended_ns))
 
     def marked(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches; waiting for each is a range in the trace."""
@@ -187,7 +217,8 @@ class TraceCapture:
         if self._timed_from is not None:
             number, began = self._timed_from
             if self._number - number >= FEWEST_TIMED:
-                self._unprofiled_s = (self._now() - began) / (self._number - number)
+                lasted_s = self._now() - self._paused_s - began
+                self._unprofiled_s = lasted_s / (self._number - number)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
         self._profiler = profile(activities=activities, acc_events=True)
         self._profiler.prepare_trace()
@@ -201,11 +232,26 @@ class TraceCapture:
         self._synchronize()
         self._profiler.start_trace()
         self._cpu_wait = CpuWait()
+        self._workers = ChildTimes()
         self.is_recording = True
         if self._is_gpu:
             self._sync_lines = SyncLines()
             self._sync_lines.start()
+        marked = {code_of(TraceCapture.marked): "data"}
+        self._sampler = StackSampler({**phases_of_torch(), **marked, **self.phases})
+        self._sampler.start(is_alone=not self._has_busy_thread())
         self._mark_step()
+
+    def _has_busy_thread(self) -> bool:
+        """Whether another Python thread has competed with the steps so far."""
+        if self._threads_before is None:
+            return False
+        began_s, before_ns = self._threads_before
+        most_ns = BUSY_THREAD * (time.perf_counter() - began_s) * 1e9
+        return any(
+            cpu_ns - before_ns.get(thread, 0) > most_ns
+            for thread, cpu_ns in other_threads_ns().items()
+        )
 
     def _mark_step(self) -> None:
         self._range = record_function(f"{STEP_MARK}{self._number}")
@@ -216,6 +262,10 @@ class TraceCapture:
         self.is_done = True
         with record_function(END_MARK):
             self._synchronize()
+        if self._sampler is not None:
+            self._stacks = self._sampler.stop()
+        if self._workers is not None:
+            self._worker_use = self._workers.use()
         if self._cpu_wait is not None:
             self._cpu_wait.stop()
         self._profiler.stop_trace()
@@ -265,8 +315,16 @@ class TraceCapture:
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
             cpu_wait_s=self._cpu_wait_s(),
-            left_out=tuple(self.left_out),
+            pauses=tuple(self._pauses),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
+            optimizer=None if self.optimizer is None else optimizer_facts(self.optimizer),
+            workers=self._worker_use,
+            has_sync_batchnorm=any(
+                isinstance(part, torch.nn.SyncBatchNorm)
+                for module in self.modules
+                for part in module.modules()
+            ),
+            stacks=self._stacks,
             job=job,
         )
 
@@ -296,6 +354,45 @@ class CpuWait:
         if self._thread in waits_ns:
             of_steps_ns = waits_ns.pop(self._thread)
             self.waited_s = (of_steps_ns + max(waits_ns.values(), default=0)) / 1e9
+
+
+class ChildTimes:
+    """What the child processes of a rank use from now on: its DataLoader workers."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+        self._began_ns = time.monotonic_ns()
+
+    def use(self) -> WorkerUse | None:
+        """None: there are none that have been there from the beginning."""
+        now = self._now()
+        pids = self._before.keys() & now.keys()
+        if not pids:
+            return None
+        lasts_ns = time.monotonic_ns() - self._began_ns
+        run_ns = sum(now[pid].run_ns - self._before[pid].run_ns for pid in pids)
+        wait_ns = sum(now[pid].wait_ns - self._before[pid].wait_ns for pid in pids)
+        return WorkerUse(number=len(pids), cores=run_ns / lasts_ns, waiting=wait_ns / lasts_ns)
+
+    def _now(self) -> dict[int, ThreadTimes]:
+        """Of the main thread of each, which makes the batches."""
+        times = {}
+        for child in multiprocessing.active_children():
+            if child.pid is not None:
+                times[child.pid] = thread_times(child.pid).get(child.pid, NEW_THREAD)
+        return times
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return OptimizerFacts(
+        name=type(optimizer).__name__,
+        num_tensors=len(parameters),
+        num_bytes=sum(parameter.nbytes for parameter in parameters),
+        is_fused=all(bool(group.get("fused")) for group in groups),
+        is_foreach=all(bool(group.get("foreach")) for group in groups),
+    )
 
 
 class SyncLines:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 
 from drumline.base.text import latency, plural
 from drumline.report.profile.bottleneck import (
@@ -19,17 +19,29 @@ from drumline.report.profile.bottleneck import (
     Advice,
     Savings,
     SlowRank,
+    blame,
+    crowding_s,
     find_slow_rank,
     is_gpu,
     is_script,
     of_step,
+    slower_line,
 )
 from drumline.report.profile.communication_advice import (
     communication_rules,
     other_collectives_rules,
 )
-from drumline.runs.profile_result import ProfileResult
+from drumline.report.profile.host_advice import (
+    MIN_PYTHON,
+    at_line,
+    first_line,
+    host_rules,
+    is_waiting,
+)
+from drumline.runs.profile_result import ProfileResult, RankSteps
 
+MIN_COST_TO_TRAIN_OTHERWISE = 0.15
+"""Of the step."""
 MAX_WORKERS = 16
 WORKERS_PER_CORE = 4
 MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
@@ -42,15 +54,37 @@ LEAST_BF16_SPEED = 1.2
 
 def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck
-    first."""
+    first. What changes the training is last, unless it is all that helps against that one."""
     result = _without_profiler(result)
-    rules = (_data, _ranks, communication_rules, other_collectives_rules, _device_idles, _fp32)
+    result = replace(result, step_s=result.step_s + sum(result.pauses_s.values()))
+    rules = (
+        _data,
+        _ranks,
+        communication_rules,
+        other_collectives_rules,
+        _device_idles,
+        host_rules,
+        _fp32,
+    )
     advice_of_rules = [
         replace(item, step_s=result.step_s) for rule in rules for item in rule(result)
     ]
-    least_s = MIN_GAIN * result.step_s
-    worth = [advice for advice in advice_of_rules if advice.saved_s.likely > least_s]
-    return tuple(sorted(worth, key=lambda advice: -advice.cost_s))
+    worth = [advice for advice in advice_of_rules if _is_worth(advice)]
+    largest_s = max((advice.cost_s for advice in worth), default=0.0)
+
+    def place(advice: Advice) -> tuple[bool, float, bool]:
+        is_last = advice.changes_training and advice.cost_s < largest_s
+        return is_last, -advice.cost_s, advice.changes_training
+
+    return tuple(sorted(worth, key=place))
+
+
+def _is_worth(advice: Advice) -> bool:
+    """What changes the training has to be worth more, unless it is no bottleneck."""
+    least = MIN_COST_TO_TRAIN_OTHERWISE if advice.changes_training and advice.cost_s else 0.0
+    return (
+        advice.saved_s.likely > MIN_GAIN * advice.step_s and advice.cost_s >= least * advice.step_s
+    )
 
 
 def _without_profiler(result: ProfileResult) -> ProfileResult:
@@ -69,51 +103,105 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
 def _data(result: ProfileResult) -> Iterator[Advice]:
     """Several processes make several batches at once, as far as there are cores for what loading
     computes; the rest of the step remains."""
-    step_s = result.step_s
     waited = result.parts_s["data"]
-    if waited < MIN_GAIN * step_s:
+    if waited < MIN_GAIN * result.step_s:
         return
-    working = step_s - waited
-    workers = int(result.settings.get("data.workers", "0"))
-    load_s = workers * step_s if workers else waited
-    cores = result.cores_per_rank or USUAL_CORES
-    load = result.loading_cores
-    waits_for_storage = load is not None and load < 0.5
-    most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if waits_for_storage else cores)))
-    num_workers = min(most, math.ceil(1.2 * load_s / max(working, 1e-9)))
-
-    def saved(load: float) -> float:
-        computing = 0.0 if is_gpu(result) else working
-        return step_s - max(working, load_s / num_workers, (computing + load * load_s) / cores)
-
+    loading = Loading.of(result)
     text = f"a rank waits {of_step(result, waited)} for its batch"
-    if workers:
-        text += f", which {plural(workers, 'worker')} load"
-    likely = saved(1.0 if load is None else min(1.0, load))
-    settings: dict[str, str] | None = {"data.workers": str(num_workers)}
-    most_s = saved(0.0) if load is None else likely + 0.1 * (step_s - likely)
-    remedy = ""
-    derivation = f"a batch takes {latency(load_s)} to load, {num_workers} at once; the rest takes {latency(working)}"
-    if num_workers <= workers or likely < MIN_GAIN * step_s:
-        on = f"{cores:.3g} core{'' if cores == 1 else 's'} a rank"  # ranks may share a core
-        settings = None
-        remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
-        likely = waited
-    elif is_script(result):  # how many workers it has is not known
-        settings = None
-        remedy = f"raise num_workers of the DataLoader, up to {most}"
-    if settings is None:
-        most_s = waited
-        derivation = "the step without the wait at best"
+    if loading.workers:
+        text += f", which {plural(loading.workers, 'worker')} load"
+    line = first_line(result, "data")
+    if line is not None:
+        text += f"; it {'waits' if is_waiting(line) else 'computes'} mostly at {at_line(line)}"
+    likely = loading.saved_s(1.0 if loading.load is None else min(1.0, loading.load))
+    if loading.more_workers <= loading.workers or likely < MIN_GAIN * result.step_s:
+        if waited < MIN_PYTHON * result.step_s:
+            return
+        on = f"{loading.cores:.3g} core{'' if loading.cores == 1 else 's'} a rank"
+        yield Advice(
+            bottleneck="data",
+            text=text,
+            remedy=f"more workers bring nothing on {on}: store samples decoded and resized",
+            cost_s=waited,
+            saved_s=Savings(waited, waited, 0.0),
+            derivation="the step without the wait at best",
+        )
+        return
+    most_s = loading.saved_s(0.0)
+    if loading.load is not None:
+        most_s = likely + 0.1 * (result.step_s - likely)
+    if is_script(result) and not result.phases_s:  # of an earlier version
+        yield Advice(
+            bottleneck="data",
+            text=text,
+            remedy="raise num_workers of the DataLoader",
+            cost_s=waited,
+            saved_s=Savings(waited, waited, 0.0),
+            derivation="the step without the wait at best",
+        )
+        return
     yield Advice(
         bottleneck="data",
         text=text,
-        remedy=remedy,
-        settings=settings,
+        remedy=f"num_workers={loading.more_workers} of the DataLoader" if is_script(result) else "",
+        settings=None if is_script(result) else {"data.workers": str(loading.more_workers)},
         cost_s=waited,
-        saved_s=Savings(likely, most_s, 0.8 * likely if settings else 0.0),
-        derivation=derivation,
+        saved_s=Savings(likely, most_s, 0.8 * likely),
+        derivation=f"a batch takes {latency(loading.batch_s)} to load, {loading.more_workers} at once; the rest takes "
+        f"{latency(loading.working_s)}",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a rank loads its batches, and how many workers would."""
+
+    workers: int
+    load: float | None
+    """How much of a core loads a batch; None: not known."""
+    batch_s: float
+    """How long one process takes for a batch."""
+    working_s: float
+    """The step without the wait."""
+    cores: float
+    computes_s: float
+    """The part of the step that needs a core."""
+    more_workers: int
+
+    @classmethod
+    def of(cls, result: ProfileResult) -> Loading:
+        waited = result.parts_s["data"]
+        working_s = result.step_s - waited
+        workers = int(result.settings.get("data.workers", "0"))
+        load = result.loading_cores
+        line = first_line(result, "data")
+        if result.workers is not None:
+            workers = result.workers.number
+            load = result.workers.cores / workers
+        elif is_script(result) and line is not None:
+            load = line.cpu_s / max(line.own_s, 1e-9)
+        batch_s = workers * result.step_s if workers else waited
+        cores = result.cores_per_rank or USUAL_CORES
+        is_storage = load is not None and load < 0.5
+        most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if is_storage else cores)))
+        return cls(
+            workers=workers,
+            load=load,
+            batch_s=batch_s,
+            working_s=working_s,
+            cores=cores,
+            computes_s=0.0 if is_gpu(result) else working_s,
+            more_workers=min(most, math.ceil(1.2 * batch_s / max(working_s, 1e-9))),
+        )
+
+    def saved_s(self, load: float) -> float:
+        """By more workers that each keep so much of a core busy."""
+        all_cores_s = (self.computes_s + load * self.batch_s) / self.cores
+        waited_s = (
+            self.batch_s if not self.workers else self.batch_s / self.workers - self.working_s
+        )
+        step_s = self.working_s + waited_s
+        return step_s - max(self.working_s, self.batch_s / self.more_workers, all_cores_s)
 
 
 def _ranks(result: ProfileResult) -> Iterator[Advice]:
@@ -125,11 +213,12 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _uneven_ranks(result: ProfileResult) -> Advice:
-    waiting = result.parts_s["waiting_for_rank"]
-    late = max(result.ranks, key=lambda rank: rank.critical_steps)
+    for_cores_s = fmean(crowding_s(rank, result) for rank in result.ranks)
+    waiting = max(0.0, result.parts_s["waiting_for_rank"] - for_cores_s)
+    late = max(result.ranks, key=lambda rank: blame(rank, result))
     whom = "one another, and not always for the same rank"
     remedy = "give ranks batches of about the same cost"
-    if late.critical_steps >= CRITICAL_SHARE * result.num_steps:
+    if blame(late, result) >= CRITICAL_SHARE:
         whom = f"rank {late.rank} on {late.host}, whose own work takes no longer"
         remedy = "it joins collectives late: look for what else uses its device and its cores"
     return Advice(
@@ -146,17 +235,31 @@ def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
     rank = slow.steps
     usual = {part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS}
     part = max(OWN_PARTS, key=lambda name: rank.parts_s[name] - usual[name])
+    line = slower_line(slow)
+    where = "" if line is None else f", mostly at {at_line(line)}"
+    remedy = (
+        "look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts); "
+        "if its hardware is slower, --data.balance auto gives it fewer samples"
+    )
+    if line is not None:
+        remedy = "the other ranks do not run this line for as long: find out why this one does"
     return Advice(
         bottleneck="slow_rank",
-        text=f"rank {rank.rank} on {rank.host} {OWN_PARTS[part]} {latency(rank.parts_s[part])} a step, the others "
-        f"{latency(usual[part])}: they wait {of_step(result, slow.cost_s)} for it",
-        remedy="look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts); "
-        "if its hardware is slower, --data.balance auto gives it fewer samples",
+        text=f"rank {rank.rank} on {rank.host} {OWN_PARTS[part]} {latency(rank.parts_s[part])} a step{where}, the "
+        f"others {latency(usual[part])}: they wait {of_step(result, slow.cost_s)} for it",
+        remedy=remedy,
         cost_s=slow.cost_s,
         saved_s=Savings(slow.cost_s, slow.waited_s, slow.cost_s / 2),
-        derivation=f"if it took as long as the others; all wait for it in {rank.critical_steps} of "
+        derivation=f"if it took as long as the others; they wait for it in {_late_steps(rank)} of "
         f"{plural(result.num_steps, 'step')}",
     )
+
+
+def _late_steps(rank: RankSteps) -> int:
+    """In how many steps the others waited for it, and not for a moment only."""
+    if not rank.waited_for_s:
+        return rank.critical_steps
+    return sum(seconds > max(rank.waited_for_s) / 4 for seconds in rank.waited_for_s)
 
 
 def _device_idles(result: ProfileResult) -> Iterator[Advice]:
@@ -220,6 +323,7 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
         if is_script(result)
         else "compare the losses",
         settings=None if is_script(result) else {"train.precision": "bf16"},
+        changes_training=True,
         cost_s=0.0,
         saved_s=saved_s,
         derivation=f"they are {LEAST_BF16_SPEED:g} to {MOST_BF16_SPEED:g} times as fast in bf16",

@@ -4,13 +4,14 @@ and what the rules that find bottlenecks (advice.py, communication_advice.py) sh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
 from drumline.base.text import latency
-from drumline.runs.profile_result import ProfileResult, RankSteps
+from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, RankSteps
 
 Bottleneck = Literal[
     "data",
@@ -22,16 +23,27 @@ Bottleneck = Literal[
     "other_collectives",
     "launches",
     "fp32",
+    "python",
+    "on_device",
+    "hook",
+    "garbage_collection",
+    "optimizer",
+    "small_tensors",
+    "log",
+    "evaluation",
+    "save",
+    "workers",
+    "thread",
 ]
 MIN_GAIN = 0.03
 """Advice that promises less of the step is not given."""
-CRITICAL_SHARE = 0.8
-"""Of the steps: the others wait for this one rank, not for whichever is late by chance."""
+CRITICAL_SHARE = 0.7
+"""Of the time in which ranks wait: they wait for this one, not for whichever is late by chance."""
 OWN_PARTS = {
     "compute": "computes",
     "data": "waits for data",
     "host_sync": "waits for its device",
-    "gaps": "is idle",
+    "gaps": "runs Python, or waits,",
 }
 USUAL_CORES = 8.0
 
@@ -55,6 +67,8 @@ class Advice:
     """What to do where no setting does it, or what else to know."""
     settings: Mapping[str, str] | None = None
     """The settings to try; None: no setting changes it."""
+    changes_training: bool = False
+    """Whether other numbers are trained with these settings."""
     samples_factor: int = 1
     """With these settings a step has this many times the samples."""
     cost_s: float
@@ -91,12 +105,21 @@ def flags_of(settings: Mapping[str, str]) -> str:
     return " ".join(flags)
 
 
+def what_to_change(advice: Sequence[Advice]) -> Iterator[str]:
+    """The advice as lines, also where there is none."""
+    if advice:
+        yield from advice_lines(advice)
+    else:
+        yield "nothing worth changing"
+
+
 def advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
     """The advice as numbered lines."""
     for number, item in enumerate(advice, start=1):
         yield f"{number}. {item.bottleneck.replace('_', ' ')}: {item.text}"
         flags = f"try {flags_of(item.settings)}" if item.settings else ""
-        yield f"   {'; '.join(filter(None, [flags, item.remedy]))}"
+        changes = "this changes what is trained" if item.changes_training else ""
+        yield f"   {'; '.join(filter(None, [flags, item.remedy, changes]))}"
         low, high = map(latency, item.band)
         yield f"   should bring {latency(item.predicted_step_s)} a step ({low} to {high}): {item.derivation}"
 
@@ -119,6 +142,12 @@ def _busy_s(rank: RankSteps) -> float:
     return sum(rank.parts_s[part] for part in OWN_PARTS)
 
 
+def crowding_s(rank: RankSteps, result: ProfileResult) -> float:
+    """How long it waits in a step for a core of a host that all ranks share: any of them may have
+    to wait there."""
+    return (rank.cpu_wait_s or 0.0) if result.num_nodes == 1 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class SlowRank:
     """The rank for which the others wait in most steps since its own work takes longer."""
@@ -130,13 +159,49 @@ class SlowRank:
     """How long the others wait for any rank."""
 
 
+def blame(rank: RankSteps, result: ProfileResult) -> float:
+    """For how much of the time in which ranks wait they wait for this one. A single step, in which
+    anything may happen, is left out; of an earlier version's profile the steps are counted."""
+    if not rank.waited_for_s:
+        return rank.critical_steps / result.num_steps
+    worst = max(range(len(rank.waited_for_s)), key=lambda step: rank.waited_for_s[step])
+    of_ranks = [
+        sum(seconds for step, seconds in enumerate(peer.waited_for_s) if step != worst)
+        for peer in result.ranks
+    ]
+    total = sum(of_ranks)
+    return of_ranks[result.ranks.index(rank)] / total if total else 0.0
+
+
 def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
         return None
-    slow = max(result.ranks, key=lambda rank: (rank.critical_steps, _busy_s(rank)))
+    slow = max(result.ranks, key=lambda rank: (blame(rank, result), _busy_s(rank)))
     peers = [rank for rank in result.ranks if rank is not slow]
     waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
-    cost_s = min(_busy_s(slow) - median(map(_busy_s, peers)), waited_s)
-    if slow.critical_steps < CRITICAL_SHARE * result.num_steps or cost_s < MIN_GAIN * result.step_s:
+    longer_s = _busy_s(slow) - median(map(_busy_s, peers))
+    crowding = crowding_s(slow, result) - median(crowding_s(peer, result) for peer in peers)
+    cost_s = min(longer_s - max(0.0, crowding), waited_s)
+    if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_GAIN * result.step_s:
         return None
     return SlowRank(slow, peers, cost_s, waited_s)
+
+
+def slower_line(slow: SlowRank) -> LineCost | None:
+    """The line that explains most of what this rank takes longer than the others."""
+    usual: dict[tuple[str, str], float] = defaultdict(float)
+    for peer in slow.peers:
+        for line in peer.lines:
+            usual[line.phase, line.function] += line.seconds / len(slow.peers)
+    excess = {
+        line: line.seconds - usual[line.phase, line.function]
+        for line in slow.steps.lines
+        if line.phase not in PAUSES and not is_call_of_torch(line)
+    }
+    slower = max(excess, key=lambda line: excess[line], default=None)
+    return slower if slower is not None and excess[slower] > slow.cost_s / 2 else None
+
+
+def is_call_of_torch(line: LineCost) -> bool:
+    """As `loss.backward()`: it says nothing of what takes the time."""
+    return line.phase in ("backward", "optimizer") and line.own_s < line.seconds / 10

@@ -22,6 +22,7 @@ from drumline.report.profile.bucket_plan import (
     exposed_s,
     fit_costs,
 )
+from drumline.report.profile.host_advice import at_line
 from drumline.runs.profile_result import ProfileResult, bus_bytes_per_s, sent_part
 
 MAX_ACCUMULATE = 8
@@ -144,6 +145,7 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
         text=_on_network(result, exposed),
         remedy="gradients are rounded to bf16 before they are added: compare the losses",
         settings={"dist.comm": "bf16"},
+        changes_training=True,
         cost_s=exposed,
         saved_s=Savings(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
         derivation=f"half the bytes save {latency(saved[0])} of the all-reduces, less the time for rounding",
@@ -175,6 +177,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         text=_on_network(result, exposed),
         remedy="; ".join(remedies),
         settings=None if is_script(result) else _larger_batch(result, factor),
+        changes_training=True,
         samples_factor=factor,
         cost_s=exposed,
         saved_s=Savings(saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved),
@@ -194,23 +197,34 @@ def _larger_batch(result: ProfileResult, factor: int) -> dict[str, str]:
 
 
 def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
-    """SyncBatchNorm, buffers, a user's own."""
+    """SyncBatchNorm, and the user's own. Those of Drumline itself (log lines, weights of a batch)
+    are no advice."""
     _, exposed = _exposed_s(result)
-    is_sync = result.settings.get("dist.sync_batchnorm") == "true"
+    is_sync = result.has_sync_batchnorm or result.settings.get("dist.sync_batchnorm") == "true"
     waiting = min(
         result.parts_s["waiting_for_rank"], max(0.0, result.other_collectives_s - exposed)
     )
-    remedy = "call collectives less often; SyncBatchNorm has two in each layer"
+    lines = result.collective_lines
+    cost_s = exposed + waiting
+    if lines and not is_sync:
+        cost_s = min(cost_s, sum(line.seconds for line in lines))
+        exposed = min(exposed, cost_s)
+    elif not is_sync:
+        return
+    is_setting = result.settings.get("dist.sync_batchnorm") == "true"
+    remedy = "call it less often, join several into one, or wait for it (async_op=True) when its result is needed"
     if is_sync:
         remedy = "BatchNorm then has the samples of one rank: at least 16 of them, or use GroupNorm"
+    where = f", mostly at {at_line(lines[0])}" if lines and not is_sync else ""
     yield Advice(
         bottleneck="other_collectives",
-        text=f"{of_step(result, exposed + waiting)} is in {result.other_collectives:.0f} collectives besides the "
-        f"all-reduces of gradients{' (SyncBatchNorm)' if is_sync else ''}",
+        text=f"{of_step(result, cost_s)} is in {result.other_collectives:.0f} collectives besides the "
+        f"all-reduces of gradients{' (SyncBatchNorm)' if is_sync else where}",
         remedy=remedy,
-        settings={"dist.sync_batchnorm": "false"} if is_sync else None,
-        cost_s=exposed + waiting,
-        saved_s=Savings(exposed + waiting / 2, exposed + waiting, exposed / 2),
+        settings={"dist.sync_batchnorm": "false"} if is_setting else None,
+        changes_training=is_sync,
+        cost_s=cost_s,
+        saved_s=Savings((exposed + cost_s) / 2, cost_s, exposed / 2),
         derivation="without them, and without half to all of the wait for other ranks in them",
     )
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.base.terminal import one_line
-from drumline.base.text import bit_rate, file_size, named_ranks, plural
+from drumline.base.text import bit_rate, file_size, named_ranks, plural, two_digits
 from drumline.report.profile.advice import advise
-from drumline.report.profile.bottleneck import Advice, Bottleneck
+from drumline.report.profile.bottleneck import Advice, Bottleneck, find_slow_rank
+from drumline.report.profile.host_advice import at_line
 from drumline.runs.profile_result import (
     PART_NAMES,
     PARTS,
@@ -23,9 +24,9 @@ LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
 CROWDED = 0.02
 """A wait for a CPU of less than this part of the steps is not mentioned."""
+SHORT = 0.01
+"""Phases and lines of less than this part of the step are not shown."""
 MOST_NAME = 60
-CAUSE_GAPS = ("slow_rank", "host_sync", "launches")
-"""Bottlenecks of which gaps are a symptom."""
 
 
 def words_of(result: ProfileResult) -> list[str]:
@@ -35,6 +36,9 @@ def words_of(result: ProfileResult) -> list[str]:
         headline(result),
         "",
         *_parts(result),
+        *_utilization(result),
+        *_phases(result),
+        *_lines(result),
         *_of_cpu_waits(result),
         *_of_ranks(result),
         *_of_buckets(result),
@@ -60,18 +64,21 @@ def _heading(result: ProfileResult) -> Iterator[str]:
 def headline(result: ProfileResult) -> str:
     """The largest loss of an average step."""
     advice = advise(result)
-    first = advice[0] if advice and advice[0].cost_s else None
+    bottlenecks = [item for item in advice if item.cost_s]
+    largest = max(bottlenecks, key=lambda item: item.cost_s, default=None)
+    if largest is not None:
+        return _sentence(largest, result)
+    compute = f"the ranks compute {_share(result.parts_s['compute'], result)} of the step"
     gaps_s = result.parts_s["gaps"]
-    if first is None or (gaps_s > first.cost_s and first.bottleneck not in CAUSE_GAPS):
-        if gaps_s < LITTLE * result.step_s:
-            return f"the ranks compute {_share(result.parts_s['compute'], result)} of the step: there is little to gain"
-        return f"the host is slow: {_share(gaps_s, result)} of the step neither computes nor waits (Python, launches)"
-    return _sentence(first, result)
+    if gaps_s >= LITTLE * result.step_s:
+        compute += f", and {_share(gaps_s, result)} is Python and launches"
+    return f"{compute}; there is nothing worth changing" if not advice else compute
 
 
-def _sentence(first: Advice, result: ProfileResult) -> str:
-    share = _share(first.cost_s, result)
-    slowest = max(result.ranks, key=lambda rank: rank.critical_steps)
+def _sentence(largest: Advice, result: ProfileResult) -> str:
+    share = f"{largest.cost_s / largest.step_s:.0%}"
+    slowest = find_slow_rank(result)
+    slow = "a rank" if slowest is None else f"rank {slowest.steps.rank}"
     exposed = (
         f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
     )
@@ -80,14 +87,24 @@ def _sentence(first: Advice, result: ProfileResult) -> str:
         "data": f"data is slow: the ranks wait {share} of the step for their batches",
         "bucket_size": f"{exposed}, in {plural(len(result.buckets), 'bucket')}",
         "network": exposed,
-        "slow_rank": f"rank {slowest.rank} is slow: the others wait {share} of the step for it",
+        "slow_rank": f"{slow} is slow: the others wait {share} of the step for it",
         "uneven_ranks": f"ranks wait for each other {share} of the step, and not always for the same one",
         "host_sync": host,
         "other_collectives": f"collectives besides the gradients' take {share} of the step",
         "launches": f"the host is slow: the device waits {share} of the step for its launches",
-        "fp32": f"the ranks compute {_share(result.parts_s['compute'], result)} of the step",
+        "python": f"the host is slow: a function of yours takes {share} of the step",
+        "on_device": f"on_device() takes {share} of the step",
+        "hook": f"a hook takes {share} of the step",
+        "garbage_collection": f"garbage collection takes {share} of the step",
+        "optimizer": f"the optimizer takes {share} of the step",
+        "small_tensors": f"the model has many small tensors: what each costs takes {share} of the step",
+        "log": f"log lines take {share} of the step",
+        "evaluation": f"evaluations take {share} of the time",
+        "save": f"saves take {share} of the time",
+        "workers": f"there are too many workers: the ranks wait {share} of the step for a core",
+        "thread": f"another thread computes in Python: the steps wait {share} of their time for it",
     }
-    return sentences[first.bottleneck]
+    return sentences[largest.bottleneck]
 
 
 def _parts(result: ProfileResult) -> Iterator[str]:
@@ -104,6 +121,47 @@ def _parts(result: ProfileResult) -> Iterator[str]:
         yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: profiling costs {cost}"
 
 
+def _utilization(result: ProfileResult) -> Iterator[str]:
+    """The MFU, by the time of a step without the profiler where it is known."""
+    if result.step_tflop is None:
+        return
+    tflop_per_s = result.step_tflop / (result.unprofiled_step_s or result.step_s)
+    of_peak = ""
+    if result.peak_tflop_per_s:
+        share = tflop_per_s / result.peak_tflop_per_s
+        of_peak = f", {share:.1%} of the {result.peak_tflop_per_s:,.0f} of its devices (MFU)"
+    yield f"  the model computes {two_digits(tflop_per_s)} TFLOP/s{of_peak}"
+
+
+def _phases(result: ProfileResult) -> Iterator[str]:
+    """Short phases are one line."""
+    if not result.phases_s:
+        return
+    yield ""
+    yield "the same step by phase"
+    shown = [
+        (name, seconds)
+        for name, seconds in result.phases_s.items()
+        if seconds >= SHORT * result.step_s and name != "rest"
+    ]
+    rest_s = result.step_s - sum(seconds for _, seconds in shown)
+    for name, seconds in [*shown, ("rest", max(0.0, rest_s))]:
+        yield f"  {one_line(name):<28} {_ms(seconds)}  {_share(seconds, result):>4}"
+    for reason, seconds in result.pauses_s.items():
+        yield f"  on top, for {reason}s: {_ms(seconds).strip()} a step"
+
+
+def _lines(result: ProfileResult) -> Iterator[str]:
+    """The user's lines, where they run Python or wait."""
+    lines = [line for line in result.lines if line.own_s >= SHORT * result.step_s]
+    lines.sort(key=lambda line: -line.own_s)
+    if lines:
+        yield ""
+        yield "your own Python takes"
+    for line in lines[:MOST_SHOWN]:
+        yield f"  {_ms(line.own_s)}  {line.phase}: {at_line(line)}"
+
+
 def _of_cpu_waits(result: ProfileResult) -> Iterator[str]:
     crowded = most_crowded(result)
     if crowded is not None and crowded.part >= CROWDED:
@@ -114,13 +172,16 @@ def _of_cpu_waits(result: ProfileResult) -> Iterator[str]:
 
 
 def _of_ranks(result: ProfileResult) -> Iterator[str]:
-    critical = [rank for rank in result.ranks if rank.critical_steps]
-    critical.sort(key=lambda rank: -rank.critical_steps)
-    if result.world_size > 1 and critical:
-        counts = ", ".join(
-            f"rank {rank.rank} in {rank.critical_steps}" for rank in critical[:MOST_SHOWN]
-        )
-        yield f"the others wait for {counts} of {plural(result.num_steps, 'step')}"
+    late = [(sum(rank.waited_for_s) / result.num_steps, rank) for rank in result.ranks]
+    late.sort(key=lambda row: -row[0])
+    waits = ", ".join(
+        f"{_ms(seconds).strip()} a step for rank {rank.rank} (in {rank.critical_steps} of "
+        f"{plural(result.num_steps, 'step')})"
+        for seconds, rank in late[:MOST_SHOWN]
+        if seconds >= SHORT * result.step_s
+    )
+    if result.world_size > 1 and waits:
+        yield f"the others wait {waits}"
 
 
 def _of_buckets(result: ProfileResult) -> Iterator[str]:

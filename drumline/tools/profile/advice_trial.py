@@ -25,15 +25,19 @@ LAP_STEPS = range(4, 51)
 """A run has a lap to warm up and three that are timed, of about a second each."""
 QUIET: Mapping[str, Any] = {
     "optim.warmup_steps": 0,
-    "train.eval_every_epochs": 0,
-    "train.eval_every_steps": 0,
-    "checkpoint.every_epochs": 0,
-    "checkpoint.every_steps": 0,
     "watch.replicas_every": 0,
     "watch.sidecar": "off",
     "log.display": "none",
 }
-"""Settings of short runs: nothing between the steps but log lines."""
+"""Settings of profiles and short runs."""
+NO_PAUSES: Mapping[str, Any] = {
+    "train.eval_every_epochs": 0,
+    "train.eval_every_steps": 0,
+    "checkpoint.every_epochs": 0,
+    "checkpoint.every_steps": 0,
+}
+"""Those of short runs of a job whose profile has no evaluations and saves."""
+LOG_EVERY = "log.every_steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +51,21 @@ class ShortRuns:
     """Of the runs, each of which is removed after it."""
     step_s: float
     batch_size: int
+    log_every: int = LAP_STEPS[-1]
+    """How many steps the job takes from one log line to the next."""
+    has_pauses: bool = False
+    """Whether its evaluations and saves are a part of what is measured."""
 
     def step_seconds(self, settings: Mapping[str, str]) -> float:
         """A step with these settings, for as many samples as in the unchanged job: the median of
-        the laps."""
+        the laps, or with evaluations and saves their mean."""
         lap = min(max(round(LAP_S / self.step_s), LAP_STEPS[0]), LAP_STEPS[-1])
-        length = {"train.steps": (1 + LAPS) * lap, "log.every_steps": lap}
-        arguments = self.arguments({**QUIET, **length, **settings})
+        length = {
+            "train.steps": (1 + LAPS) * lap,
+            LOG_EVERY: min(lap, int(settings.get(LOG_EVERY, self.log_every))),
+        }
+        quiet = QUIET if self.has_pauses else {**QUIET, **NO_PAUSES}
+        arguments = self.arguments({**quiet, **settings, **length})
         self.folder.mkdir(parents=True, exist_ok=True)
         run = self.folder / "run"
         log = self.folder / "output.txt"
@@ -68,7 +80,12 @@ class ShortRuns:
             ]
         finally:
             shutil.rmtree(run, ignore_errors=True)
-        return median(self.batch_size / float(event["samples_per_s"]) for event in events[1:])
+        first = next(event for event in events if event["step"] >= lap)
+        timed = [event for event in events if event["step"] > first["step"]]
+        if not self.has_pauses or "train.accumulate" in settings:  # which has more samples a step
+            return median(self.batch_size / float(event["samples_per_s"]) for event in timed)
+        num_steps = int(timed[-1]["step"] - first["step"])
+        return float(timed[-1]["time"] - first["time"]) / num_steps
 
 
 @dataclass(kw_only=True)

@@ -134,29 +134,39 @@ def divided(
     return parts
 
 
+def waits_of(
+    rank: int, collectives: Sequence[MatchedCollective]
+) -> dict[int, list[tuple[float, float]]]:
+    """When this rank waited for each rank that joined a collective last."""
+    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for collective in collectives:
+        call = collective.by_rank.get(rank)
+        if call is not None:
+            waits[collective.last_rank].append((call.call, min(collective.all_joined, call.end)))
+    return waits
+
+
+def waiting_of(rank: int, collectives: Sequence[MatchedCollective]) -> Intervals:
+    """When this rank waited for any other."""
+    return union(wait for waits in waits_of(rank, collectives).values() for wait in waits)
+
+
 def divide_steps(
     rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
-    calls = [
-        (collective, collective.by_rank[rank])
-        for collective in collectives
-        if rank in collective.by_rank
-    ]
-    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for collective, call in calls:
-        waits[collective.last_rank].append((call.call, min(collective.all_joined, call.end)))
-    waiting = union(wait for waits_for_rank in waits.values() for wait in waits_for_rank)
-    communication = union((call.call, call.end) for _, call in calls)
+    calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
+    waits = waits_of(rank, collectives)
+    communication = union((call.call, call.end) for call in calls)
     claims = [
         ("compute", trace.compute),
-        ("waiting_for_rank", waiting),
+        ("waiting_for_rank", waiting_of(rank, collectives)),
         ("exposed_communication", communication),
         ("data", trace.data),
         ("host_sync", union((event.start, event.end) for event in trace.syncs)),
     ]
     hidden = intersection(communication, trace.compute)
-    other_calls = [call for _, call in calls if not call.is_bucket]
+    other_calls = [call for call in calls if not call.is_bucket]
     other_collectives = union((call.call, call.end) for call in other_calls)
     idle = {last: difference(union(pairs), trace.compute) for last, pairs in sorted(waits.items())}
     return [

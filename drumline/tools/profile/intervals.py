@@ -59,3 +59,15 @@ def clipped(intervals: Intervals, low: float, high: float) -> Intervals:
 
 def length(intervals: Intervals) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much of the set is before each of these times."""
+    lengths = intervals[:, 1] - intervals[:, 0]
+    before = np.concatenate([[0.0], np.cumsum(lengths)])
+    number = np.searchsorted(intervals[:, 0], times, "right")
+    last = np.maximum(number - 1, 0)
+    if not len(intervals):
+        return np.zeros(len(times))
+    inside = np.minimum(times, intervals[last, 1]) - intervals[last, 0]
+    return np.where(number > 0, before[last] + inside, 0.0)

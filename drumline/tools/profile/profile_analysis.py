@@ -34,10 +34,18 @@ from drumline.tools.profile.breakdown import (
     clock_difference,
     divide_steps,
     matched,
+    waiting_of,
 )
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
 from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.merged_trace import write_merged
+from drumline.tools.profile.phases import (
+    mean_collections,
+    mean_lines,
+    mean_phases,
+    pauses_of,
+    phases_of_rank,
+)
 from drumline.tools.profile.trace_file import (
     Details,
     RankTrace,
@@ -82,7 +90,7 @@ def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace]
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
             trace = _read_rank(trace_path(folder, rank), facts[rank], traces, ahead)
-            traces[rank] = replace(trace, steps=counted_steps(trace.steps, facts[rank].left_out))
+            traces[rank] = replace(trace, steps=counted_steps(trace, facts[rank]))
         except (OSError, ValueError) as error:
             missing[rank] = one_line(error)
             if rank not in facts and not traces:
@@ -115,9 +123,18 @@ def _read_rank(
     return with_sources(shifted(trace, shift_s), facts)
 
 
-def counted_steps(steps: Sequence[TraceStep], left_out: Sequence[int]) -> tuple[TraceStep, ...]:
-    """The steps without those that an evaluation or a save followed, unless no other is left."""
-    return tuple(step for step in steps if step.number not in left_out) or tuple(steps)
+def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
+    """The steps without those that an evaluation or a save followed. If no other is left: these,
+    until it began."""
+    paused = {pause.step for pause in facts.pauses} | set(facts.left_out)
+    counted = tuple(step for step in trace.steps if step.number not in paused)
+    if counted:
+        return counted
+    began = {pause.step: (pause.began_ns - trace.base_ns) / 1e9 for pause in reversed(facts.pauses)}
+    return tuple(
+        step._replace(end=min(step.end, max(step.start, began.get(step.number, step.end))))
+        for step in trace.steps
+    )
 
 
 def result_of(
@@ -133,8 +150,17 @@ def result_of(
     hosts = {
         rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
     }
+    phases = {
+        rank: phases_of_rank(facts[rank], trace, waiting_of(rank, collectives))
+        for rank, trace in traces.items()
+    }
     ranks = [
-        _rank_steps(facts[rank], steps, critical.count(rank), hosts[rank])
+        replace(
+            _rank_steps(facts[rank], steps, critical.count(rank), hosts[rank]),
+            phases_s=phases[rank].phases_s,
+            lines=phases[rank].lines,
+            waited_for_s=waited_for(rank, divided),
+        )
         for rank, steps in divided.items()
     ]
     buckets = buckets_of(facts, traces, collectives, hosts)
@@ -142,11 +168,6 @@ def result_of(
     first_trace = traces[min(facts)]
     every = [step for steps in divided.values() for step in steps]
     every_trace = list(traces.values())
-    unprofiled = [
-        rank_facts.unprofiled_step_s
-        for rank_facts in facts.values()
-        if rank_facts.unprofiled_step_s is not None
-    ]
     return ProfileResult(
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
         task=first.job.task,
@@ -172,13 +193,37 @@ def result_of(
         kernels=tuple(top_kernels(every_trace)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(every_trace)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
-        unprofiled_step_s=statistics.fmean(unprofiled) if unprofiled else None,
+        unprofiled_step_s=mean_known(
+            [rank_facts.unprofiled_step_s for rank_facts in facts.values()]
+        ),
         cores_per_rank=first.cores,
         loading_cores=first.loading_cores
         if first.job.settings.get("data.workers") == "0"
         else None,
+        phases_s=mean_phases([rank.phases_s for rank in ranks]),
+        pauses_s=mean_phases([pauses_of(rank_facts) for rank_facts in facts.values()]),
+        lines=tuple(mean_lines([rank.lines for rank in ranks], len(ranks))),
+        communication_phases_s=mean_phases(
+            [of_rank.communication_phases_s for of_rank in phases.values()]
+        ),
+        collective_lines=tuple(
+            mean_lines([of_rank.collective_lines for of_rank in phases.values()], len(ranks))
+        ),
+        step_tflop=first.job.step_tflop,
+        peak_tflop_per_s=first.job.peak_tflop_per_s,
+        optimizer=first.optimizer,
+        workers=first.workers,
+        has_sync_batchnorm=first.has_sync_batchnorm,
+        off_cpu_s=mean_known([of_rank.off_cpu_s for of_rank in phases.values()]),
+        collections=mean_collections(list(phases.values())),
+        threads=tuple(thread for of_rank in phases.values() for thread in of_rank.threads),
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
+
+
+def mean_known(numbers: Iterable[float | None]) -> float | None:
+    measured = [number for number in numbers if number is not None]
+    return statistics.fmean(measured) if measured else None
 
 
 def _rank_steps(
@@ -208,6 +253,15 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
         if any(waited.values()):
             slowest_ranks.append(max(waited, key=lambda rank: waited[rank]))
     return slowest_ranks
+
+
+def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[float, ...]:
+    """How long the other ranks waited for this one in each step, on average over them."""
+    peers = [steps for number, steps in divided.items() if number != rank]
+    return tuple(
+        statistics.fmean(step.waited_s.get(rank, 0.0) for step in steps)
+        for steps in zip(*peers, strict=False)
+    )
 
 
 # Kernels and host synchronizations

@@ -307,7 +307,7 @@ class Evaluate(Periodic):
     def _run(self, context: RunContext) -> None:
         if self._trace is not None:
             self._trace.write("evaluation")
-        with context.throughput.paused():
+        with context.throughput.paused("evaluation"):
             context.call_hooks("before_evaluation")
             started = time.perf_counter()
             metrics = evaluate(context.job)
@@ -324,7 +324,7 @@ class Evaluate(Periodic):
         )
         self._check_best_metric(context)
         if context.hooks is not None:
-            with context.throughput.paused():
+            with context.throughput.paused("evaluation"):
                 context.call_hooks("after_evaluation")
                 context.end_if(all_sum(context.hooks.vote(context.job.finite.counts)).item())
 

@@ -133,7 +133,7 @@ class Saver(Periodic):
         context = self._context
         step = context.progress.step
         context.job.heartbeat.mark(Phase.SAVE)
-        with context.throughput.paused():
+        with context.throughput.paused("save"):
             if self.prepare(step, metrics, must_save=must_save):
                 context.call_hooks("before_save")
                 context.job.heartbeat.mark(Phase.SAVE)

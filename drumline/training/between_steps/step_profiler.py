@@ -3,21 +3,37 @@ RUN/profile."""
 
 from __future__ import annotations
 
+from types import CodeType
+
 from torch import Tensor
 
 from drumline.config.fields import flag_text
-from drumline.config.schema import Config, profiled_steps
+from drumline.config.schema import profiled_steps
+from drumline.data.delivery import Delivery
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, plan_step
+from drumline.rank.watched.stack_sampler import END, code_of
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 from drumline.runs.run_folder import writing_to
-from drumline.training.job.job import Job, flat
+from drumline.training.between_steps.actions import CompareReplicas, Evaluate, LogTraining
+from drumline.training.between_steps.saver import Saver
+from drumline.training.job.job import flat
+from drumline.training.loop import Loop
 from drumline.training.run_context import RunContext
-from drumline.training.steps.eager import AnyStep
+from drumline.training.steps.eager import AnyStep, TrainStep
+from drumline.training.steps.graph import GraphStep
 
 WITHOUT = "train without --log.profile"
-ADVISABLE = ("train.", "dist.", "data.", "model.activation_checkpointing")
+ADVISABLE = (
+    "train.",
+    "dist.",
+    "data.",
+    "model.activation_checkpointing",
+    "optim.name",
+    "log.every_steps",
+    "checkpoint.every",
+)
 """The settings that a profile records."""
 
 
@@ -34,7 +50,6 @@ class ProfiledStep:
         self._folder = context.folder.path / PROFILE_FOLDER
         self._first_step = context.progress.step
         self._progress = context.progress
-        self._num_pauses = 0
         self._steps = steps
         self.grad_norm: Tensor | None = None
         self._capture = TraceCapture(
@@ -44,15 +59,17 @@ class ProfiledStep:
             world_size=ddp.world_size,
             local_world_size=ddp.local_world_size,
             host=ddp.host,
-            job=job_facts(context.request.task, context.config, context.job),
+            job=job_facts(context),
         )
         self._capture.modules = [context.job.applied]
+        self._capture.optimizer = context.job.optimizer
+        self._capture.phases = phases_of(context)
+        context.throughput.on_pause = self._capture.add_pause
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         capture = self._capture
         if not capture.is_done:
-            self._leave_out_paused()
             with writing_to(self._folder, instead=WITHOUT):
                 capture.begin_step(self._progress.step - self._first_step)
             if capture.is_recording:
@@ -60,17 +77,9 @@ class ProfiledStep:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
-    def _leave_out_paused(self) -> None:
-        """An evaluation or a save after the latest step is not a part of it."""
-        num_pauses = self._context.throughput.num_pauses
-        if self._capture.is_recording and num_pauses != self._num_pauses:
-            self._capture.left_out.append(self._progress.step - self._first_step - 1)
-        self._num_pauses = num_pauses
-
     def finish(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
         device = self._context.job.ddp.device
-        self._leave_out_paused()
         with writing_to(self._folder, instead=WITHOUT):
             try:
                 self._capture.finish()
@@ -85,14 +94,39 @@ class ProfiledStep:
             )
 
 
-def job_facts(task: str, config: Config, job: Job) -> JobFacts:
+def phases_of(context: RunContext) -> dict[CodeType | None, str]:
+    """Where the phases of the loop begin."""
+    hooks = [] if context.hooks is None else context.hooks.defining("after_step")
+    return {
+        code_of(Loop.run): END,
+        code_of(Delivery.deliver): "to the device",
+        code_of(context.job.task.on_device): "on_device",
+        code_of(TrainStep._forward): "forward",
+        code_of(TrainStep._backward): "backward",
+        code_of(TrainStep._update): "optimizer",
+        code_of(GraphStep.__call__): "captured step",
+        code_of(LogTraining.run): "log",
+        code_of(CompareReplicas.run): "comparison of replicas",
+        code_of(Evaluate.run): "evaluation",
+        code_of(Saver.save_step): "save",
+        **{code_of(hook.after_step): f"hook {type(hook).__name__}" for hook in hooks},
+    }
+
+
+def job_facts(context: RunContext) -> JobFacts:
+    config = context.config
+    job = context.job
+    throughput = context.throughput
     settings = {
         name: value
         for name, value in flat(config).items()
         if name.startswith(ADVISABLE) and value is not None
     }
+    step_tflop = None
+    if throughput.model_flops is not None:
+        step_tflop = throughput.model_flops.of(samples=job.batch.size, tokens=None) / 1e12
     return JobFacts(
-        task=task,
+        task=context.request.task,
         batch_size=job.batch.size,
         accumulate=len(
             plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
@@ -100,4 +134,6 @@ def job_facts(task: str, config: Config, job: Job) -> JobFacts:
         precision=config.train.precision,
         bucket_cap_mb=config.dist.bucket_cap_mb,
         settings={name: flag_text(value) for name, value in settings.items()},
+        step_tflop=step_tflop,
+        peak_tflop_per_s=throughput.peak_tflop_per_s,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,7 +79,8 @@ class Throughput:
         self.seconds = 0.0
         self.lap_s = 0.0
         """The seconds of the latest lap."""
-        self.num_pauses = 0
+        self.on_pause: Callable[[str, int, int], None] | None = None
+        """Called after each pause with its reason, its begin and its end, in ns of Unix time."""
         self.checkpoint_pause_s = 0.0
         """How long saves have paused the loop."""
         self.start_s: float | None = None
@@ -108,11 +109,14 @@ class Throughput:
             self._started = None
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.num_pauses += 1
+    def paused(self, reason: str) -> Iterator[None]:
+        """`reason`: `evaluation` or `save`."""
+        began_ns = time.time_ns()
         self.stop()
         yield
         self.start()
+        if self.on_pause is not None:
+            self.on_pause(reason, began_ns, time.time_ns())
 
     def count(self, num_samples: int) -> None:
         """One more optimizer step was launched."""

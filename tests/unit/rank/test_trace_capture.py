@@ -143,12 +143,8 @@ def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
 def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:
     step = ProfiledStep.__new__(ProfiledStep)
     capture = FullDisk()
-    context = SimpleNamespace(
-        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)),
-        throughput=SimpleNamespace(num_pauses=0),
-    )
+    context = SimpleNamespace(job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)))
     step._folder = tmp_path
-    step._num_pauses = 0
     step._capture, step._context = cast(Any, capture), cast(Any, context)
     with pytest.raises(TrainingError, match="No space left"):
         step.finish()
@@ -159,12 +155,9 @@ def test_a_run_that_ends_before_the_profiled_steps_names_the_first(tmp_path: Pat
     step = ProfiledStep.__new__(ProfiledStep)
     warned = []
     context = SimpleNamespace(
-        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)),
-        throughput=SimpleNamespace(num_pauses=0),
-        warn=warned.append,
+        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)), warn=warned.append
     )
     step._folder = tmp_path
-    step._num_pauses = 0
     step._steps = range(10, 20)
     step._capture, step._context = make_capture(tmp_path), cast(Any, context)
     step.finish()
@@ -181,6 +174,8 @@ def test_the_backend_is_the_one_at_the_first_profiled_step(
         patch.setattr("torch.distributed.is_initialized", lambda: True)
         capture.begin_step(2)
     capture._range.__exit__(None, None, None)
+    assert capture._sampler is not None
+    capture._sampler.stop()
     assert capture._facts().backend == "gloo"
 
 

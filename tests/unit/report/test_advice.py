@@ -118,7 +118,7 @@ def test_slow_data_gets_as_many_workers_as_hide_it() -> None:
     )
     assert first(as_script(three)).settings is None
     script = first(as_script(three))
-    assert script.remedy == "raise num_workers of the DataLoader, up to 16"
+    assert script.remedy == "raise num_workers of the DataLoader"
     assert script.derivation == "the step without the wait at best", (
         "a script's workers are not known"
     )
@@ -228,6 +228,44 @@ def test_a_slow_rank_is_named_with_what_it_does() -> None:
     assert "rank 1 on node-1 waits for data 41 ms a step, the others 0 us" in in_data.text
 
 
+def test_a_rank_that_stalls_in_some_steps_is_slow_by_the_time_that_others_wait() -> None:
+    fast = {"waiting_for_rank": 0.04}
+    result = profile(critical=(7, 3), by_rank=[fast, {"gaps": 0.041}])
+    waited_for_s = ((0.002,) * 7 + (0.0,) * 3, (0.0,) * 7 + (0.13,) * 3)
+    ranks = [
+        replace(rank, waited_for_s=waited)
+        for rank, waited in zip(result.ranks, waited_for_s, strict=True)
+    ]
+    stalling = replace(result, ranks=tuple(ranks))
+    assert first(stalling).text.startswith("rank 1 on node-1 runs Python, or waits, 41 ms a step")
+    assert first(stalling).derivation.endswith("they wait for it in 3 of 10 steps")
+    once = replace(ranks[1], waited_for_s=(0.0,) * 9 + (0.4,))
+    assert first(replace(result, ranks=(ranks[0], once))).bottleneck == "uneven_ranks", (
+        "anything may happen in a single step"
+    )
+
+
+def test_a_wait_for_a_core_of_a_shared_host_is_no_slow_rank() -> None:
+    fast = {"waiting_for_rank": 0.04}
+    result = profile(critical=(0, 10), by_rank=[fast, {"gaps": 0.001}])
+    crowded = tuple(replace(rank, cpu_wait_s=0.04 * rank.rank) for rank in result.ranks)
+    assert advise(replace(result, ranks=crowded)) == ()
+    on_two_hosts = replace(result, ranks=crowded, num_nodes=2)
+    assert first(on_two_hosts).bottleneck == "slow_rank", "its host has other jobs"
+
+
+def test_what_changes_the_training_is_last_and_says_so() -> None:
+    parts = {"data": 0.05, "exposed_communication": 0.03}
+    advice = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.001, 0.038),)))
+    assert [entry.changes_training for entry in advice] == [False, True, True]
+    assert advice[0].bottleneck == "data"
+    assert "this changes what is trained" in "".join(advice_lines(advice[1:]))
+    few = profile(
+        parts={"exposed_communication": 0.1 * STEP_S}, buckets=(bucket(MIB, 0.001, 0.01),)
+    )
+    assert not [entry for entry in advise(few) if entry.changes_training], "it is not worth that"
+
+
 def test_ranks_that_are_late_in_turn_are_not_one_slow_rank() -> None:
     advice = first(profile(critical=(5, 5), parts={"waiting_for_rank": 0.03}))
     assert (advice.bottleneck, advice.band) == ("uneven_ranks", (pytest.approx(0.07), STEP_S))
@@ -248,7 +286,8 @@ def test_sync_batchnorm_is_told_from_gradients() -> None:
     )
     assert "60 collectives besides the all-reduces of gradients (SyncBatchNorm)" in advice.text
     assert flags_of(advice.settings or {}) == "--no-dist.sync_batchnorm"
-    assert first(as_script(result)).settings is None
+    named = {entry.bottleneck for entry in advise(as_script(result))}
+    assert "other_collectives" not in named, "no line of the user's called them"
 
 
 def test_an_item_call_is_named_by_its_line() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.report.profile.profile_words import headline, words_of
-from drumline.runs.profile_result import HostSync, ProfileResult
+from drumline.runs.profile_result import HostSync, LineCost, ProfileResult
 from tests.unit.tools.scale.profiles import DATA, nccl_ranks, two_ranks
 
 
@@ -58,7 +58,7 @@ def test_the_largest_loss_is_first(tmp_path: Path) -> None:
     assert headline(result) == "rank 1 is slow: the others wait 30% of the step for it"
     assert (
         headline(changed(result, compute=99))
-        == "the ranks compute 100% of the step: there is little to gain"
+        == "the ranks compute 100% of the step; there is nothing worth changing"
     )
     slow_data = changed(result, compute=40, data=60)
     assert headline(slow_data) == "data is slow: the ranks wait 60% of the step for their batches"
@@ -67,7 +67,7 @@ def test_the_largest_loss_is_first(tmp_path: Path) -> None:
     host = changed(result, compute=40, gaps=60)
     assert (
         headline(host)
-        == "the host is slow: 60% of the step neither computes nor waits (Python, launches)"
+        == "the ranks compute 40% of the step, and 60% is Python and launches; there is nothing worth changing"
     )
     syncs = (HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=1.0),)
     gpu = replace(changed(result, compute=40, gaps=60), device="NVIDIA H200", syncs=syncs)
@@ -96,3 +96,37 @@ def test_a_crowded_machine_is_named(tmp_path: Path) -> None:
         "on a quiet machine the numbers differ"
     ]
     assert not [line for line in words_of(replace(result, ranks=(ranks[0],))) if "CPU" in line]
+
+
+def test_phases_lines_and_the_mfu_are_shown(tmp_path: Path) -> None:
+    line = LineCost(
+        phase="hook Slow",
+        source="task.py:9",
+        function="Slow.after_step",
+        text="time.sleep(1)",
+        seconds=0.02,
+        own_s=0.02,
+        cpu_s=0.0,
+    )
+    result = replace(
+        two_ranks(tmp_path),
+        phases_s={"backward": 0.07, "hook Slow": 0.02, "log": 0.0001},
+        pauses_s={"evaluation": 0.005},
+        lines=(line,),
+        step_tflop=5.0,
+        peak_tflop_per_s=200.0,
+    )
+    lines = words_of(result)
+    begin = lines.index("the same step by phase")
+    assert lines[begin - 2 : begin + 8] == [
+        "  the model computes 50 TFLOP/s, 25.0% of the 200 of its devices (MFU)",
+        "",
+        "the same step by phase",
+        "  backward                        70.00 ms   70%",
+        "  hook Slow                       20.00 ms   20%",
+        "  rest                            10.00 ms   10%",
+        "  on top, for evaluations: 5.00 ms a step",
+        "",
+        "your own Python takes",
+        "     20.00 ms  hook Slow: task.py:9, in Slow.after_step: time.sleep(1)",
+    ]

@@ -1,0 +1,368 @@
+"""What a rank runs while steps are recorded: a thread looks at the stack of the one that takes the
+steps, and garbage collections and other threads are measured.
+
+A step pays nothing for it outside the recorded steps, and its code has no marks for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils import data
+
+import drumline
+from drumline.base.processes import thread_times
+from drumline.rank.torch_internals import LoaderIterator
+from drumline.runs.profile_files import (
+    Collection,
+    SampledLine,
+    StackSample,
+    StackSamples,
+    ThreadUse,
+)
+
+FIRST_INTERVAL_S = 0.001
+SAMPLES_PER_INTERVAL = 2000
+"""After so many samples the interval is doubled: a profile of an hour has 30,000."""
+SWITCH_INTERVAL_S = 0.0005
+"""For as long the sampler waits for a thread that runs Python. With Python's own 5 ms it would see
+only what releases the GIL."""
+BUSY_THREAD = 0.2
+"""Of a core: a thread that uses more competes for the GIL, and Python's interval is a part of what
+it costs."""
+MOST_LINES = 2000
+MOST_COLLECTIONS = 5000
+MOST_THREADS = 5
+MOST_SOURCE = 100
+NO_LINE = SampledLine(file="", line=0, function="")
+REST = "rest"
+END = "end"
+"""The frame from which on the stack is the launcher's, or the engine's own loop."""
+EVALUATION = "evaluation"
+PAUSE_SHARE = 0.3
+"""A statement that evaluates for so much of its time is an evaluation."""
+MODULE_CALL = nn.Module.__call__.__code__
+INSIDE = {"on_device": "forward", "to the device": "data"}
+"""Phases that are a part of another one."""
+
+Phases = Mapping[CodeType | None, str]
+
+
+def code_of(function: Callable[..., Any]) -> CodeType | None:
+    """That of a function or method, without its decorators; None: it is not in Python."""
+    code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
+    return code
+
+
+def phases_of_torch() -> dict[CodeType | None, str]:
+    """Where the phases of a hand-written loop begin."""
+    wrappers = Optimizer.profile_hook_step.__code__.co_consts
+    return {
+        code_of(LoaderIterator.__next__): "data",
+        code_of(data.default_collate): "data",
+        code_of(nn.Module.__call__): "forward",
+        code_of(torch.Tensor.backward): "backward",
+        code_of(torch.autograd.backward): "backward",
+        code_of(Optimizer.zero_grad): "optimizer",
+        code_of(nn.utils.clip_grad_norm_): "optimizer",
+        code_of(torch.save): "save",
+        **dict.fromkeys(_nested(wrappers), "optimizer"),
+    }
+
+
+def _nested(constants: Iterable[Any]) -> list[CodeType]:
+    """The functions inside a function, and those inside them."""
+    codes = [constant for constant in constants if isinstance(constant, CodeType)]
+    return codes + [inner for code in codes for inner in _nested(code.co_consts)]
+
+
+class Packages:
+    """Which package a file belongs to."""
+
+    def __init__(self) -> None:
+        paths = sysconfig.get_paths()
+        self._installed = tuple({f"{paths['purelib']}{os.sep}", f"{paths['platlib']}{os.sep}"})
+        self._standard = (f"{paths['stdlib']}{os.sep}", f"{paths['platstdlib']}{os.sep}")
+        self._drumline = f"{Path(drumline.__file__).parent}{os.sep}"
+        self._torch = f"{Path(torch.__file__).parent}{os.sep}"
+        self._names: dict[str, str] = {}
+
+    def name_of(self, file: str) -> str:
+        """As in `torch`; empty: the user's own code."""
+        name = self._names.get(file)
+        if name is None:
+            name = self._names[file] = self._find(file)
+        return name
+
+    def _find(self, file: str) -> str:
+        if file.startswith(self._drumline):
+            return "drumline"
+        if file.startswith(self._torch):
+            return "torch"
+        for folder in (*self._installed, *self._standard):  # packages may be inside the library
+            if file.startswith(folder):
+                return Path(file[len(folder) :]).parts[0].removesuffix(".py")
+        return "python" if file.startswith("<") else ""
+
+
+def _with_source(line: SampledLine) -> SampledLine:
+    text = linecache.getline(line.file, line.line).strip() if line.file else ""
+    return replace(line, source=text[:MOST_SOURCE])
+
+
+def other_threads_ns() -> dict[int, int]:
+    """The CPU time of each Python thread but the present one."""
+    times = thread_times(os.getpid())
+    threads = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
+    return {number: times[number].run_ns for number in threads if number in times}
+
+
+class RunnableClock:
+    """How long the thread that makes it could run so far: on a CPU, or in the queue for one, so that
+    on a busy machine what computes does not look asleep."""
+
+    def __init__(self) -> None:
+        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._schedule: int | None = None
+        path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        with suppress(OSError):  # the kernel does not count it
+            self._schedule = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def now_ns(self) -> int:
+        """Raises OSError when the thread has ended."""
+        queued_ns = 0
+        if self._schedule is not None:
+            queued_ns = int(os.pread(self._schedule, 100, 0).split()[1])
+        return time.clock_gettime_ns(self._cpu_clock) + queued_ns
+
+    def close(self) -> None:
+        if self._schedule is not None:
+            os.close(self._schedule)
+
+
+def _line_of(code: CodeType, number: int) -> SampledLine:
+    return SampledLine(file=code.co_filename, line=number, function=code.co_qualname)
+
+
+def outermost_code(frame: FrameType) -> CodeType:
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code
+
+
+class _Seen(NamedTuple):
+    phase: str
+    line: SampledLine
+    statement: tuple[CodeType, int] | None
+    """The line of a script's training loop that led there; None: in the engine's loop."""
+
+
+class StackSampler:
+    """Call `start` on the thread that takes the steps, and `stop` after the last of them."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+        self._packages = Packages()
+        self._main = threading.get_ident()
+        self._outermost = outermost_code(sys._getframe())
+        self._clock = RunnableClock()
+        self._numbers: dict[str, int] = {}
+        self._lines: dict[SampledLine, int] = {NO_LINE: 0}
+        self._rows: list[list[int]] = []
+        self._statements: list[tuple[CodeType, int] | None] = []
+        """Of each row."""
+        self._loop = self._codes_of_loop(sys._getframe())
+        self._collections: list[Collection] = []
+        self._collection_began: tuple[int, SampledLine] | None = None
+        self._other_lines: Counter[tuple[int, SampledLine]] = Counter()
+        self._began_ns = 0
+        self._last_cpu_ns = 0
+        self._is_ended = False
+        self._switch_interval_s = sys.getswitchinterval()
+        self._thread = threading.Thread(target=self._run, name="drumline-sampler", daemon=True)
+
+    def start(self, *, is_alone: bool = True) -> None:
+        """`is_alone`: no other thread competes for the GIL."""
+        if is_alone:
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._threads_before = thread_times(os.getpid())
+        gc.callbacks.append(self._on_collection)
+        self._began_ns = time.time_ns()
+        self._last_cpu_ns = self._clock.now_ns()
+        self._thread.start()
+
+    def stop(self) -> StackSamples:
+        self._is_ended = True
+        self._thread.join()
+        self._clock.close()
+        gc.callbacks.remove(self._on_collection)
+        sys.setswitchinterval(self._switch_interval_s)
+        self._name_pauses()
+        threads = tuple(self._other_threads())
+        return StackSamples(
+            began_ns=self._began_ns,
+            phases=tuple(self._numbers),
+            lines=tuple(map(_with_source, self._lines)),
+            samples=tuple(StackSample(*row) for row in self._rows),
+            collections=tuple(self._collections),
+            threads=threads,
+        )
+
+    # Samples
+
+    def _run(self) -> None:
+        interval_s = FIRST_INTERVAL_S
+        num_samples = 0
+        while not self._is_ended:
+            time.sleep(interval_s)
+            try:
+                self._take()
+            except (OSError, IndexError):  # that thread has ended
+                return
+            num_samples += 1
+            if num_samples % SAMPLES_PER_INTERVAL == 0:
+                interval_s *= 2
+
+    def _take(self) -> None:
+        frames = sys._current_frames()
+        now_ns = time.time_ns()
+        cpu_ns = self._clock.now_ns()
+        frame = frames.pop(self._main, None)
+        if frame is None:
+            return
+        view = self._describe(frame, self._outermost)
+        if view is None:
+            return
+        phase = self._numbers.setdefault(view.phase, len(self._numbers))
+        line = self._number_of(view.line)
+        used_ns = cpu_ns - self._last_cpu_ns
+        self._last_cpu_ns = cpu_ns
+        is_same = self._rows and self._rows[-1][2:] == [phase, line]
+        if is_same and self._statements[-1] == view.statement:
+            self._rows[-1][0] = now_ns
+            self._rows[-1][1] += used_ns
+        else:
+            self._rows.append([now_ns, used_ns, phase, line])
+            self._statements.append(view.statement)
+        for thread, top in frames.items():
+            view = self._describe(top)
+            if thread != self._thread.ident and view is not None:
+                self._other_lines[thread, view.line] += 1
+
+    def _number_of(self, line: SampledLine) -> int:
+        if line not in self._lines and len(self._lines) >= MOST_LINES:
+            return 0
+        return self._lines.setdefault(line, len(self._lines))
+
+    def _describe(self, frame: FrameType | None, outermost: CodeType | None = None) -> _Seen | None:
+        """The outermost phase, and the innermost line of the user's. None: the thread ran meanwhile,
+        and the stack does not end with `outermost`."""
+        phase = REST
+        line: SampledLine | None = None
+        statement: tuple[CodeType, int] | None = None
+        library: str | None = None
+        code: CodeType | None = None
+        while frame is not None:
+            code = frame.f_code
+            entered = self._phases.get(code)
+            if entered == END:
+                return _Seen(phase, line or NO_LINE, statement)
+            package = self._packages.name_of(code.co_filename)
+            if library is None:
+                library = package
+            if line is None and not package:
+                line = SampledLine(
+                    file=code.co_filename,
+                    line=frame.f_lineno or 0,
+                    function=code.co_qualname,
+                    library=library,
+                )
+            if statement is None and code in self._loop:
+                statement = (code, frame.f_lineno or 0)
+            if code is MODULE_CALL and not getattr(frame.f_locals.get("self"), "training", True):
+                entered = EVALUATION
+            if entered is not None and INSIDE.get(phase) != entered:
+                phase = entered
+            frame = frame.f_back
+        is_whole = outermost is None or code is outermost
+        return _Seen(phase, line or NO_LINE, statement) if is_whole else None
+
+    def _codes_of_loop(self, frame: FrameType | None) -> frozenset[CodeType]:
+        """The functions of a script that are running when a step ends."""
+        codes = set()
+        while frame is not None and self._phases.get(frame.f_code) != END:
+            if not self._packages.name_of(frame.f_code.co_filename):
+                codes.add(frame.f_code)
+            frame = frame.f_back
+        return frozenset(codes)
+
+    def _name_pauses(self) -> None:
+        """A statement of a script's loop that evaluates or saves does all that it does for that,
+        also where it loads data."""
+        lasts: dict[object, Counter[int]] = defaultdict(Counter)
+        began_ns = self._began_ns
+        for (until_ns, _, phase, _), statement in zip(self._rows, self._statements, strict=True):
+            lasts[statement][phase] += until_ns - began_ns
+            began_ns = until_ns
+        for name in (EVALUATION, "save"):
+            number = self._numbers.get(name, -1)
+            named = {
+                statement
+                for statement, phases in lasts.items()
+                if statement is not None and phases[number] > PAUSE_SHARE * phases.total()
+            }
+            for row, statement in zip(self._rows, self._statements, strict=True):
+                if statement is not None and statement in named:
+                    row[2] = number
+                    row[3] = self._number_of(_line_of(*statement))
+
+    # Garbage collection, in whichever thread it runs
+
+    def _on_collection(self, event: str, info: Mapping[str, int]) -> None:
+        now_ns = time.time_ns()
+        if event == "start":
+            line = NO_LINE
+            if info["generation"] == 2:  # the others take microseconds
+                view = self._describe(sys._getframe().f_back)
+                line = NO_LINE if view is None else view.line
+            self._collection_began = (now_ns, line)
+        elif self._collection_began is not None and len(self._collections) < MOST_COLLECTIONS:
+            began_ns, line = self._collection_began
+            self._collections.append(
+                Collection(began_ns, now_ns, info["generation"], self._number_of(line))
+            )
+
+    # Other threads
+
+    def _other_threads(self) -> Iterable[ThreadUse]:
+        """The CPU time of each, and the line in which it was seen most: a thread that computes is
+        there nearly always."""
+        now = thread_times(os.getpid())
+        uses = []
+        for thread in threading.enumerate():
+            before = self._threads_before.get(thread.native_id or 0)
+            after = now.get(thread.native_id or 0)
+            lines = [row for row in self._other_lines if row[0] == thread.ident]
+            if thread.ident == self._main or after is None or not lines:
+                continue
+            cpu_ns = after.run_ns - (0 if before is None else before.run_ns)
+            _, line = max(lines, key=lambda row: self._other_lines[row])
+            uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
+        return sorted(uses, key=lambda use: -use.cpu_s)[:MOST_THREADS]

@@ -1,0 +1,331 @@
+"""Advice about what the host does in a step: the user's own lines, hooks, garbage collection, the
+optimizer, log lines, evaluations, saves, threads and workers. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from drumline.base.terminal import one_line
+from drumline.base.text import file_size, plural
+from drumline.report.profile.bottleneck import (
+    MIN_GAIN,
+    USUAL_CORES,
+    Advice,
+    Savings,
+    find_slow_rank,
+    is_script,
+    of_step,
+    slower_line,
+)
+from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, most_crowded
+
+MIN_PYTHON = 0.06
+"""Of the step: a function of the user's that computes less in Python is not worth a change."""
+MIN_PHASE = 0.1
+"""Of the step: `on_device`, hooks and optimizers do necessary work, and less of it is usual."""
+PYTHON_PHASES = ("forward", "backward", "rest", "to the device")
+MOSTLY_PYTHON = 0.3
+"""Of the time of a function: the rest is operations as short as the Python between them."""
+FEWER = 10
+"""Log lines, evaluations and saves are proposed so many times as seldom."""
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+"""The optimizers of torch with a fused version."""
+FOREACH = ("NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "RMSprop", "Rprop", "Muon")
+SMALL_BYTES = 32 << 10
+MANY_TENSORS = 200
+MIN_CROWDED = 0.05
+EVERY = {
+    "evaluation": ("train.eval_every_steps", "train.eval_every_epochs"),
+    "save": ("checkpoint.every_steps", "checkpoint.every_epochs"),
+}
+
+
+def host_rules(result: ProfileResult) -> Iterator[Advice]:
+    """A profile of an earlier version has no samples, and gets none of this."""
+    if result.phases_s:
+        yield from _threads(result)
+        yield from _python(result)
+        yield from _on_device(result)
+        yield from _hooks(result)
+        yield from _collections(result)
+        yield from _optimizer(result)
+        yield from _small_tensors(result)
+        yield from _log(result)
+        yield from _pauses(result)
+        yield from _workers(result)
+
+
+def at_line(line: LineCost) -> str:
+    """`train.py:7, in forward: x = x.cpu()`."""
+    text = f": {one_line(line.text)}" if line.text else ""
+    return f"{one_line(line.source)}, in {one_line(line.function)}{text}"
+
+
+def is_waiting(line: LineCost) -> bool:
+    """Whether it sleeps or waits, and does not compute."""
+    return line.cpu_s < line.own_s / 2
+
+
+def first_line(result: ProfileResult, phase: str) -> LineCost | None:
+    """The costliest line of a phase."""
+    lines = [line for line in result.lines if line.phase == phase]
+    return max(lines, key=lambda line: line.seconds, default=None)
+
+
+def _in_words(cost_s: float) -> Savings:
+    return Savings(cost_s, cost_s, 0.0)
+
+
+def _threads(result: ProfileResult) -> Iterator[Advice]:
+    """One thread at a time runs Python: each return of the training thread from torch waits for
+    the other one."""
+    for thread in result.threads[:1]:
+        waited_s = result.parts_s["gaps"] + result.parts_s["data"]
+        cost_s = min(waited_s, thread.cores * result.step_s)
+        yield Advice(
+            bottleneck="thread",
+            text=f"the thread {one_line(thread.name)} of rank {thread.rank} uses {thread.cores:.0%} of a core at "
+            f"{one_line(thread.source)}, and the training waits {of_step(result, cost_s)} for the GIL or a core",
+            remedy="compute there in a process of its own (multiprocessing), or let it sleep between its rounds",
+            cost_s=cost_s,
+            saved_s=_in_words(cost_s),
+            derivation="the step without the wait at best",
+        )
+
+
+def _python(result: ProfileResult) -> Iterator[Advice]:
+    """Python of the user's inside the step, or a wait in it."""
+    slow = find_slow_rank(result)
+    slower = None if slow is None else slower_line(slow)
+    for line in result.lines:
+        # A line that cannot run while another thread computes waits for the GIL.
+        cost_s = line.cpu_s if result.threads else line.own_s
+        if cost_s > line.seconds * MOSTLY_PYTHON:  # with operations that Python calls one by one
+            cost_s = line.seconds
+        least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
+        phase = line.phase
+        is_named = slower is not None and (slower.phase, slower.function) == (phase, line.function)
+        if is_named or phase not in PYTHON_PHASES or cost_s < least * result.step_s:
+            continue
+        where = "between the phases of the step" if phase == "rest" else f"in {phase}"
+        does = "waits" if is_waiting(line) else "runs Python"
+        yield Advice(
+            bottleneck="python",
+            text=f"your code {does} {of_step(result, cost_s)} {where}, mostly at {at_line(line)}",
+            remedy=_python_remedy(line),
+            cost_s=cost_s,
+            saved_s=_in_words(cost_s),
+            derivation="the step without it at best",
+        )
+
+
+def _on_device(result: ProfileResult) -> Iterator[Advice]:
+    """What it computes with torch counts as well: it could be done beside the step."""
+    line = first_line(result, "on_device")
+    cost_s = result.phases_s.get("on_device", 0.0)
+    if line is None:
+        return
+    least = MIN_GAIN if line.own_s > cost_s / 2 and is_waiting(line) else MIN_PHASE
+    if cost_s >= least * result.step_s:
+        yield Advice(
+            bottleneck="on_device",
+            text=f"on_device() takes {of_step(result, cost_s)}, mostly at {at_line(line)}",
+            remedy="do it in the dataset, where --data.workers does it beside the step, or once for all samples",
+            cost_s=cost_s,
+            saved_s=_in_words(cost_s),
+            derivation="the step without it at best",
+        )
+
+
+def _python_remedy(line: LineCost) -> str:
+    if is_waiting(line):
+        return (
+            "do it less often, in a thread, or in the dataset, where workers do it beside the step"
+        )
+    return "use operations of torch on whole tensors, or do it once, less often, or in the dataset"
+
+
+def _hooks(result: ProfileResult) -> Iterator[Advice]:
+    for phase, seconds in result.phases_s.items():
+        line = first_line(result, phase)
+        if not phase.startswith("hook ") or line is None:
+            continue
+        least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
+        if seconds >= least * result.step_s:
+            yield Advice(
+                bottleneck="hook",
+                text=f"the {phase} takes {of_step(result, seconds)}, mostly at {at_line(line)}",
+                remedy="give the hook every_steps = 10, or do its work in a thread",
+                cost_s=seconds,
+                saved_s=_in_words(seconds),
+                derivation="the step without it at best",
+            )
+
+
+def _collections(result: ProfileResult) -> Iterator[Advice]:
+    collections = result.collections
+    if collections is None:
+        return
+    remedy = (
+        "call gc.freeze() when the model and the data are made, or gc.disable(), and gc.collect() every so many "
+        "steps"
+    )
+    where = f", mostly at {one_line(collections.source)}" if collections.source else ""
+    if collections.is_asked_for:
+        remedy = "call gc.collect() there every so many steps, or not at all"
+    yield Advice(
+        bottleneck="garbage_collection",
+        text=f"garbage collection takes {of_step(result, collections.seconds)}: {collections.full:.2g} full "
+        f"collections in each{where}",
+        remedy=remedy,
+        cost_s=collections.seconds,
+        saved_s=_in_words(collections.seconds),
+        derivation="the step without it at best",
+    )
+
+
+def _optimizer(result: ProfileResult) -> Iterator[Advice]:
+    optimizer = result.optimizer
+    cost_s = result.phases_s.get("optimizer", 0.0)
+    if optimizer is None or cost_s < MIN_PHASE * result.step_s:
+        return
+    line = first_line(result, "optimizer")
+    kind = ""
+    if optimizer.name in FUSED and not optimizer.is_fused:
+        kind = "fused"
+    elif optimizer.name in FOREACH and not optimizer.is_foreach:
+        kind = "foreach"
+    is_own = line is not None and line.seconds > cost_s / 2 and not kind
+    if not kind and not is_own:
+        return
+    text = (
+        f"the optimizer ({one_line(optimizer.name)}, {plural(optimizer.num_tensors, 'tensor')} of "
+        f"{file_size(optimizer.num_bytes / max(1, optimizer.num_tensors))} on average) takes {of_step(result, cost_s)}"
+    )
+    settings = None
+    remedy = f"give it {kind}=True: it then updates many tensors at once"
+    if kind and _is_by_settings(result):
+        settings = {f"optim.options.{kind}": "true"}
+        remedy = ""
+    if is_own and line is not None:
+        text += f", mostly at {at_line(line)}"
+        remedy = "compute less there, less often, or for many tensors at once (torch._foreach_add_ and its like)"
+    saved_s = Savings(0.5 * cost_s, 0.95 * cost_s, 0.1 * cost_s) if kind else _in_words(cost_s)
+    yield Advice(
+        bottleneck="optimizer",
+        text=text,
+        remedy=remedy,
+        settings=settings,
+        cost_s=cost_s,
+        saved_s=saved_s,
+        derivation="one call for all tensors in place of one for each"
+        if kind
+        else "the step without it at best",
+    )
+
+
+def _is_by_settings(result: ProfileResult) -> bool:
+    """Whether the optimizer is that of `--optim.name`, and not the task's own."""
+    name = result.settings.get("optim.name", "")
+    return (
+        result.optimizer is not None
+        and result.optimizer.name.lower() == name.rpartition(".")[2].lower()
+    )
+
+
+def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
+    """Each tensor takes some microseconds in every phase, however small it is."""
+    optimizer = result.optimizer
+    if optimizer is None or optimizer.num_tensors < MANY_TENSORS:
+        return
+    mean_bytes = optimizer.num_bytes / optimizer.num_tensors
+    cost_s = result.parts_s["gaps"] + result.phases_s.get("optimizer", 0.0)
+    if mean_bytes > SMALL_BYTES or cost_s < 2 * MIN_PHASE * result.step_s:
+        return
+    yield Advice(
+        bottleneck="small_tensors",
+        text=f"{plural(optimizer.num_tensors, 'parameter')} of {file_size(mean_bytes)} on average: "
+        f"{of_step(result, cost_s)} is Python, launches and updates of single tensors",
+        remedy="compute layers of one kind together, with their parameters in one tensor (torch.baddbmm, torch.vmap)"
+        ", or compile the model",
+        cost_s=cost_s,
+        saved_s=_in_words(cost_s),
+        derivation="the step without it at best",
+    )
+
+
+def _log(result: ProfileResult) -> Iterator[Advice]:
+    cost_s = result.phases_s.get("log", 0.0) + result.communication_phases_s.get("log", 0.0)
+    every = int(result.settings.get("log.every_steps", "0"))
+    if not every:
+        return
+    line = first_line(result, "log")
+    where = "" if line is None else f", mostly at {at_line(line)}"
+    saved_s = cost_s * (1 - 1 / FEWER)
+    yield Advice(
+        bottleneck="log",
+        text=f"log lines take {of_step(result, cost_s)}, with one every {plural(every, 'step')}{where}",
+        settings={"log.every_steps": str(every * FEWER)},
+        cost_s=cost_s,
+        saved_s=Savings(saved_s, cost_s, 0.5 * saved_s),
+        derivation=f"with a {FEWER}th of them",
+    )
+
+
+def _pauses(result: ProfileResult) -> Iterator[Advice]:
+    """Those of a task come after a step; a script's are in it."""
+    for phase in PAUSES:
+        seconds = result.pauses_s.get(phase, 0.0) + result.phases_s.get(phase, 0.0)
+        settings = _fewer_pauses(result, phase)
+        line = first_line(result, phase)
+        where = "" if line is None else f", mostly at {at_line(line)}"
+        remedies = (
+            [] if settings else [f"{'evaluate' if phase == 'evaluation' else phase} less often"]
+        )
+        if phase == "save":
+            remedies.append("a crash then loses more steps")
+        saved_s = seconds * (1 - 1 / FEWER)
+        yield Advice(
+            bottleneck="evaluation" if phase == "evaluation" else "save",
+            text=f"{phase}s take {of_step(result, seconds)}{where}",
+            remedy="; ".join(remedies),
+            settings=settings,
+            cost_s=seconds,
+            saved_s=Savings(saved_s, seconds, 0.5 * saved_s),
+            derivation=f"with a {FEWER}th of them",
+        )
+
+
+def _fewer_pauses(result: ProfileResult, phase: str) -> Mapping[str, str] | None:
+    steps, epochs = EVERY[phase]
+    for path in (steps, epochs):
+        every = int(result.settings.get(path, "0"))
+        if every:
+            return {path: str(every * FEWER)}
+    return None
+
+
+def _workers(result: ProfileResult) -> Iterator[Advice]:
+    """More workers than cores take time from the training, which waits for a core."""
+    workers = result.workers
+    crowded = most_crowded(result)
+    cores = result.cores_per_rank or USUAL_CORES
+    if workers is None or crowded is None or crowded.part < MIN_CROWDED or workers.number <= cores:
+        return
+    cost_s = min(0.5, crowded.part) * result.step_s
+    num_workers = max(1, min(int(cores), math.ceil(1.2 * workers.cores)))
+    if num_workers >= workers.number:
+        return
+    remedy = f"num_workers={num_workers} of the DataLoader" if is_script(result) else ""
+    yield Advice(
+        bottleneck="workers",
+        text=f"there are too many workers: a rank with {cores:.3g} core{'' if cores == 1 else 's'} has "
+        f"{workers.number} of them, and waits {of_step(result, cost_s)} for a core",
+        remedy=remedy,
+        settings=None if is_script(result) else {"data.workers": str(num_workers)},
+        cost_s=cost_s,
+        saved_s=Savings(cost_s / 2, cost_s, 0.0),
+        derivation=f"they need {workers.cores:.2g} cores for their batches",
+    )

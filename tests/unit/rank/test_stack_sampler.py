@@ -1,0 +1,206 @@
+"""What a sampler sees of the thread that takes the steps: its phases, the user's lines, garbage
+collections, other threads."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.rank.watched.stack_sampler import (
+    END,
+    SWITCH_INTERVAL_S,
+    Packages,
+    StackSampler,
+    code_of,
+    phases_of_torch,
+)
+from drumline.runs.profile_files import StackSamples
+
+LASTS_S = 0.15
+
+
+def sampled(work: Callable[[], None], **phases: Callable[..., Any]) -> StackSamples:
+    """`phases`: the functions in which they begin."""
+    table = {code_of(function): name for name, function in phases.items()}
+    sampler = StackSampler({**phases_of_torch(), **table, code_of(sampled): END})
+    sampler.start()
+    work()
+    return sampler.stop()
+
+
+def seconds_of(stacks: StackSamples) -> dict[tuple[str, str], tuple[float, float]]:
+    """By phase and function: how long it ran, and how long it could run."""
+    costs: dict[tuple[str, str], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    began_ns = stacks.began_ns
+    for sample in stacks.samples:
+        key = (stacks.phases[sample.phase], stacks.lines[sample.line].function)
+        lasts_s, cpu_s = costs[key]
+        costs[key] = (lasts_s + (sample.until_ns - began_ns) / 1e9, cpu_s + sample.cpu_ns / 1e9)
+        began_ns = sample.until_ns
+    return costs
+
+
+def sleeping_hook() -> None:
+    time.sleep(LASTS_S)
+
+
+def computing_forward() -> None:
+    until = time.perf_counter() + LASTS_S
+    while time.perf_counter() < until:
+        sum(range(100))
+
+
+def take_step() -> None:
+    sleeping_hook()
+    computing_forward()
+
+
+def test_time_belongs_to_the_phase_and_the_line_that_ran() -> None:
+    stacks = sampled(take_step, hook=sleeping_hook, forward=computing_forward)
+    costs = seconds_of(stacks)
+    slept_s, could_run_s = costs["hook", "sleeping_hook"]
+    assert slept_s >= 0.9 * LASTS_S
+    assert could_run_s < slept_s / 3
+    computed_s, cpu_s = costs["forward", "computing_forward"]
+    assert cpu_s > computed_s / 2
+    assert "time.sleep(LASTS_S)" in {line.source for line in stacks.lines}
+    assert len(stacks.samples) < 200, "samples of one line in a row are one"
+
+
+def decorated(function: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(function)
+    def wrapper() -> None:
+        function()
+
+    return wrapper
+
+
+def test_a_decorated_function_is_the_function() -> None:
+    assert code_of(decorated(sleeping_hook)) is sleeping_hook.__code__
+    assert code_of(len) is None, "it is not in Python"
+
+
+def test_the_line_is_the_users_also_inside_a_library() -> None:
+    def dump() -> None:
+        until = time.perf_counter() + LASTS_S
+        while time.perf_counter() < until:
+            json.dumps([{"a": [1.5] * 200}] * 50, indent=1)
+
+    stacks = sampled(dump)
+    libraries = {line.library for line in stacks.lines if line.function.endswith("dump")}
+    assert "json" in libraries
+    assert {line.file for line in stacks.lines if line.file} == {__file__}
+
+
+def test_the_phases_of_a_hand_written_loop_are_those_of_torch() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        until = time.perf_counter() + 3 * LASTS_S
+        while time.perf_counter() < until:
+            model(torch.ones(64, 600)).sum().backward()
+            optimizer.step()
+
+    costs = seconds_of(sampled(train))
+    assert {"forward", "backward", "optimizer"} <= {phase for phase, _ in costs}
+
+
+def validate(model: torch.nn.Module) -> None:
+    """Half of it makes batches, in Python."""
+    model.eval()
+    until = time.perf_counter() + LASTS_S
+    while time.perf_counter() < until:
+        model(torch.ones(200, 600))
+        sum(range(20_000))
+    model.train()
+
+
+def test_a_statement_of_a_script_that_evaluates_is_an_evaluation() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))
+    sampler = StackSampler(phases_of_torch())
+    sampler.start()
+    computing_forward()
+    for _ in range(3):
+        model(torch.ones(400, 600))
+    validate(model)
+    stacks = sampler.stop()
+    by_phase: dict[str, set[str]] = defaultdict(set)
+    for row in stacks.samples:
+        by_phase[stacks.phases[row.phase]].add(stacks.lines[row.line].source)
+    assert by_phase["evaluation"] == {"validate(model)"}, (
+        "all that it does, by the line that calls it"
+    )
+    assert "evaluation" not in {
+        phase for phase, lines in by_phase.items() if "sum(range(100))" in lines
+    }
+    assert "rest" in by_phase
+
+
+def test_garbage_collections_are_exact_and_have_the_line() -> None:
+    kept = [[number] for number in range(300_000)]
+
+    def collect() -> None:
+        gc.collect()
+
+    stacks = sampled(collect)
+    full = [row for row in stacks.collections if row.generation == 2]
+    assert len(full) == 1
+    assert full[0].ended_ns - full[0].began_ns > 1e6
+    assert stacks.lines[full[0].line].source == "gc.collect()"
+    assert len(kept) == 300_000
+
+
+def test_a_thread_that_computes_is_named_by_its_line() -> None:
+    is_over = threading.Event()
+
+    def hog() -> None:
+        while not is_over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=hog, name="hog")
+    thread.start()
+    idle = threading.Thread(target=is_over.wait, name="idle")
+    idle.start()
+    stacks = sampled(lambda: time.sleep(3 * LASTS_S))
+    is_over.set()
+    thread.join()
+    idle.join()
+    by_name = {use.name: use for use in stacks.threads}
+    assert by_name["hog"].cpu_s > 10 * by_name["idle"].cpu_s
+    assert stacks.lines[by_name["hog"].line].function.endswith("hog")
+
+
+def test_python_is_as_before_afterwards() -> None:
+    interval_s = sys.getswitchinterval()
+    callbacks = list(gc.callbacks)
+    sampler = StackSampler({})
+    sampler.start()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+    sampler.stop()
+    assert sys.getswitchinterval() == interval_s
+    assert gc.callbacks == callbacks
+    competing = StackSampler({})
+    competing.start(is_alone=False)
+    assert sys.getswitchinterval() == interval_s, "it is a part of what another thread costs"
+    competing.stop()
+
+
+def test_packages_are_told_from_the_users_code() -> None:
+    packages = Packages()
+    assert packages.name_of(torch.nn.functional.__file__) == "torch"
+    assert packages.name_of(json.__file__) == "json"
+    assert packages.name_of(pytest.__file__) == "pytest"
+    assert packages.name_of(StackSampler.start.__code__.co_filename) == "drumline"
+    assert packages.name_of("<frozen importlib._bootstrap>") == "python"
+    assert packages.name_of(__file__) == ""

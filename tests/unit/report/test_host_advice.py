@@ -1,0 +1,174 @@
+"""Advice about what the host does: each cost is named with its line or its setting, the largest
+first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drumline.report.profile.advice import advise
+from drumline.report.profile.bottleneck import Advice
+from drumline.runs.profile_files import OptimizerFacts, WorkerUse
+from drumline.runs.profile_result import BusyThread, Collections, LineCost, ProfileResult
+from tests.unit.report.test_advice import STEP_S, as_script, profile
+
+
+def line(phase: str, seconds: float, *, cpu: float = 0.0, own: float = 1.0) -> LineCost:
+    """`cpu`, `own`: of its time."""
+    return LineCost(
+        phase=phase,
+        source="task.py:7",
+        function="f",
+        text="work()",
+        seconds=seconds,
+        own_s=seconds * own,
+        cpu_s=seconds * own * cpu,
+    )
+
+
+def sampled(phases_s: dict[str, float], *lines: LineCost, **changes: Any) -> ProfileResult:
+    parts = changes.pop("parts", {"gaps": 0.05})
+    return profile(parts=parts, phases_s=phases_s, lines=lines, **changes)
+
+
+def only(result: ProfileResult) -> Advice:
+    (advice,) = advise(result)
+    return advice
+
+
+def test_python_in_the_step_is_named_by_its_line() -> None:
+    computing = only(sampled({"forward": 0.09}, line("forward", 0.03, cpu=1.0)))
+    assert computing.bottleneck == "python"
+    assert computing.text == (
+        "your code runs Python 30 ms of each 100 ms step in forward, mostly at task.py:7, in f: work()"
+    )
+    assert computing.remedy.startswith("use operations of torch on whole tensors")
+    waiting = only(sampled({"rest": 0.09}, line("rest", 0.03)))
+    assert waiting.text.startswith("your code waits 30 ms of each 100 ms step between the phases")
+    assert advise(sampled({"forward": 0.09}, line("forward", 0.05, own=0.02))) == (), (
+        "what torch computes for the line is the model"
+    )
+    assert advise(sampled({"forward": 0.09}, line("forward", 0.05, cpu=1.0)))
+    assert advise(sampled({"forward": 0.09}, line("forward", 0.005, cpu=1.0))) == ()
+
+
+@pytest.mark.parametrize(("phase", "bottleneck"), [("on_device", "on_device"), ("hook A", "hook")])
+def test_on_device_and_hooks_count_with_what_they_compute(phase: str, bottleneck: str) -> None:
+    advice = only(sampled({phase: 0.03, "forward": 0.07}, line(phase, 0.03, own=0.1)))
+    assert (advice.bottleneck, advice.cost_s) == (bottleneck, 0.03)
+    assert "task.py:7" in advice.text
+    assert advise(sampled({phase: 0.02}, line(phase, 0.02), parts={"gaps": 0.05}))
+    assert advise(sampled({phase: 0.02}, line("forward", 0.02, own=0.0))) == ()
+
+
+def test_the_largest_cost_is_first_also_where_only_a_line_is_named() -> None:
+    lines = (line("hook A", 0.01), line("forward", 0.03), line("data", 0.02))
+    result = sampled({"hook A": 0.01, "forward": 0.05, "data": 0.02}, *lines, parts={"data": 0.02})
+    assert [advice.bottleneck for advice in advise(result)] == ["python", "data", "hook"]
+
+
+def test_slow_samples_are_named_by_their_line() -> None:
+    waits = sampled({"data": 0.06}, line("data", 0.06), parts={"data": 0.06})
+    assert "it waits mostly at task.py:7, in f: work()" in only(waits).text
+    assert only(waits).settings == {"data.workers": "2"}
+    script = as_script(replace(waits, cores_per_rank=1.0, loading_cores=None))
+    assert only(script).remedy == "num_workers=2 of the DataLoader", (
+        "a sleeping __getitem__ needs no core"
+    )
+    computes = sampled({"data": 0.06}, line("data", 0.06, cpu=1.0), parts={"data": 0.06})
+    alone = as_script(replace(computes, cores_per_rank=1.0, loading_cores=None))
+    assert only(alone).remedy.startswith("more workers bring nothing on 1 core a rank")
+
+
+def test_garbage_collection_says_who_asks_for_it() -> None:
+    asked = Collections(seconds=0.02, full=1.0, source="task.py:3", is_asked_for=True)
+    advice = only(sampled({"garbage collection": 0.02}, collections=asked))
+    assert advice.text == (
+        "garbage collection takes 20 ms of each 100 ms step: 1 full collections in each, mostly at task.py:3"
+    )
+    assert advice.remedy == "call gc.collect() there every so many steps, or not at all"
+    automatic = replace(asked, is_asked_for=False)
+    assert "gc.freeze()" in only(sampled({"forward": 0.1}, collections=automatic)).remedy
+
+
+def optimizer(**changes: Any) -> OptimizerFacts:
+    facts: dict[str, Any] = {
+        "name": "AdamW",
+        "num_tensors": 100,
+        "num_bytes": 100 << 20,
+        "is_fused": False,
+        "is_foreach": False,
+    }
+    return OptimizerFacts(**facts | changes)
+
+
+def test_a_slow_optimizer_gets_its_faster_form_or_is_named_by_its_line() -> None:
+    phases = {"optimizer": 0.04, "forward": 0.05}
+    advice = only(sampled(phases, optimizer=optimizer()))
+    assert (advice.bottleneck, advice.settings) == ("optimizer", None)
+    assert advice.remedy.startswith("give it fused=True"), "a task's own optimizer"
+    settings = {"optim.name": "torch.optim.NAdam"}
+    named = only(sampled(phases, optimizer=optimizer(name="NAdam"), settings=settings))
+    assert named.settings == {"optim.options.foreach": "true"}
+    assert advise(sampled(phases, optimizer=optimizer(is_fused=True))) == (), "it is as it is"
+    own = optimizer(name="Whitened", is_fused=False)
+    at_line = only(sampled(phases, line("optimizer", 0.03, own=0.0), optimizer=own))
+    assert at_line.text.endswith(
+        "takes 40 ms of each 100 ms step, mostly at task.py:7, in f: work()"
+    )
+
+
+def test_many_small_parameters_are_counted() -> None:
+    small = optimizer(num_tensors=2000, num_bytes=16_000, is_fused=True)
+    advice = only(sampled({"optimizer": 0.01, "forward": 0.09}, optimizer=small))
+    assert advice.bottleneck == "small_tensors"
+    assert advice.text.startswith("2,000 parameters of 8 B on average: 60 ms of each 100 ms step")
+    few = replace(small, num_tensors=100)
+    assert advise(sampled({"optimizer": 0.01, "forward": 0.09}, optimizer=few)) == ()
+
+
+def test_log_lines_evaluations_and_saves_get_longer_intervals() -> None:
+    phases = {"log": 0.01, "forward": 0.08}
+    logs = sampled(phases, communication_phases_s={"log": 0.01}, settings={"log.every_steps": "1"})
+    assert (only(logs).bottleneck, only(logs).settings) == ("log", {"log.every_steps": "10"})
+    assert only(logs).cost_s == pytest.approx(0.02)
+    assert only(logs).predicted_step_s == pytest.approx(STEP_S - 0.018)
+    paused = sampled(
+        {"forward": 0.1},
+        pauses_s={"evaluation": 0.1, "save": 0.05},
+        settings={"train.eval_every_steps": "2", "checkpoint.every_epochs": "1"},
+    )
+    evaluation, save = advise(paused)
+    assert evaluation.text == "evaluations take 100 ms of each 250 ms step"
+    assert evaluation.settings == {"train.eval_every_steps": "20"}
+    assert evaluation.predicted_step_s == pytest.approx(0.25 - 0.09)
+    assert save.settings == {"checkpoint.every_epochs": "10"}
+    script = as_script(sampled({"evaluation": 0.03}, line("evaluation", 0.03)))
+    assert only(script).remedy == "evaluate less often"
+    assert "task.py:7" in only(script).text
+
+
+def test_a_thread_that_computes_is_named_before_the_lines_that_wait_for_it() -> None:
+    thread = BusyThread(rank=0, name="words", cores=0.6, source="task.py:22")
+    result = sampled({"forward": 0.1}, line("forward", 0.04), threads=(thread,))
+    advice = only(result)
+    assert advice.bottleneck == "thread"
+    assert advice.text == (
+        "the thread words of rank 0 uses 60% of a core at task.py:22, and the training waits 50 ms of each 100 ms "
+        "step for the GIL or a core"
+    )
+
+
+def test_more_workers_than_cores_are_too_many() -> None:
+    workers = WorkerUse(number=12, cores=0.5, waiting=2.0)
+    crowded = sampled({"forward": 0.1}, workers=workers, cores_per_rank=1.0)
+    ranks = tuple(replace(rank, cpu_wait_s=0.03) for rank in crowded.ranks)
+    advice = only(replace(crowded, ranks=ranks))
+    assert (advice.bottleneck, advice.settings) == ("workers", {"data.workers": "1"})
+    assert advise(crowded) == (), "nobody waited for a core"
+
+
+def test_a_profile_without_samples_has_no_such_advice() -> None:
+    assert advise(profile(parts={"gaps": 0.05}, optimizer=optimizer())) == ()

@@ -1,0 +1,162 @@
+"""The phases of steps and the user's lines in them, from synthetic traces and samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drumline.base.errors import UsageError
+from drumline.runs.profile_files import (
+    Collection,
+    Pause,
+    SampledLine,
+    StackSample,
+    StackSamples,
+    ThreadUse,
+    facts_path,
+)
+from drumline.runs.profile_result import ProfileResult, read_profile
+from drumline.tools.profile.intervals import length_until, union
+from drumline.tools.profile.profile_analysis import analyse
+from tests.unit.tools.scale.profiles import gloo_step, mark, write_rank
+
+BASE_NS = 10**18
+MS_NS = 1_000_000
+PHASES = ("data", "forward", "backward", "hook Slow", "optimizer", "evaluation")
+GETITEM = SampledLine(file="task.py", line=5, function="Data.__getitem__", source="sleep(1)")
+SLEEP = SampledLine(file="task.py", line=9, function="Slow.after_step", source="time.sleep(1)")
+REDUCE = SampledLine(file="task.py", line=20, function="Mine.loss", library="torch")
+METRIC = SampledLine(file="task.py", line=30, function="Metric.update")
+NO_LINE = SampledLine(file="", line=0, function="")
+LINES = (NO_LINE, GETITEM, SLEEP, REDUCE, METRIC)
+
+
+def sample(
+    until_ms: float, phase: str, line: SampledLine = NO_LINE, cpu_ms: float = 0
+) -> StackSample:
+    until_ns = BASE_NS + round(until_ms * MS_NS)
+    return StackSample(until_ns, round(cpu_ms * MS_NS), PHASES.index(phase), LINES.index(line))
+
+
+def step_samples(start: float) -> list[StackSample]:
+    """Of a step of `gloo_step`: between 80 and 90 ms and from 95 ms on no operation runs."""
+    return [
+        sample(start + 10, "data", GETITEM, cpu_ms=1),
+        sample(start + 20, "forward", REDUCE, cpu_ms=10),
+        sample(start + 80, "backward"),
+        sample(start + 88, "hook Slow", SLEEP),
+        sample(start + 100, "optimizer", cpu_ms=12),
+    ]
+
+
+def profiled(run: Path, stacks: StackSamples, **facts: object) -> ProfileResult:
+    """One rank of two steps of 100 ms."""
+    steps = [gloo_step(n, (n - 2) * 100, bucket_at=30, reduced_at=80) for n in (2, 3)]
+    entries = [*steps[0], *steps[1], mark("drumline.end", 200, 200)]
+    write_rank(run, 0, entries, world_size=1, stacks=stacks, **facts)
+    return analyse(run)
+
+
+def two_steps(**changes: object) -> StackSamples:
+    samples = (*step_samples(0), *step_samples(100))
+    stacks = StackSamples(began_ns=BASE_NS, phases=PHASES, lines=LINES, samples=samples)
+    return replace(stacks, **changes)  # type: ignore[arg-type]
+
+
+def test_phases_add_up_to_the_step_and_have_lines(tmp_path: Path) -> None:
+    result = profiled(tmp_path, two_steps())
+    assert sum(result.phases_s.values()) == pytest.approx(result.step_s)
+    expected = {"data": 10, "forward": 10, "hook Slow": 8, "optimizer": 12}
+    for phase, ms in expected.items():
+        assert result.phases_s[phase] == pytest.approx(ms / 1e3), phase
+    assert result.phases_s["communication, exposed"] == pytest.approx(0.05), "30 to 80 ms"
+    assert result.phases_s["backward"] == pytest.approx(0.01)
+    by_function = {line.function: line for line in result.lines}
+    data = by_function["Data.__getitem__"]
+    assert (data.phase, data.source, data.text) == ("data", "task.py:5", "sleep(1)")
+    assert (data.own_s, data.cpu_s) == (pytest.approx(0.01), pytest.approx(0.001))
+    assert by_function["Slow.after_step"].own_s == pytest.approx(0.008)
+    assert by_function["Mine.loss"].own_s == 0, "it was in torch, which computed"
+    assert result.off_cpu_s == pytest.approx(0.009 + 0.008)
+    assert read_profile(tmp_path).lines == result.lines
+
+
+def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(tmp_path: Path) -> None:
+    asked = SampledLine(file="task.py", line=40, function="f", source="gc.collect()")
+    rows = tuple(
+        Collection(BASE_NS + begin * MS_NS, BASE_NS + (begin + 4) * MS_NS, 2, len(LINES))
+        for begin in (83, 183)
+    )
+    result = profiled(tmp_path, two_steps(lines=(*LINES, asked), collections=rows))
+    assert result.phases_s["garbage collection"] == pytest.approx(0.004)
+    assert result.phases_s["hook Slow"] == pytest.approx(0.004)
+    assert result.collections is not None
+    assert (result.collections.source, result.collections.full) == ("task.py:40", 1.0)
+    assert result.collections.is_asked_for
+
+
+def test_collectives_of_the_user_have_a_line(tmp_path: Path) -> None:
+    waiting = [
+        row._replace(line=LINES.index(REDUCE)) if row.phase == PHASES.index("backward") else row
+        for row in two_steps().samples
+    ]
+    steps = [gloo_step(n, (n - 2) * 100, bucket_at=30, reduced_at=80) for n in (2, 3)]
+    entries = [e for step in steps for e in step if "AccumulateGrad" not in e["name"]]
+    write_rank(
+        tmp_path,
+        0,
+        [*entries, mark("drumline.end", 200, 200)],
+        world_size=1,
+        stacks=two_steps(samples=tuple(waiting)),
+    )
+    (line,) = analyse(tmp_path).collective_lines
+    assert (line.source, line.seconds) == ("task.py:20", pytest.approx(0.05))
+    assert analyse(tmp_path).communication_phases_s == {"backward": pytest.approx(0.05)}
+
+
+def test_pauses_are_counted_beside_the_steps_without_them(tmp_path: Path) -> None:
+    pause = Pause("evaluation", 3, BASE_NS + 150 * MS_NS, BASE_NS + 190 * MS_NS)
+    samples = (*step_samples(0), sample(150, "forward"), sample(190, "evaluation", METRIC))
+    result = profiled(tmp_path, two_steps(samples=samples), pauses=(pause,))
+    assert result.num_steps == 1, "the step with the pause is not counted"
+    assert result.step_s == pytest.approx(0.1)
+    assert result.pauses_s == {"evaluation": pytest.approx(0.02)}, "40 ms in two steps"
+    line = next(line for line in result.lines if line.phase == "evaluation")
+    assert (line.source, line.seconds) == ("task.py:30", pytest.approx(0.02))
+
+
+def test_steps_that_all_have_a_pause_last_until_it(tmp_path: Path) -> None:
+    pauses = tuple(
+        Pause("save", step, BASE_NS + begin * MS_NS, BASE_NS + (begin + 5) * MS_NS)
+        for step, begin in ((2, 95), (3, 195))
+    )
+    result = profiled(tmp_path, two_steps(), pauses=pauses)
+    assert result.step_s == pytest.approx(0.095)
+    assert result.pauses_s == {"save": pytest.approx(0.005)}
+
+
+def test_a_busy_thread_is_reported_and_an_idle_one_is_not(tmp_path: Path) -> None:
+    threads = (ThreadUse("hog", 0.1, 2), ThreadUse("idle", 0.001, 1))
+    (thread,) = profiled(tmp_path, two_steps(threads=threads)).threads
+    assert (thread.name, thread.source, thread.cores) == ("hog", "task.py:9", pytest.approx(0.5))
+
+
+def test_damaged_samples_are_refused(tmp_path: Path) -> None:
+    profiled(tmp_path, two_steps())
+    path = facts_path(tmp_path / "profile", 0)
+    document = json.loads(path.read_text())
+    document["stacks"]["samples"][0][3] = 99
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="its samples of stacks are damaged"):
+        analyse(tmp_path)
+
+
+def test_the_length_of_a_set_before_times() -> None:
+    intervals = union([(1.0, 2.0), (4.0, 6.0)])
+    times = np.array([0.5, 1.5, 3.0, 5.0, 9.0])
+    assert length_until(intervals, times).tolist() == [0.0, 0.5, 1.0, 2.0, 3.0]
+    assert length_until(union([]), times).tolist() == [0.0] * 5
