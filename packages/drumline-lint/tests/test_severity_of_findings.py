@@ -15,6 +15,18 @@ NORM = START + (
     "from torch.utils.data import DataLoader\n"
     "model = DDP(torch.nn.BatchNorm1d(8).cuda(), device_ids=[0])\n"
 )
+WRAPPED = (
+    START
+    + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+    + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'last.pt')\n"
+)
+TOOL = (
+    "import torch\nimport torch.distributed as dist\nfrom others import init_distributed_device\n"
+    "def count(net):\n    if dist.is_initialized():\n        dist.barrier()\n"
+    "def train():\n    init_distributed_device()\n    count(net)\n"
+    "def evaluate():\n    count(torch.nn.DataParallel(net))\n"
+    "if __name__ == '__main__':\n    evaluate()\n"
+)
 SEVERITIES = {
     "one process for all GPUs": (
         "DL001",
@@ -25,6 +37,11 @@ SEVERITIES = {
         "DL001",
         START + "model = torch.nn.DataParallel(net)\n",
         Severity.WARNING,
+    ),
+    "all GPUs in every process, if it has several": (
+        "DL001",
+        START + "if args.n_gpu > 1:\n    model = torch.nn.DataParallel(net)\n",
+        Severity.NOTE,
     ),
     "a load of weights from elsewhere": (
         "DL019",
@@ -37,6 +54,42 @@ SEVERITIES = {
         + "net.load_state_dict(torch.load(resume))\n"
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
         Severity.WARNING,
+    ),
+    "a save of local rank 0": (
+        "DL015",
+        START + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
+        Severity.NOTE,
+    ),
+    "a save of local rank 0 on several nodes": (
+        "DL015",
+        "# torchrun --nnodes 2 train.py\n"
+        + START
+        + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
+        Severity.WARNING,
+    ),
+    "a state of the wrapper": ("DL016", WRAPPED, Severity.WARNING),
+    "a state of the wrapper, and loaded into it": (
+        "DL016",
+        WRAPPED + "net.load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
+        Severity.NOTE,
+    ),
+    "a state of the wrapper, and resumed with it": (
+        "DL016",
+        WRAPPED + "resume('last.pt', weights=net)\n",
+        Severity.NOTE,
+    ),
+    "all GPUs in a tool beside a training": ("DL001", TOOL, Severity.NOTE),
+    "a file that every rank writes": (
+        "DL014",
+        START + "with open('scores.txt', 'w') as file:\n    file.write('1')\n",
+        Severity.WARNING,
+    ),
+    "a file that every rank downloads": (
+        "DL014",
+        START
+        + "def download():\n    with open('data.zip', 'wb') as file:\n        file.write(part)\n"
+        + "download()\n",
+        Severity.NOTE,
     ),
     "a printed line": ("DL023", START + "print('a')\n", Severity.NOTE),
     "a run of a tracker": ("DL023", START + "import wandb\nwandb.init()\n", Severity.WARNING),

@@ -280,11 +280,21 @@ def _held_at(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
 
 
 def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> bool:
+    if _is_on_counter(program, test):
+        return False
     is_true = truth(program, test, place)
     if is_true is not None:
         return is_true == holds
     is_always = is_about_being_distributed(test) and not rank_tests(program, test)
     return is_always or not is_on_parameter(program, test, place)
+
+
+def _is_on_counter(program: Program, test: ast.expr) -> bool:
+    """`if DEPTH >= 1: return`, where functions count a global name up and down."""
+    index = program.index(program.source_of(test))
+    counted = {last_name(statement.target) for statement in index.every(ast.AugAssign)}
+    shared = {name for statement in index.every(ast.Global) for name in statement.names}
+    return any(name.id in counted & shared for name in nodes_in(test, ast.Name))
 
 
 def _is_likely(test: ast.expr, holds: bool) -> bool:

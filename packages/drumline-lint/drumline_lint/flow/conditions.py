@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query
+from drumline_lint.program.queries import cached_query, recursive_query
 from drumline_lint.program.tree import ancestors, block_of, last_name, nodes_in
-from drumline_lint.program.value import Rank, RankTest, Values
+from drumline_lint.program.value import NOTHING, Rank, RankTest, Value, Values
 
 
 def is_joined(test: ast.expr) -> bool:
@@ -52,10 +52,35 @@ def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[Ran
     """The tests of the rank in a condition that holds, or does not; `if rank:` selects all but rank
     0."""
     values = _asked(program, test)
+    if not any(isinstance(value, Rank | RankTest) for value in values):
+        values |= _of_optional(program, test)
     as_test = values if holds else ranks.negated(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
         as_test = ranks.negated(ranks.negated(values))
     return [value for value in as_test if isinstance(value, RankTest)]
+
+
+def _of_optional(program: Program, test: ast.expr) -> Values:
+    """`folder is not None`, if only some ranks have set it before."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        compared = test.comparators[0]
+        is_none = isinstance(compared, ast.Constant) and compared.value is None
+        values = _of_optional(program, test.left) if is_none else NOTHING
+        return ranks.negated(values) if isinstance(test.ops[0], ast.Is | ast.Eq) else values
+    return _tests_of_setting(program, test) if isinstance(test, ast.Name) else NOTHING
+
+
+@recursive_query(NOTHING)
+def _tests_of_setting(program: Program, name: ast.Name) -> Values:
+    bindings = [binding for binding in program.bindings(name) if binding.kind == "assign"]
+    is_empty = [
+        isinstance(binding.value, ast.Constant) and not binding.value.value for binding in bindings
+    ]
+    if not any(is_empty) or all(is_empty) or len(bindings) < len(program.bindings(name)):
+        return NOTHING
+    nodes = [binding.node for binding, empty in zip(bindings, is_empty, strict=True) if not empty]
+    every = [frozenset(rank_tests_at(program, node)) for node in nodes]
+    return frozenset[Value]().union(*every) if all(every) else NOTHING
 
 
 def _asked(program: Program, test: ast.expr) -> Values:

@@ -123,8 +123,24 @@ def always(program: Program, test: ast.expr) -> bool | None:
     if isinstance(test, ast.Name):
         return _of_name(program, test)
     if isinstance(test, ast.Attribute):
-        return _of_attribute(program, test)
-    return None
+        constant = _OF_LIBRARIES.get(program.name_of(test))
+        return _of_attribute(program, test) if constant is None else constant
+    return _of_version(program, test) if isinstance(test, ast.Compare) else None
+
+
+_OF_LIBRARIES = {"six.PY3": True, "six.PY2": False, "typing.TYPE_CHECKING": False}
+
+
+def _of_version(program: Program, test: ast.Compare) -> bool | None:
+    """`sys.version_info[0] == 2`: torch needs Python 3."""
+    left = test.left.value if isinstance(test.left, ast.Subscript) else test.left
+    if program.name_of(left) not in ("sys.version_info", "sys.version_info.major"):
+        return None
+    number = test.comparators[0]
+    major = number.value if isinstance(number, ast.Constant) else None
+    if major == 2:
+        return not isinstance(test.ops[0], ast.Eq | ast.Lt | ast.LtE)
+    return not isinstance(test.ops[0], ast.NotEq | ast.Lt) if major == 3 else None
 
 
 @recursive_query(None, MOST_GIVEN_ON)

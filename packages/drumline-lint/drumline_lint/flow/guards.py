@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from drumline_lint.flow.conditions import Conditions, conditions, early_exits_before, rank_tests_at
 from drumline_lint.flow.dead_code import is_switched_off
 from drumline_lint.flow.single_process import (
+    has_start,
     is_in_single_process_run,
     is_single_process_here,
     may_start,
@@ -220,7 +221,7 @@ def _functions_run(program: Program, call: ast.Call) -> list[FunctionNode]:
 def _may_join(program: Program, call: ast.Call) -> bool:
     """Where nothing is seen to start a group, whatever only ranks call is a sign of it; else a
     library's collectives are not: one process calls them, too."""
-    if next(program.all_calls(INIT), None) is None:
+    if not has_start(program):
         return program.name_of(call.func) in STARTS
     return may_start(program, call)
 

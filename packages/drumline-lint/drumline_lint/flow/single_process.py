@@ -38,9 +38,11 @@ _MANAGER = "drumline.DDPManager"
 _WRAPPING = frozenset({DDP, *FSDP, _MANAGER})
 # Unknown functions that may start ranks.
 _MAY_START = re.compile(
-    r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$",
-    re.IGNORECASE,
+    r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn", re.IGNORECASE
 )
+# `initialize` is also the name of many other things, as of hydra and of apex.
+_INITIALIZING = ("deepspeed.initialize", "colossalai.initialize")
+_STARTING_NAME = re.compile(r"init\w*(dist|process_group|ddp)|setup\w*(dist|ddp)", re.IGNORECASE)
 
 
 def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
@@ -57,7 +59,7 @@ def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
 def _is_lone(program: Program, source: Source) -> bool:
     """Whether a script is a single process: everything that it wraps must also be wrapped in runs
     that start a group."""
-    if next(program.all_calls(INIT), None) is None or framework(program, source):
+    if not has_start(program) or framework(program, source):
         return False
     run = script(program, source)
     if len(run) >= MOST_STEPS or any(may_start(program, step.call) for step in run):
@@ -77,7 +79,29 @@ def _wrapping(program: Program, run: Run) -> set[ast.Call]:
 
 
 def _starts_group(program: Program, run: Run) -> bool:
-    return any(program.name_of(step.call.func) == INIT for step in run)
+    return any(
+        program.name_of(step.call.func) == INIT or _is_start_by_name(program, step.call)
+        for step in run
+    )
+
+
+@cached_query
+def has_start(program: Program) -> bool:
+    """Whether a call is seen that starts a process group, also one of a library: `timm.utils
+    .init_distributed_device`."""
+    if next(program.all_calls(INIT), None) is not None:
+        return True
+    return any(
+        _is_start_by_name(program, call)
+        for source in program.sources
+        for name, calls in program.index(source).calls.items()
+        if _STARTING_NAME.search(name)
+        for call in calls
+    )
+
+
+def _is_start_by_name(program: Program, call: ast.Call) -> bool:
+    return bool(_STARTING_NAME.search(last_name(call.func))) and program.function_of(call) is None
 
 
 def may_start(program: Program, call: ast.Call) -> bool:
@@ -90,7 +114,7 @@ def may_start(program: Program, call: ast.Call) -> bool:
     name = last_name(call.func)
     function_key = (name, isinstance(call.func, ast.Attribute))
     is_of_files = not named and function_key in _starting(program)
-    return is_of_files or bool(_MAY_START.search(name))
+    return is_of_files or named in _INITIALIZING or bool(_MAY_START.search(name))
 
 
 @cached_query

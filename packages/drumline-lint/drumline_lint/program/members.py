@@ -95,6 +95,8 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
         values |= _assigned_nearby(program, node)
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
+    if named and node.attr in _other_names_of_local_rank(program):
+        named = _LOCAL
     if named and all(_tells_less_than_its_name(value) for value in values):
         return (
             values
@@ -102,6 +104,22 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
             else checked_local_rank(program, node, owners, named)
         )
     return values
+
+
+@cached_query
+def _other_names_of_local_rank(program: ProgramView) -> set[str]:
+    """`rank` of `add_argument("--rank", "--local_rank")`: the launcher gives the local one."""
+    options = [
+        [option.value for option in call.args if isinstance(option, ast.Constant)]
+        for source in program.files.sources
+        if "add_argument" in source.text and "local" in source.text
+        for call in program.files.index(source).calls.get("add_argument", ())
+    ]
+    return {
+        str(flags[0]).lstrip("-").replace("-", "_")
+        for flags in options
+        if not {"--local_rank", "--local-rank"}.isdisjoint(flags[1:])
+    }
 
 
 def _tells_less_than_its_name(value: Value) -> bool:

@@ -39,7 +39,7 @@ OF_NAME = {
     for name in names.split()
 }
 _MAIN = re.compile(
-    r"""(is_|on_|am_i_)?(the_)?(global_)?
+    r"""(is_|on_|am_i_)?(the_)?(global_|world_)?
     (main|master|primary|chief|leader|coordinator|root|rank_?0|rank_?zero|global_zero|first_rank|world_process_zero)
     (_process|_rank|_worker|_proc|_only)?""",
     re.VERBOSE,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
+from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import LOADER
@@ -88,9 +89,17 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
     if is_single_process(program, call) or is_on_some_only(program, call):
         return False
     return any(
-        not is_single_process(program, loop) and not is_on_some_only(program, loop)
+        not is_single_process(program, loop)
+        and not is_on_some_only(program, loop)
+        and not _is_cut_in_loop(program, loop)
         for loop in loops
     )
+
+
+def _is_cut_in_loop(program: Program, loop: Loop) -> bool:
+    """By a helper that takes this rank's part of a batch: `batch[my_slice(n)]`."""
+    names = [last_name(call.func).lower() for call in calls_made_in(program, loop)]
+    return any(part in name for name in names for part in ("slice", "shard", "scatter"))
 
 
 _DIVIDING = ("rank", "world", "shard", "split", "random", "shuffle", "replica")

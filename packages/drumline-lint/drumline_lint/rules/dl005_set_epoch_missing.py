@@ -13,6 +13,7 @@ from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import called_definitions, written_values
 from drumline_lint.program.program import Program
+from drumline_lint.program.tree import last_name
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method, Values
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
@@ -27,7 +28,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if not calls or framework(program, source):
         return
     for call in calls:
-        fed = _loaders_of(program, call) if _shuffles(program, call) else []
+        is_candidate = _shuffles(program, call) and not _is_of_evaluation(call)
+        fed = _loaders_of(program, call) if is_candidate else []
         if fed and not _has_set_epoch(program, call, fed) and not _is_handed_on(program, call, fed):
             dataset = argument(call, 0, "dataset")
             of = "" if dataset is None else f" of {source.code(dataset)}"
@@ -36,6 +38,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "every epoch has the same order"
             )
             yield RULE.at(source, call, message)
+
+
+def _is_of_evaluation(call: ast.Call) -> bool:
+    """By the dataset's name: the order of an evaluation does not matter."""
+    dataset = argument(call, 0, "dataset")
+    words = [] if dataset is None else last_name(dataset).lower().split("_")
+    return not {"eval", "val", "valid", "validation", "test", "dev"}.isdisjoint(words)
 
 
 def _shuffles(program: Program, call: ast.Call) -> bool:

@@ -10,7 +10,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
-from drumline_lint.flow.single_process import is_in_run, is_single_process
+from drumline_lint.flow.single_process import is_in_run, is_single_process, may_start
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DDP, INIT
 from drumline_lint.program.origins import written_values
@@ -18,6 +18,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Binding,
     ancestors,
+    dotted,
     last_name,
     nodes_in,
     position,
@@ -153,6 +154,8 @@ def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bo
     if not isinstance(statement, ast.Assign) or not _is_or_makes(program, statement.value, node):
         return False
     every: list[Binding] = []
+    if any(_is_given_to_start(program, target) for target in statement.targets):
+        return True
     for target in statement.targets:
         if isinstance(target, ast.Name):
             every += program.index(source).scopes[scope_of(target)].names[target.id]
@@ -171,6 +174,17 @@ def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bo
         for origin in written_values(program, binding.value)
     ]
     return not all(_is_settled(program, origin) for origin in origins)
+
+
+def _is_given_to_start(program: Program, target: ast.expr) -> bool:
+    """`args.device = "cuda:0"`, before `init_distributed_device(args)` chooses one."""
+    if not isinstance(target, ast.Attribute):
+        return False
+    owner = dotted(target.value)
+    return any(
+        may_start(program, call) and owner in map(dotted, call.args)
+        for call in nodes_in(scope_of(target), ast.Call)
+    )
 
 
 def _is_or_makes(program: Program, value: ast.expr, node: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from drumline_lint.flow.paths import how_every_rank_gets_there
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import last_name, nodes_in, parent_of
+from drumline_lint.program.tree import enclosing_function, last_name, nodes_in, parent_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own, saves
 
@@ -40,7 +40,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if is_on_every_rank(program, call) and not is_own(program, path):
             to = "the same file" if path is None else source.code(path)
             message = f"every rank opens {to} for writing, and all write to it at the same time"
-            yield RULE.at(source, call, message, severity=Severity.WARNING)
+            severity = Severity.NOTE if _is_fetched(call) else Severity.WARNING
+            yield RULE.at(source, call, message, severity=severity)
 
 
 def _opened_for_writing(program: Program, source: Source) -> Iterator[ast.Call]:
@@ -52,6 +53,13 @@ def _opened_for_writing(program: Program, source: Source) -> Iterator[ast.Call]:
         is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x", "a"))
         if is_writing and isinstance(block, ast.With) and _writes(program, block):
             yield call
+
+
+def _is_fetched(call: ast.Call) -> bool:
+    """By its function's name: what is downloaded is there already in most runs, and the same."""
+    function = enclosing_function(call)
+    name = "" if function is None else function.name.lower()
+    return any(word in name for word in ("download", "cache", "extract", "fetch", "http"))
 
 
 def _writes(program: Program, block: ast.With) -> bool:

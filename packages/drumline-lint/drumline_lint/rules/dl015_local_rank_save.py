@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.guards import Guards, call_paths, is_main_only
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own_of_node, saves
 
+# On one node, there is one local rank 0.
+_NODES = re.compile(r"n_?nodes|num_nodes|node_?rank|nodeid|multi[-_ ]?node", re.IGNORECASE)
 RULE = rule("DL015", in_tests=False)
 
 
@@ -22,7 +25,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = (
                 f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
             )
-            yield RULE.at(source, save.call, message)
+            severity = None if _NODES.search(source.text) else Severity.NOTE
+            yield RULE.at(source, save.call, message, severity=severity)
 
 
 def _is_once_a_node(tests: Guards) -> bool:

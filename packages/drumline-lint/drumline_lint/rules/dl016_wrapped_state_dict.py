@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Edit, Finding, rule
+from drumline_lint.findings import Edit, Finding, Severity, rule
 from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import parts, previous_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import ancestors, dotted, nodes_in
+from drumline_lint.program.tree import (
+    ancestors,
+    dotted,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    parent_of,
+    position,
+)
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import saves
 from drumline_lint.training.steps import is_method
 
 RULE = rule("DL016")
+_LOADING = re.compile(r"load|resume|restore|restart", re.IGNORECASE)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -27,15 +37,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model = call.func.value if isinstance(call.func, ast.Attribute) else None
         if model is not None and _is_wrapped(program, model) and call in _saved(program):
             written = source.code(model)
-            as_well = (
-                ", and load it without the wrapper as well" if _is_loaded_wrapped(program) else ""
-            )
+            is_loaded_so = _is_loaded_wrapped(program)
+            as_well = ", and load it without the wrapper as well" if is_loaded_so else ""
             yield RULE.at(
                 source,
                 call,
                 f"{written} is wrapped: the keys of {written}.state_dict() all begin with `module.`",
                 fix=f"save `{written}.module.state_dict()`{as_well}",
                 edits=[] if as_well else _edits(program, model),
+                severity=Severity.NOTE if is_loaded_so else None,
             )
 
 
@@ -68,6 +78,27 @@ def _is_loaded_wrapped(program: Program) -> bool:
         for call in program.index(source).calls.get("load_state_dict", ()):
             if isinstance(call.func, ast.Attribute) and _is_wrapped(program, call.func.value):
                 return True
+        if any(_restores_wrapped(program, call) for call in program.calls(source, DDP)):
+            return True
+    return False
+
+
+def _restores_wrapped(program: Program, wrapping: ast.Call) -> bool:
+    """Whether the name of the wrapped model is given to a function that loads: `resume(model)`."""
+    statement = parent_of(wrapping)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    names = {last_name(target) for target in targets}
+    for call in nodes_in(
+        enclosing_function(wrapping) or program.source_of(wrapping).tree, ast.Call
+    ):
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        is_later = position(call) > position(wrapping)
+        if (
+            is_later
+            and _LOADING.search(last_name(call.func))
+            and names & set(map(last_name, arguments))
+        ):
+            return True
     return False
 
 

@@ -19,7 +19,7 @@ from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.some_ranks import rank_filter
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import enclosing_function, last_name
+from drumline_lint.program.tree import ancestors, enclosing_function, last_name
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
@@ -63,7 +63,16 @@ def _collectives_of_call(
     checked separately."""
     if not any(chain[0] is call for _, chain in collectives_in(program, call)):
         return []
-    return reached_by(program, call, _certain(program, call))
+    reached = reached_by(program, call, _certain(program, call))
+    return [(name, chain) for name, chain in reached if not _serves(chain)]
+
+
+def _serves(chain: Sequence[ast.Call]) -> bool:
+    """Whether the called function waits in a loop without end for what the other ranks send."""
+    loops = [
+        outer for inner in chain[1:] for outer in ancestors(inner) if isinstance(outer, ast.While)
+    ]
+    return any(isinstance(loop.test, ast.Constant) and loop.test.value for loop in loops)
 
 
 def _message(

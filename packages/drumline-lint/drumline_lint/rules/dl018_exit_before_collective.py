@@ -25,12 +25,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Exits under a condition on ranks."""
     for exit_ in exits(program, source):
         tests = _tests(program, exit_)
-        needed = [test for test in tests if test.is_needed]
-        missed = _missed(program, exit_, tests) if needed else ""
+        # a rank within a group says nothing about other groups
+        needed = [test for test in tests if test.is_needed and test.kind != "group"]
+        missed = _missed(program, exit_, tests) if needed and not _fails(exit_) else ""
         if missed:
             yield RULE.at(
                 source, exit_, f"{_who(needed[0])} here, and the other ranks block in {missed}"
             )
+
+
+def _fails(exit_: Exit) -> bool:
+    """`sys.exit(1)`: the launcher ends the other ranks as well."""
+    call = exit_.value if isinstance(exit_, ast.Expr) else None
+    code = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    return isinstance(code, ast.Constant) and bool(code.value)
 
 
 def _tests(program: Program, exit_: Exit) -> list[RankTest]:

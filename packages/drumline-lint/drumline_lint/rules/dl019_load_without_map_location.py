@@ -54,7 +54,14 @@ def _is_placed(program: Program, call: ast.Call) -> bool:
         or is_in_memory(program, path)
         or is_own(program, path)
         or _is_saved_from_cpu(program, path)
+        or _is_of_schedule(program, path)
     )
+
+
+def _is_of_schedule(program: Program, path: ast.expr | None) -> bool:
+    """`scheduler.pt` has numbers and no tensors."""
+    names = _file_names(program, path)
+    return bool(names) and all("sched" in name or "args" in name for name in names)
 
 
 def _is_checkpoint_of_run(program: Program, call: ast.Call) -> bool:

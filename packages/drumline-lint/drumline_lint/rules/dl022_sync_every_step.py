@@ -9,6 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import always_exits, rank_tests
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
+from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
@@ -67,6 +68,7 @@ def _waiting_statements(program: Program) -> list[dict[ast.stmt, tuple[ast.expr,
                     value is not None
                     and statement not in waiting
                     and not _is_rare(program, node, root)
+                    and not is_single_process(program, statement)
                 ):
                     whole = value if isinstance(node, ast.FormattedValue) else node
                     statements.setdefault(statement, (whole, value))

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.loops import loop_around
 from drumline_lint.program.imports import with_imported
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import enclosing_function, last_name, nodes_in
+from drumline_lint.program.tree import enclosing_function, last_name, nodes_in, parent_of
 from drumline_lint.program.value import Class
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import saves
@@ -62,10 +63,22 @@ def _scalers_in_use(program: Program) -> list[tuple[Source, str]]:
     for source in program.sources:
         for call in program.index(source).calls.get("step", ()) if "caler" in source.text else ():
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if owner is not None and program.made(owner, *SCALERS) and is_scaler(program, owner):
+            made = program.made(owner, *SCALERS)
+            is_new = bool(made) and all(_is_made_again(program, result.call) for result in made)
+            if owner is not None and made and is_scaler(program, owner) and not is_new:
                 scalers.append((source, source.code(owner)))
                 break
     return scalers
+
+
+def _is_made_again(program: Program, call: ast.Call) -> bool:
+    """By a function that runs once an epoch: what a scaler has learnt is lost in any case."""
+    function = enclosing_function(call)
+    statement = parent_of(call)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if function is None or not all(isinstance(target, ast.Name) for target in targets):
+        return False
+    return any(loop_around(caller) is not None for caller in program.callers(function))
 
 
 def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> Iterator[ast.expr]:

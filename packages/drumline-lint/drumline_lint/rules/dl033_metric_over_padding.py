@@ -165,6 +165,8 @@ def _counts(program: Program, loop: Loop) -> bool:
 def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
     """Whether the code around says that it knows: a remainder by the number of ranks, a cut, a part
     for the rest."""
+    if any(map(_is_put_by_index, nodes_in(loop, ast.Assign))):
+        return True
     for node in (loop, sampler):
         around = enclosing_function(node) or program.source_of(node).tree
         for part in nodes_in(around, ast.Name, ast.Attribute, ast.BinOp, ast.Slice):
@@ -179,6 +181,14 @@ def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
             elif last_name(part) in HANDLING:
                 return True
     return False
+
+
+def _is_put_by_index(statement: ast.Assign) -> bool:
+    """`features[idx] = ...`: a sample that comes twice is put in the same place."""
+    target = statement.targets[0]
+    index = target.slice if isinstance(target, ast.Subscript) else None
+    words = [] if index is None else last_name(index).lower().split("_")
+    return not {"idx", "idxs", "index", "indexes", "indices", "ids"}.isdisjoint(words)
 
 
 def _names_ranks(expression: ast.expr) -> bool:

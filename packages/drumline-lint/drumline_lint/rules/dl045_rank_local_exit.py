@@ -192,7 +192,7 @@ def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
         if dotted(name) in _set_by_signals(program, program.source_of(test)):
             return "a signal that it got"
     for name in nodes_in(test, ast.Name):
-        if _is_size(name):
+        if _is_size(name) or _is_number_of_elements(name):
             continue
         if is_of_step(program, name) or _is_loss(program, name):
             return f"its own {name.id}"
@@ -259,6 +259,11 @@ def _is_size(name: ast.Name) -> bool:
     return False
 
 
+def _is_number_of_elements(name: ast.Name) -> bool:
+    outer = parent_of(name)
+    return isinstance(outer, ast.Attribute) and outer.attr in ("numel", "ndim", "dim")
+
+
 def _is_of_batch(program: Program, name: ast.Name) -> bool:
     iterables = [value.of for value in program.values(name) if isinstance(value, LoopItem)]
     if any(_counts(program, iterable) for iterable in iterables):
@@ -287,7 +292,8 @@ def _caught_failures(program: Program, source: Source) -> Iterator[Finding]:
         if not has_backward(program, attempt.body):
             continue
         for handler in attempt.handlers:
-            if _is_failure(handler) and not _ends_job(program, handler):
+            is_repeated = has_backward(program, handler.body)
+            if _is_failure(handler) and not is_repeated and not _ends_job(program, handler):
                 message = (
                     "a rank that fails here continues by itself, and the other ranks block "
                     "in the backward pass"

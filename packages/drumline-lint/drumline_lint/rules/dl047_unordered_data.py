@@ -50,7 +50,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if not any(word in source.text for word in _WORDS):
         return
     for node in _unordered(program, source):
-        if _is_divided(program, node) and not _is_sorted(node):
+        if _is_divided(program, node) and not _is_sorted(node) and not _is_put_by_key(node):
             message = (
                 f"the order of {source.code(node)} differs across hosts and processes, "
                 "and ranks take their samples from it by position"
@@ -160,6 +160,43 @@ def _is_sorted(node: ast.expr) -> bool:
             break
     calls = nodes_in(_function_around(node), ast.Call)
     return any(last_name(call.func) in ("sorted", "natsorted", "sort") for call in calls)
+
+
+def _is_put_by_key(node: ast.expr) -> bool:
+    """Whether a loop over it only fills dicts that nothing iterates over: `paths[name] = path`."""
+    loop = parent_of(node)
+    if not isinstance(loop, ast.For) or node is not loop.iter:
+        return False
+    targets = [target for assign in nodes_in(loop, ast.Assign) for target in assign.targets]
+    filled = {dotted(target.value) for target in targets if isinstance(target, ast.Subscript)}
+    calls = nodes_in(loop, ast.Call)
+    is_listed = any(last_name(call.func) in ("append", "extend", "insert") for call in calls)
+    return bool(filled) and not is_listed and not _are_iterated(node, filled)
+
+
+def _are_iterated(node: ast.expr, names: set[str]) -> bool:
+    function = _function_around(node)
+    aliases = {
+        dotted(target)
+        for assign in nodes_in(function, ast.Assign)
+        if dotted(assign.value) in names
+        for target in assign.targets
+    }
+    around = enclosing_class(function) or function
+    every = nodes_in(around, ast.For, ast.comprehension, ast.Call, into_functions=True)
+    iterated = [
+        part.args[0] if isinstance(part, ast.Call) else part.iter
+        for part in every
+        if _goes_over(part)
+    ]
+    mentions = [name for part in iterated for name in nodes_in(part, ast.Name, ast.Attribute)]
+    return not (names | aliases).isdisjoint(map(dotted, mentions))
+
+
+def _goes_over(part: ast.AST) -> bool:
+    if isinstance(part, ast.Call):
+        return bool(part.args) and last_name(part.func) in ("list", "tuple", "enumerate")
+    return True
 
 
 @cached_query

@@ -16,6 +16,7 @@ from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL049", only_distributed=False)
+DEEPEST = 4
 _WITH_RESULT = {"new_group", "new_subgroups", "init_device_mesh"}
 _IN_PLACE = tuple(name for name in COLLECTIVES if short_name(name) not in _WITH_RESULT)
 _IMMEDIATE = ("torch.distributed.isend", "torch.distributed.irecv")
@@ -68,9 +69,16 @@ def _is_used_early(call: ast.Call) -> bool:
         names = {dotted(name) for name in nodes_in(following, ast.Name, ast.Attribute)}
         if work in names:
             return False
-        if tensor in names:
+        if tensor in names and not _is_kept(following):
             return True
     return False
+
+
+def _is_kept(statement: ast.stmt) -> bool:
+    """`parts.append(x)` does not read it."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    called = call.func if isinstance(call, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("append", "extend", "add")
 
 
 def _synchronizes(call: ast.Call) -> bool:
@@ -81,11 +89,16 @@ def _synchronizes(call: ast.Call) -> bool:
     )
 
 
-def _is_result_used(program: Program, call: ast.Call) -> bool:
+def _is_result_used(program: Program, call: ast.Call, depth: int = 0) -> bool:
     """Whether a caller of a function that returns it does something with it."""
     function = enclosing_function(call)
-    callers = [] if function is None else program.callers(function)
-    return any(not isinstance(parent_of(caller), ast.Expr) for caller in callers)
+    callers = [] if function is None or depth > DEEPEST else program.callers(function)
+    return any(
+        _is_result_used(program, caller, depth + 1)
+        if isinstance(parent_of(caller), ast.Return)
+        else not isinstance(parent_of(caller), ast.Expr)
+        for caller in callers
+    )
 
 
 def _used_value(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from drumline_lint.program.calls import argument
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import last_name, parent_of
+from drumline_lint.program.tree import enclosing_function, last_name, parent_of
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders, training_loops
@@ -38,7 +38,17 @@ def _is_of_evaluation(program: Program, call: ast.Call) -> bool:
     statement = parent_of(call)
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     name = "" if target is None else last_name(target)
-    return not _WORDS.isdisjoint(name.lower().split("_"))
+    return not _WORDS.isdisjoint(name.lower().split("_")) and _is_used(program, target)
+
+
+def _is_used(program: Program, target: ast.expr | None) -> bool:
+    """Not a name in a function that is never read; other files may read any other."""
+    if not isinstance(target, ast.Name) or enclosing_function(target) is None:
+        return True
+    mentions = program.index(program.source_of(target)).every(ast.Name)
+    return any(
+        isinstance(mention.ctx, ast.Load) and mention.id == target.id for mention in mentions
+    )
 
 
 @cached_query

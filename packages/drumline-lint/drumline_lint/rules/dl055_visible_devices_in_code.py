@@ -24,7 +24,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for setting in settings(program, source):
         if setting.name != "CUDA_VISIBLE_DEVICES" or any(rank_tests_at(program, setting.node)):
             continue
-        if _has_rank(program, setting.value) and _indexes_by_rank(program, source):
+        is_by_rank = _has_rank(program, setting.value) and not _lists_gpus(program, setting.value)
+        if is_by_rank and _indexes_by_rank(program, source):
             message = (
                 "each rank sees only its own GPU, which is cuda:0, "
                 "and this file numbers GPUs by the local rank"
@@ -52,6 +53,12 @@ def _has_rank(program: Program, value: ast.expr | None) -> bool:
         for part in parts(program, value)
         for meaning in program.values(part)
     )
+
+
+def _lists_gpus(program: Program, value: ast.expr | None) -> bool:
+    """`config["gpu_id"]` is what the user asks for, and may be several."""
+    keys = [part.slice for part in parts(program, value) if isinstance(part, ast.Subscript)]
+    return any(isinstance(key, ast.Constant) and "gpu" in str(key.value).lower() for key in keys)
 
 
 def _indexes_by_rank(program: Program, source: Source) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import LOOPBACK, backend, most_nodes
 from drumline_lint.reading.shell import Script, TextRange
@@ -83,7 +83,10 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
                 "joins the first, though neither needs a known port"
             )
             fix = "leave the port out and use torchrun --standalone, which takes a free one"
-            yield RULE.at(script, port.source, message, fix=fix), port.source.start
+            # whoever chose another port than the default has met a second run already
+            severity = Severity.NOTE
+            finding = RULE.at(script, port.source, message, fix=fix, severity=severity)
+            yield finding, port.source.start
 
 
 def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:

@@ -118,14 +118,18 @@ def built_of(program: Program, model: ast.expr | None) -> Iterator[ast.AST]:
 def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
     """Whether all that makes it is seen, and nothing of that has to do with a device."""
     values = program.values(model)
-    is_known = all(
-        isinstance(value, Instance)
-        or (isinstance(value, CallResult) and value.name.startswith(_ON_CPU))
-        for value in values
-    )
+    is_known = all(_is_seen_on_cpu(program, value) for value in values)
     if not values or not is_known or _has_default(program, model):
         return False
     return not any(_concerns_device(node) for node in built_of(program, model))
+
+
+def _is_seen_on_cpu(program: Program, value: Value) -> bool:
+    if isinstance(value, CallResult) and value.name.endswith(".convert_sync_batchnorm"):
+        return is_made_on_cpu(program, value.call.args[0]) if value.call.args else False
+    return isinstance(value, Instance) or (
+        isinstance(value, CallResult) and value.name.startswith(_ON_CPU)
+    )
 
 
 def _has_default(program: Program, model: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import last_name
+from drumline_lint.program.tree import ancestors, last_name
 from drumline_lint.program.value import CallResult, ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
@@ -91,11 +91,19 @@ def is_in_memory(program: Program, path: ast.expr | None) -> bool:
 
 def is_own(program: Program, path: ast.expr | None) -> bool:
     """Whether each rank has a path of its own: with its rank or one of its samples in it, or made
-    up each time."""
-    return any(
+    up each time; or a lock lets one after the other."""
+    return _is_locked(path) or any(
         _is_unique(program, part) or _kinds(program, part) or _is_of_host(program, part)
         for part in parts(program, path)
     )
+
+
+def _is_locked(path: ast.expr | None) -> bool:
+    """`with FileLock(path):`"""
+    blocks = () if path is None else ancestors(path)
+    items = [item for block in blocks if isinstance(block, ast.With) for item in block.items]
+    calls = [item.context_expr for item in items if isinstance(item.context_expr, ast.Call)]
+    return any("lock" in last_name(call.func).lower() for call in calls)
 
 
 def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
