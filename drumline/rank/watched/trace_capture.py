@@ -220,7 +220,9 @@ class TraceCapture:
                 lasted_s = self._now() - self._paused_s - began
                 self._unprofiled_s = lasted_s / (self._number - number)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
-        self._profiler = profile(activities=activities, acc_events=True)
+        # Not with acc_events: torch would make a Python object of every event, for a minute where a
+        # step has 20,000 operations.
+        self._profiler = profile(activities=activities)
         self._profiler.prepare_trace()
 
     def _start(self) -> None:

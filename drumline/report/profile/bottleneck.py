@@ -196,7 +196,10 @@ def slower_line(slow: SlowRank) -> LineCost | None:
     excess = {
         line: line.seconds - usual[line.phase, line.function]
         for line in slow.steps.lines
-        if line.phase not in PAUSES and not is_call_of_torch(line)
+        if (
+            line.phase not in PAUSES or line.phase in slow.steps.phases_s
+        )  # a script's: in the step
+        and not is_call_of_torch(line)
     }
     slower = max(excess, key=lambda line: excess[line], default=None)
     return slower if slower is not None and excess[slower] > slow.cost_s / 2 else None
