@@ -12,7 +12,7 @@ from drumline import Loss
 
 class Pictures(PictureTask):
     def train_data(self) -> Dataset[Any]:
-        self.records = [[number, [number]] for number in range(150_000)]
+        self.records = [[number, [number]] for number in range(400_000)]
         return pictures(4096)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:

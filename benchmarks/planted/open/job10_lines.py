@@ -1,7 +1,7 @@
 """Lines of text, with a first rank that asks for the vocabulary in one step of four."""
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from parts import PLANTED, LineTask
@@ -11,6 +11,7 @@ from drumline import Loss
 
 
 class Lines(LineTask):
+    defaults: ClassVar[dict[str, Any]] = {**LineTask.defaults, "train.batch_size": 8}
     calls = 0
 
     def refresh_vocabulary(self) -> None:

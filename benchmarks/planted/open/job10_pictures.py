@@ -19,7 +19,7 @@ def main() -> None:
     model = DistributedDataParallel(PictureNet().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     begin = time.perf_counter()
-    for step, (images, labels) in zip(range(STEPS), batches(pictures(4096)), strict=False):
+    for step, (images, labels) in zip(range(STEPS), batches(pictures(4096), 4), strict=False):
         read_settings(step)
         loss = functional.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad()
