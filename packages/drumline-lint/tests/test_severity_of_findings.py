@@ -91,6 +91,12 @@ SEVERITIES = {
         + "download()\n",
         Severity.NOTE,
     ),
+    "a checkpoint of every rank": ("DL014", START + "torch.save(net, 'last.pt')\n", Severity.ERROR),
+    "data that every rank prepares": (
+        "DL014",
+        START + "import numpy\nnumpy.save('features.npy', features)\n",
+        Severity.WARNING,
+    ),
     "a printed line": ("DL023", START + "print('a')\n", Severity.NOTE),
     "a run of a tracker": ("DL023", START + "import wandb\nwandb.init()\n", Severity.WARNING),
     "a BatchNorm and batches of unknown size": (

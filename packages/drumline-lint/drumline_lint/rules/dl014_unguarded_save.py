@@ -16,6 +16,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own, saves
 
 RULE = rule("DL014", in_tests=False)
+_OF_DATA = ("numpy.", "pickle.", "cloudpickle.", "joblib.")
 _GATHERED = (
     "gather the full state on every rank (get_model_state_dict with full_state_dict=True), "
     "then save under `if dist.get_rank() == 0:`"
@@ -34,7 +35,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             how = how_every_rank_gets_there(program, save.call)
             through = f", {how}," if how else ""
             message = f"{source.code(save.call.func)} runs on every rank{through} and writes {to}"
-            yield RULE.at(source, save.call, message, fix=_GATHERED if is_sharded else "")
+            fix = _GATHERED if is_sharded else ""
+            # what is prepared once is often there before ranks start
+            is_data = program.name_of(save.call.func).startswith(_OF_DATA)
+            severity = Severity.WARNING if is_data else None
+            yield RULE.at(source, save.call, message, fix=fix, severity=severity)
     for call in _opened_for_writing(program, source):
         path = argument(call, 0, "file")
         if is_on_every_rank(program, call) and not is_own(program, path):
