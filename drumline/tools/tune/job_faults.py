@@ -67,6 +67,8 @@ class LoggedFault:
     origin: str
     """A key of its process, or where it is, for lines that name no process."""
     moment: LogMoment
+    is_info: bool = False
+    """NCCL went on after it."""
 
 
 @dataclass(kw_only=True)
@@ -124,7 +126,8 @@ class JobFaults:
             self._read_unknown(line)
         elif not read.message.is_harmless:
             self._add(LoggedFault(
-                message=read.message, what=read.what, fix=read.fix, origin=self._origin(line), moment=self._moment()
+                message=read.message, what=read.what, fix=read.fix, origin=self._origin(line), moment=self._moment(),
+                is_info=line.is_info,
             ))  # fmt: skip
 
     def _origin(self, line: LogLine) -> str:
@@ -183,7 +186,7 @@ class JobFaults:
 
     def kinds(self) -> set[str]:
         """Of all faults that are not only conditions."""
-        names = self._kinds_of("cause", "failure", "symptom", "echo")
+        names = self._kinds_of("cause", "failure", "symptom", "outcome", "echo")
         if self.waits:
             names.add("collective timeout")
         if self.waits.is_first:

@@ -28,9 +28,10 @@ from typing import Any, Literal
 
 from drumline.tools.doctor.finding import Level
 
-Role = Literal["cause", "failure", "symptom", "condition", "echo", "harmless"]
+Role = Literal["cause", "failure", "symptom", "condition", "outcome", "echo", "harmless"]
 """A cause names what is wrong; a failure names what failed, and the reason is outside of the line; a
-symptom follows from a fault of another rank; a condition is no error, and may explain one; an echo
+symptom follows from a fault of another rank; a condition is no error, and may explain one; an
+outcome is how a job that hung or was slow ended; an echo
 repeats or sums up other lines, and counts only without them."""
 
 FILES = (

@@ -29,6 +29,11 @@ SAME_CARDS = (
     "make InfiniBand and the plugins work on all hosts, or on none: NCCL_IB_DISABLE=1 or "
     "NCCL_NET=Socket everywhere"
 )
+ONE_KIND = "export NCCL_IB_HCA with cards of one kind only: drumline tune --hosts A,B"
+OTHER_SUBNET = (
+    "give each interface a subnet of its own, or the fast one the lower route metric; ip route get "
+    "ADDRESS shows which one sends"
+)
 GPU_DIRECT = (
     "modprobe nvidia-peermem on every host, or a kernel and driver with DMA-BUF; nvidia-smi topo "
     "-m (NCCL_NET_GDR_LEVEL)"
@@ -50,7 +55,10 @@ def log_findings(log: NcclLog) -> list[Finding]:
         [
             *_differences(log),
             *fault_findings(
-                log.faults, name_of=log.name_of, transports=_transports_between(log, links)
+                log.faults,
+                name_of=log.name_of,
+                transports=_transports_between(log, links) | _chosen_transports(log),
+                expected_rdma=log.expected_rdma(),
             ),
             *wait_findings(
                 log.faults, ranks=set(log.ranks), links=_connected_transports(log, links)
@@ -73,9 +81,23 @@ def _is_inside(link: LoggedLink, hosts: Mapping[int, str]) -> bool:
     return host is not None and host == hosts.get(link.target)
 
 
+def _hosts_of_ranks(log: NcclLog) -> dict[int, str]:
+    """Of those whose lines name their host."""
+    return {rank: process.host for rank, process in log.ranks.items() if process.gpu is None}
+
+
 def _transports_between(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]:
-    hosts = {rank: process.host for rank, process in log.ranks.items()}
+    hosts = _hosts_of_ranks(log)
     return {link.transport for link in links if not _is_inside(link, hosts)}
+
+
+def _chosen_transports(log: NcclLog) -> set[str]:
+    """Those of processes whose connections to other hosts may not be in the log."""
+    hosts = _hosts_of_ranks(log)
+    if len(hosts) == log.world_size and len(set(hosts.values())) == 1:
+        return set()
+    networks = {process.network for process in log.processes.values()}
+    return {"NET/Socket"} & {f"NET/{network}" for network in networks}
 
 
 def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]:
@@ -99,6 +121,22 @@ def _differences(log: NcclLog) -> Iterator[RankedFinding]:
             "connect"
         )
         finding = Finding("problem", "network", "every host", what, SAME_CARDS)
+        yield RankedFinding(finding=finding, precedence="explanation")
+    yield from _different_cards(log)
+
+
+def _different_cards(log: NcclLog) -> Iterator[RankedFinding]:
+    """InfiniBand on some hosts and RoCE on others, which do not connect."""
+    kinds: dict[str, set[str]] = {}
+    for process in log.processes.values():
+        for name, device in process.devices.items():
+            if name.startswith("IB/"):
+                kind = "RoCE" if "/RoCE" in device else "InfiniBand"
+                kinds.setdefault(process.host, set()).add(kind)
+    if kinds and not set.intersection(*kinds.values()):
+        names = [f"{host}: {', '.join(sorted(kinds[host]))}" for host in sorted(kinds)]
+        what = f"the kind of the network cards differs across hosts: {join_names(names)}"
+        finding = Finding("problem", "InfiniBand kinds", "every host", what, ONE_KIND)
         yield RankedFinding(finding=finding, precedence="explanation")
 
 
@@ -127,15 +165,43 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
             )
             level: Level = "problem" if is_unreached else "warning"
             yield replace(_interface_finding(level, host, what), precedence=precedence)
+    yield from _link_local_findings(log, is_unreached=is_unreached)
+    yield from _shared_network_findings(log)
     if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
         names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
         yield replace(_interface_finding("problem", "every host", what), precedence=precedence)
 
 
+def _link_local_findings(log: NcclLog, *, is_unreached: bool) -> Iterator[RankedFinding]:
+    """Addresses of one link among those that NCCL's sockets use for data."""
+    sockets = {
+        (process.host, device)
+        for process in log.processes.values()
+        for name, device in process.devices.items()
+        if name.startswith("Socket/") and device.partition(" ")[2].startswith(LINK_LOCAL)
+    }
+    for host, device in sorted(sockets):
+        what = f"NCCL sends data over {device}, a link-local address, which no other host reaches"
+        level: Level = "problem" if is_unreached else "warning"
+        ranked = _interface_finding(level, host, what)
+        yield ranked if is_unreached else replace(ranked, precedence="condition")
+
+
+def _shared_network_findings(log: NcclLog) -> Iterator[RankedFinding]:
+    for shared in log.routes.shared_networks():
+        names = join_names(shared.interfaces)
+        what = (
+            f"{names} are in the same network ({shared.network}): the kernel's routing decides which "
+            "of them sends, whatever NCCL_SOCKET_IFNAME says"
+        )
+        finding = Finding("warning", "shared network", shared.host, what, OTHER_SUBNET)
+        yield RankedFinding(finding=finding, precedence="condition")
+
+
 def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[RankedFinding]:
     """Links over the wrong interface, and networks that are used where there is better."""
-    hosts = {rank: process.host for rank, process in log.ranks.items()}
+    hosts = _hosts_of_ranks(log)
     is_one_host = len(set(hosts.values())) <= 1
     for link in links:
         pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
@@ -149,6 +215,10 @@ def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[Ranked
             yield RankedFinding(finding=finding, precedence="condition")
     transports = _transports_between(log, links)
     yield from _without_gpu_direct(transports)
+    for host in log.hosts_without_gpu_direct():
+        what = "this host does not use GPUDirect RDMA (no GDRDMA in its connections), and others do"
+        finding = Finding("warning", "GPUDirect RDMA off", host, what, GPU_DIRECT)
+        yield RankedFinding(finding=finding, precedence="condition")
     if "NET/Socket" in transports:
         yield from _missing_plugins(log)
 
@@ -173,7 +243,7 @@ def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
         for process in ranks.values():
             if not process.is_complete:
                 finding = Finding("problem", "initialization", process.name, what, fix)
-                yield RankedFinding(finding=finding, precedence="symptom", moment=LAST)
+                yield RankedFinding(finding=finding, precedence="outcome", moment=LAST)
     missing = sorted(set(range(min(log.world_size, MAX_RANKS))) - ranks.keys())
     if missing:
         what = f"no log of {len(missing)} of {log.world_size} ranks, the first is rank {missing[0]}"

@@ -43,6 +43,7 @@ class LoggedLinks:
     def __init__(self) -> None:
         self.is_partial = False  # whether some connections were not kept
         self._channels: dict[ChannelGroup, set[tuple[str, str]]] = {}
+        self._rdma_hosts: dict[str, bool] = {}  # whether one of its channels has GPUDirect
 
     def read_channel(self, process: LoggedProcess, match: re.Match[str]) -> None:
         """`match`: of CHANNEL."""
@@ -51,6 +52,9 @@ class LoggedLinks:
         transport = f"{match['kind']}/{name.split()[0]}" if name else match["kind"]
         if "GDRDMA" in match["options"]:
             transport += "/GDRDMA"
+        if match["kind"] == "NET" and name != "Socket":
+            has_gpu_direct = self._rdma_hosts.get(process.host, False)
+            self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")
         this_rank = target if match["way"] == "receive" else source
         candidates = process.possible_communicators(int(this_rank), max(int(source), int(target)))
         group = ChannelGroup(
@@ -64,6 +68,12 @@ class LoggedLinks:
             self._channels.setdefault(group, set()).add((channel, number or ""))
         else:
             self.is_partial = True
+
+    def hosts_without_gpu_direct(self) -> list[str]:
+        """Those that use RDMA without it beside hosts that use it."""
+        if not any(self._rdma_hosts.values()):
+            return []
+        return sorted(host for host, has_it in self._rdma_hosts.items() if not has_it)
 
     def links(self, ranks: Mapping[int, LoggedProcess], world_size: int) -> list[LoggedLink]:
         """One for each pair; where both ends were logged, the end that has a device. `ranks`: the

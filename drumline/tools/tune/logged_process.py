@@ -34,6 +34,7 @@ class LoggedProcess:
 
     host: str
     pid: int
+    gpu: int | None = None  # of lines that name no process
     rank: int | None = None
     world_size: int = 0
     network: str = ""
@@ -53,7 +54,8 @@ class LoggedProcess:
     @property
     def name(self) -> str:
         if self.rank is None:
-            return f"{self.host} (process {self.pid})"
+            process = f"process {self.pid}" if self.gpu is None else f"GPU {self.gpu}"
+            return f"{self.host} ({process})"
         return f"rank {self.rank} on {self.host}"
 
     def read_init(self, match: re.Match[str]) -> None:

@@ -14,21 +14,37 @@ from drumline.tools.tune.bounded_lines import BoundedLines
 from drumline.tools.tune.job_faults import JobFaults, LogLine
 from drumline.tools.tune.logged_links import CHANNEL, LoggedLink, LoggedLinks
 from drumline.tools.tune.logged_process import INIT, LoggedProcess
+from drumline.tools.tune.logged_routes import LoggedRoutes
 
 MAX_PROCESSES = 50_000
 PREFIX = re.compile(
-    r"(?<![\w.-])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] (?P<source>(?:\S{1,300} ){0,3}?)"
-    r"NCCL (?P<level>INFO|WARN) "
+    r"(?<![\w.-])(?!\d\d:\d\d:\d\d )(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] "
+    r"(?P<source>(?:\S{1,300} ){0,3}?)NCCL (?P<level>INFO|WARN) "
+)
+# Launchers and people cut the beginning of a line, or all of it.
+CUT_PREFIX = re.compile(r"NCCL (?P<level>INFO|WARN) ")
+MAX_LABEL = 400  # characters before it
+GPU_LABEL = re.compile(r"\[(\d{1,4})\]$")
+LAUNCHER_HOST = re.compile(
+    r"[\[(]?(?!(?:rank|trainer|default|process|pid)?\W?\d+\W)([\w.-]{1,255})[\])]?:"
 )
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
 DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
 DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
-NETWORK = re.compile(r"Using network (\S.{0,60})")
-INTERFACE = re.compile(r"NCCL_SOCKET_IFNAME set (?:by environment )?to (\S{1,100})")
+NETWORK = re.compile(r"Using network (\S.{0,60})|Assigned NET plugin (\S.{0,60}?) to comm")
+INTERFACE = re.compile(r"NCCL_SOCKET_IFNAME(?:=| set (?:by environment )?to )(\S{1,100})")
 MISSING_PLUGIN = re.compile(
     r"NET/Plugin ?: (?:Could not find: ?|No plugin found \()(\S{1,100}?)[.,)]*(?:\s|$)"
 )
+# What shows that a job is meant to use InfiniBand or RoCE.
+RDMA_SETTING = re.compile(
+    r"NCCL_IB_(?:HCA|GID_INDEX|TC|SL|QPS_PER_CONNECTION)(?:=| set (?:by environment )?to )[\"']?[\w^=]\S{0,80}"
+    r"|NCCL_IB_DISABLE(?:=| set (?:by environment )?to )[\"']?0\b|NCCL_NET(?:=| set (?:by environment )?to )[\"']?IB\b"
+    r"|/dev/infiniband\b|\bmlx[45]_(?:bond_)?\d+\b|\brdma/[\w-]{1,60}[\"']?: *[\"']?[1-9]"
+)
+RDMA_STEMS = ("NCCL_IB_", "NCCL_NET", "/dev/infiniband", "mlx5_", "mlx4_", "rdma/")
+RDMA_INTERFACE = re.compile(r"ib(?:p|s|\d)\w*$")
 CONNECTED = re.compile(r"Connected all (?:rings|trees)")
 BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{1,64})<")
 
@@ -42,6 +58,9 @@ class NcclLog:
         self.num_lines = 0  # of NCCL
         self._is_cut = False  # whether the middle of a long log was not read
         self.faults = JobFaults()
+        self.rdma_setting = ""  # what shows that the job is meant to use InfiniBand
+        self.routes = LoggedRoutes()
+        self._interface = ""  # the last value of NCCL_SOCKET_IFNAME
         self._links = LoggedLinks()
         self._processes_by_origin: dict[str, LoggedProcess] = {}
 
@@ -62,24 +81,55 @@ class NcclLog:
         """A line of torch or another program, or the messages of one or several processes."""
         if "NCCL" not in line:
             if line:
-                self.faults.read(LogLine(text=line, file=name))
+                self._read_foreign(line, name)
             return
         prefixes = [*PREFIX.finditer(line)]
+        cut = None if prefixes else CUT_PREFIX.search(line)
         if version := VERSION.search(line):
             if "+" in version[1]:  # torch's errors name it without `+cuda`
                 self.versions.add(version[1])
-            self.num_lines += not prefixes
+            self.num_lines += not prefixes and cut is None
+        if cut is not None:
+            self._read_cut_line(line, cut, name)
+            return
         starts = [*(prefix.start() for prefix in prefixes), len(line)]
         if foreign := line[: starts[0]].strip():
-            self.faults.read(LogLine(text=foreign, file=name))
+            self._read_foreign(foreign, name)
         for prefix, end in zip(prefixes, starts[1:], strict=True):
-            self._read_message(prefix, line[prefix.end() : end])
+            process = self._process(prefix["host"], int(prefix["pid"]))
+            source = prefix["source"] if prefix["level"] == "WARN" else None
+            self._read_message(process, line[prefix.end() : end], source)
 
-    def _read_message(self, prefix: re.Match[str], text: str) -> None:
+    def _read_foreign(self, text: str, name: str) -> None:
+        """A line, or its beginning, that NCCL did not write."""
+        self._read_rdma_setting(text)
+        if match := INTERFACE.search(text):
+            self._interface = match[1].strip("\"'")
+        self.routes.read(text, name)
+        self.faults.read(LogLine(text=text, file=name, setting=_interface_setting(self._interface)))
+
+    def _read_rdma_setting(self, text: str) -> None:
+        if self.rdma_setting or not any(stem in text for stem in RDMA_STEMS):
+            return
+        if match := RDMA_SETTING.search(text):
+            self.rdma_setting = match[0]
+
+    def _read_cut_line(self, line: str, cut: re.Match[str], name: str) -> None:
+        """A line of NCCL without host and process: a launcher may have put a host before it, and
+        the number of the GPU may be left. `name`: of the file."""
+        words = line[: cut.start()][:MAX_LABEL].split()
+        launcher = LAUNCHER_HOST.fullmatch(words[0]) if words else None
+        gpu = next((int(label[1]) for word in words if (label := GPU_LABEL.search(word))), 0)
+        process = self._process(launcher[1] if launcher else name, gpu)
+        process.gpu = gpu
+        source = " ".join([*words[-1:], ""]) if cut["level"] == "WARN" else None
+        self._read_message(process, line[cut.end() :], source)
+
+    def _read_message(self, process: LoggedProcess, text: str, source: str | None) -> None:
+        """`source`: of a warning, NCCL's source file."""
         self.num_lines += 1
-        process = self._process(prefix["host"], int(prefix["pid"]))
-        if prefix["level"] == "WARN":
-            self._read_warning(process, prefix["source"], text)
+        if source is not None:
+            self._read_warning(process, source, text)
         elif match := CHANNEL.match(text):
             self._links.read_channel(process, match)
         elif match := INIT.search(text):
@@ -92,10 +142,12 @@ class NcclLog:
 
     def _read_setting(self, process: LoggedProcess, text: str) -> None:
         """What a process chose or was given, and conditions that may explain a fault."""
+        self._read_rdma_setting(text)
         if match := NETWORK.match(text):
-            process.network = match[1].strip()
+            process.network = (match[1] or match[2]).strip()
         elif match := INTERFACE.match(text):
             process.interface = match[1]
+            self._interface = match[1]
         elif match := BOOTSTRAP.match(text):
             process.bootstrap = (match[1], match[2])
         elif match := MISSING_PLUGIN.match(text):
@@ -129,16 +181,13 @@ class NcclLog:
         return None
 
     def _read_warning(self, process: LoggedProcess, source: str, text: str) -> None:
-        setting = (
-            f": NCCL_SOCKET_IFNAME={process.interface} names none" if process.interface else ""
-        )
         self.faults.read(
             LogLine(
                 text=text,
                 source=f"{source}NCCL WARN ",
                 origin=self._origin(process),
                 is_warning=True,
-                setting=setting,
+                setting=_interface_setting(process.interface),
             )
         )
 
@@ -164,6 +213,21 @@ class NcclLog:
         }
         return dict(sorted(by_rank.items()))
 
+    def expected_rdma(self) -> str:
+        """What shows that the job is meant to use InfiniBand; empty: nothing does."""
+        if self.rdma_setting:
+            return self.rdma_setting
+        for process in self.processes.values():
+            names = [device.partition(" ")[0] for device in process.devices.values()]
+            for interface in (process.bootstrap[0], *names):
+                if RDMA_INTERFACE.match(interface):
+                    return f"the interface {interface}"
+        return ""
+
+    def hosts_without_gpu_direct(self) -> list[str]:
+        """Those that use RDMA without it beside hosts that use it."""
+        return self._links.hosts_without_gpu_direct()
+
     def links(self) -> list[LoggedLink]:
         return self._links.links(self.ranks, self.world_size)
 
@@ -171,3 +235,7 @@ class NcclLog:
         """The process of a fault, or where it is."""
         process = self._processes_by_origin.get(origin)
         return origin if process is None else process.name
+
+
+def _interface_setting(interface: str) -> str:
+    return f": NCCL_SOCKET_IFNAME={interface} names none" if interface else ""

@@ -8,22 +8,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from drumline.base.text import plural
-from drumline.tools.doctor.finding import LEVELS, Finding
+from drumline.tools.doctor.finding import LEVELS, Finding, Level
 from drumline.tools.tune.collective_waits import WaitExplanation
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.known_messages import Role
 
 Precedence = Literal[
-    "cause", "explanation", "failure", "symptom", "condition", "unexplained", "echo"
+    "cause", "explanation", "failure", "symptom", "condition", "outcome", "unexplained", "echo"
 ]
 """An explanation is a condition that explains a fault of these logs, or follows from several
-lines."""
+lines. An outcome is how a log or a job ends."""
 PRECEDENCES: tuple[Precedence, ...] = (
     "cause",
     "explanation",
     "failure",
     "symptom",
     "condition",
+    "outcome",
     "unexplained",
     "echo",
 )
@@ -32,12 +33,14 @@ PRECEDENCE_OF_ROLE: Mapping[Role, Precedence] = {
     "failure": "failure",
     "symptom": "symptom",
     "condition": "condition",
+    "outcome": "outcome",
     "echo": "echo",
     "harmless": "condition",
 }
 START = LogMoment((0, 0, 0.0), 0)
 LAST = LogMoment((99, 0, 0.0), 0)
 UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
+NO_INFINIBAND = ("no InfiniBand", "no InfiniBand library")
 NO_P2P = (
     "NCCL_P2P_DISABLE=1 shows whether it is that, and trains without it; then turn off ACS and the "
     "IOMMU (BIOS, iommu=pt), or leave P2P off for GeForce cards; nvidia-smi topo -p2p r"
@@ -81,7 +84,10 @@ class RankedFinding:
 
     @property
     def order(self) -> tuple[int, int, LogMoment]:
-        return (LEVELS.index(self.finding.level), PRECEDENCES.index(self.precedence), self.moment)
+        """How a job ended says less than a warning about what it ran on."""
+        is_end = self.precedence in ("outcome", "echo") and self.finding.level == "problem"
+        level: Level = "warning" if is_end else self.finding.level
+        return (LEVELS.index(level), PRECEDENCES.index(self.precedence), self.moment)
 
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
@@ -105,20 +111,32 @@ def _as_likely_cause(item: RankedFinding) -> RankedFinding:
 
 
 def fault_findings(
-    faults: JobFaults, *, name_of: Callable[[str], str], transports: Collection[str]
+    faults: JobFaults,
+    *,
+    name_of: Callable[[str], str],
+    transports: Collection[str],
+    expected_rdma: str,
 ) -> Iterator[RankedFinding]:
-    """`name_of`: the name of an origin; `transports`: those between hosts."""
+    """`name_of`: the name of an origin; `transports`: those between hosts; `expected_rdma`: what
+    shows that InfiniBand is to be used."""
     kinds = FaultKinds(every=faults.kinds(), failures=faults.failures())
     for fault in faults.messages.values():
         only_over = fault.message.only_over
         if not only_over or only_over in transports:
-            yield _message_finding(fault, name_of(fault.origin), kinds, faults.work)
+            ranked = _message_finding(fault, name_of(fault.origin), kinds, faults.work)
+            is_missed = expected_rdma and fault.message.kind in NO_INFINIBAND
+            yield _as_missed(ranked, expected_rdma) if is_missed else ranked
     for plain in faults.plain.values():
         yield _plain_finding(plain, name_of(plain.origin))
     if faults.num_unkept:
         what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
         finding = Finding("warning", UNEXPLAINED, "these logs", what)
         yield RankedFinding(finding=finding, precedence="unexplained", moment=LAST)
+
+
+def _as_missed(ranked: RankedFinding, expected_rdma: str) -> RankedFinding:
+    what = f"{ranked.finding.what}; this job is meant to use InfiniBand ({expected_rdma})"
+    return replace(ranked, finding=replace(ranked.finding, level="problem", what=what))
 
 
 def _message_finding(fault: LoggedFault, where: str, kinds: FaultKinds, work: str) -> RankedFinding:
@@ -133,6 +151,9 @@ def _message_finding(fault: LoggedFault, where: str, kinds: FaultKinds, work: st
         # A failure that it does not explain is the likelier reason of what it explains.
         is_alone = kinds.failures <= {*message.explains}
         precedence = "explanation" if is_alone else "symptom"
+    elif fault.is_info and precedence == "cause":
+        # NCCL went on: what stopped the job is another line, if there is one.
+        precedence = "explanation"
     finding = Finding(level, message.kind, where, what, fault.fix)
     return RankedFinding(finding=finding, precedence=precedence, moment=fault.moment)
 

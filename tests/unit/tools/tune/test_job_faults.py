@@ -267,7 +267,6 @@ def test_ranks_that_connected_have_finished_their_start() -> None:
         "E1117 08:00:00.123000 77 torch/new/thing.py:12] went wrong",
         "2026-11-17 08:00:00 ERROR the flux capacitor is empty",
         "the request timed out",
-        "NCCL WARN a warning without the name of its process",
         "libfabric:7:8:efa:cq:some_function():12<warn> a warning of libfabric",
         "fatal: the frobnicator is gone",
     ],

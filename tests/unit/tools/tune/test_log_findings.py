@@ -9,7 +9,7 @@ from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune.log_findings import has_trouble, log_findings
 from drumline.tools.tune.log_report import log_lines
 from tests.unit.tools.tune.test_job_faults import timed_out
-from tests.unit.tools.tune.test_nccl_log import done, four_ranks, info, read, warn
+from tests.unit.tools.tune.test_nccl_log import begun, done, four_ranks, info, read, warn
 
 WRAPPED = (
     "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled system error "
@@ -78,3 +78,67 @@ def test_a_healthy_log_has_no_problem() -> None:
     assert log_findings(log) == []
     assert list(log_lines(log))[-1] == "result: no problem in these logs"
     assert log_findings(read(done("a", 1, 0, 1))) == []
+
+
+NO_CARD = "NET/IB : No device found."
+SOCKET = "Using network Socket"
+TIME_LIMIT = (
+    "slurmstepd: error: *** STEP 1.0 ON a CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        (f"NCCL INFO NCCL_IB_HCA set to mlx5_0\nNCCL INFO {NO_CARD}\nNCCL INFO {SOCKET}\n", "no InfiniBand"),
+        (f"10:00:00 [1] NCCL INFO NCCL_IB_DISABLE set by environment to 0.\n[1] NCCL INFO {NO_CARD}\n"
+         f"[1] NCCL INFO {SOCKET}\n", "no InfiniBand"),
+        ("export NCCL_IB_HCA=mlx5_0\n" + info("a", 1, "Failed to open libibverbs.so[.1]") + info("a", 1, SOCKET)
+         + begun("a", 1, 0, 2), "no InfiniBand library"),
+        (info("a", 1, "Bootstrap : Using ib0:10.1.0.1<0>") + info("a", 1, NO_CARD) + info("a", 1, SOCKET)
+         + TIME_LIMIT, "no InfiniBand"),
+        ("/dev/infiniband\n" + info("a", 1, NO_CARD) + info("a", 1, SOCKET)
+         + "torch.OutOfMemoryError: CUDA out of memory.\n", "CUDA memory"),
+        ("n1: [0] NCCL INFO Using network IB\nn2: [0] NCCL INFO Using network Socket\n" + TIME_LIMIT, "network"),
+        (info("a", 1, "Assigned NET plugin IB to comm") + info("b", 1, "Assigned NET plugin Socket to comm"),
+         "network"),
+        (info("a", 1, "NET/IB : Using [0]mlx5_0:1/RoCE [RO]") + info("b", 1, "NET/IB : Using [0]mlx5_0:1/IB [RO]")
+         + timed_out(0, 1), "InfiniBand kinds"),
+        (info("a", 1, "Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA")
+         + info("b", 1, "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/IB/0") + TIME_LIMIT, "GPUDirect RDMA off"),
+        (info("a", 1, "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]usb0:169.254.3.1<0>")
+         + begun("a", 1, 0, 2), "interface"),
+        ("10.0.0.0/20 dev eno1 proto kernel scope link src 10.0.3.1\n"
+         "10.0.0.0/20 dev eno2 proto kernel scope link src 10.0.5.1\n" + info("a", 1, SOCKET), "shared network"),
+        ("LD_PRELOAD=/usr/local/vgpu/libvgpu.so\n" + begun("a", 1, 0, 2), "preloaded library"),
+        (WRAPPED + "[rank0]: ncclSocketInit: connecting to address  with family 0 is neither AF_INET(2) nor x\n",
+         "interface"),
+        (TIME_LIMIT, "time limit"),
+    ],
+)  # fmt: skip
+def test_a_condition_comes_before_how_the_job_ended(text: str, check: str) -> None:
+    assert first_finding(text).check == check
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        info("a", 1, NO_CARD) + info("a", 1, SOCKET) + done("a", 1, 0, 1),
+        "NCCL_IB_DISABLE=0\n" + info("a", 1, NO_CARD) + info("a", 1, SOCKET) + done("a", 1, 0, 1),
+        f"[0] NCCL INFO {NO_CARD}\n[0] NCCL INFO {SOCKET}\n",
+        info("a", 1, "NET/Plugin: Failed to find ncclNetPlugin_v8 symbol.") + info("a", 1, "Using network IBext_v7"),
+        "LD_PRELOAD=/usr/lib/libtcmalloc.so\n" + done("a", 1, 0, 1),
+    ],
+)  # fmt: skip
+def test_sockets_without_a_sign_of_infiniband_are_no_problem(text: str) -> None:
+    assert not has_trouble(log_findings(read(text)))
+
+
+def test_a_line_without_a_prefix_shows_the_setting_of_the_job() -> None:
+    line = "[rank0]: ncclSocketInit: connecting to address  with family 0 is neither AF_INET(2) nor AF_INET6(10)\n"
+    finding = first_finding("[trainer0]:" + info("a", 1, "NCCL_SOCKET_IFNAME set to eth2") + line)
+    assert finding.what == "NCCL finds no network interface: NCCL_SOCKET_IFNAME=eth2 names none"
+
+
+def test_a_warning_without_the_name_of_its_process_is_shown() -> None:
+    assert first_finding("[1] a.cc:7 NCCL WARN a new one\n").what == "NCCL warns: a new one"
