@@ -24,8 +24,7 @@ from drumline_lint.linter import (
     Results,
     all_docs,
     check,
-    load_all,
-    parse_all,
+    read_all,
     run_rules,
     sift,
 )
@@ -72,8 +71,7 @@ output
   --exit-zero           exit with 0 in spite of findings and unreadable files
 
 speed
-  --jobs N              processes, for projects that do not import each other;
-                        auto: one for each core  [1]
+  --jobs N              processes for many files  [auto: one for each core]
   --no-cache            run all rules, also if no file changed
   --cache-dir DIR       where results are kept  [~/.cache/drumline-lint]
 
@@ -240,7 +238,7 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
         _show_progress if sys.stderr.isatty() and len(discovery.files) >= MANY_FILES else None
     )
     only_new = _new_findings(flags)
-    loaded = load_all(discovery.files, stdin=_stdin(flags))
+    readings = read_all(discovery.files, stdin=_stdin(flags))
 
     def checked(readings: Sequence[Reading]) -> Report:
         return only_new(
@@ -248,9 +246,9 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
         )
 
     if flags.fix or flags.diff:
-        report = _fix(flags, parse_all(loaded, progress), checked, discovery.outside)
+        report = _fix(flags, readings, checked, discovery.outside)
     else:
-        readings, results = _run_or_recall(flags, loaded, rules, settings, progress)
+        results = _run_or_recall(flags, readings, rules, settings, progress)
         report = only_new(sift(readings, results, settings, discovery.problems))
     if flags.write_baseline is not None:
         return _write_baseline(flags, report, docs)
@@ -264,35 +262,35 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
 
 def _run_or_recall(
     flags: argparse.Namespace,
-    loaded: Sequence[Reading],
+    readings: Sequence[Reading],
     rules: Mapping[str, Any],
     settings: Settings,
     progress: Progress | None,
-) -> tuple[list[Reading], Results]:
+) -> Results:
     """What the rules find, or what they found in the same files before."""
     jobs = _jobs(flags)
     folder = _cache_folder(flags, rules)
     if folder is None:
-        readings = parse_all(loaded, progress)
-        return readings, run_rules(readings, rules, settings, progress, jobs=jobs)
+        return run_rules(readings, rules, settings, progress, jobs=jobs)
     from drumline_lint.run_cache import find_run, keep_run, run_key
 
-    key = run_key(loaded, settings.chosen)
+    key = run_key(readings, settings.chosen)
     earlier = find_run(folder, key)
     if earlier is not None:
-        paths = {str(reading.path) for reading in loaded}
-        return parse_all(loaded, known=paths - earlier.unreadable), earlier.results
-    readings = parse_all(loaded, progress)
+        for reading in readings:
+            if str(reading.path) in earlier.unreadable:
+                reading.parse()
+        return earlier.results
     results = run_rules(readings, rules, settings, progress, jobs=jobs)
     keep_run(folder, key, results, readings)
-    return readings, results
+    return results
 
 
 def _jobs(flags: argparse.Namespace) -> int:
     from drumline_lint.parallel_work import num_processes
 
     try:
-        return num_processes(flags.jobs or "1")
+        return num_processes(flags.jobs or "auto")
     except ValueError:
         raise UsageError(f"--jobs {flags.jobs}: give a number from 1 on, or auto") from None
 

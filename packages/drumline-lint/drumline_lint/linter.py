@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
+import os
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ from drumline_lint.findings import (
 from drumline_lint.flow.dead_code import is_dead
 from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
 from drumline_lint.parallel_work import in_processes
+from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
-from drumline_lint.reading.launchers import TORCHRUN, launches
+from drumline_lint.reading.job_settings import link_node_scripts
+from drumline_lint.reading.launchers import Launch, launches, training_file
 from drumline_lint.reading.manifest import Manifest
-from drumline_lint.reading.parse import Reading, load_file, read_bytes
+from drumline_lint.reading.parse import Reading, decode, read_file
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import Source, is_silenced
 from drumline_lint.settings import Settings
@@ -37,6 +41,8 @@ from drumline_lint.settings import Settings
 RuleModules = Mapping[str, Any]
 """By number. Each has RULE, and `check(program, source)` or `check_shell(script)`."""
 Progress = Callable[[str, int, int], None]
+FEW_FILES = 100
+"""So few are not worth a process."""
 
 
 @dataclass
@@ -112,37 +118,10 @@ def all_docs(rules: RuleModules) -> dict[str, Rule]:
     return {**OWN_RULES, **{number: module.RULE for number, module in rules.items()}}
 
 
-def read_all(
-    files: Sequence[Path],
-    progress: Progress | None = None,
-    *,
-    stdin: tuple[Path, bytes] | None = None,
-) -> list[Reading]:
-    """Read each file, and the standard input under its given name."""
-    return parse_all(load_all(files, stdin=stdin), progress)
-
-
-def load_all(files: Sequence[Path], *, stdin: tuple[Path, bytes] | None = None) -> list[Reading]:
-    """The bytes of each file, and of the standard input under its given name."""
-    from_stdin = [] if stdin is None else [Reading(*stdin)]
-    return from_stdin + [load_file(path) for path in files]
-
-
-def parse_all(
-    loaded: Sequence[Reading], progress: Progress | None = None, *, known: Set[str] = frozenset()
-) -> list[Reading]:
-    """`known`: the paths of files that an earlier run could parse."""
-    readings = []
-    for number, reading in enumerate(loaded, start=1):
-        if progress is not None:
-            progress("reading", number, len(loaded))
-        is_known = str(reading.path) in known
-        readings.append(
-            reading
-            if reading.problems
-            else read_bytes(reading.path, reading.data, is_known=is_known)
-        )
-    return readings
+def read_all(files: Sequence[Path], *, stdin: tuple[Path, bytes] | None = None) -> list[Reading]:
+    """Each file, and the standard input under its given name. Python is not parsed yet."""
+    from_stdin = [] if stdin is None else [decode(*stdin)]
+    return from_stdin + [read_file(path) for path in files]
 
 
 def check(
@@ -165,18 +144,22 @@ def run_rules(
     *,
     jobs: int = 1,
 ) -> Results:
-    """`jobs`: how many processes to use at most. Files that import each other are checked in one."""
-    results = Results()
+    """`jobs`: how many processes to use at most. Files that import each other are checked in one.
+
+    Python that cannot be parsed becomes a problem of its reading.
+    """
     chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     scripts = [script for reading in readings for script in reading.scripts]
-    _check_python(
-        results,
-        [reading.content for reading in readings if isinstance(reading.content, Source)],
-        chosen,
-        progress,
-        _started_by_torchrun(scripts),
-        jobs,
-    )
+    sources = list(_parsed(readings, progress))
+    groups = projects(sources)
+    launched = launches_by_file(scripts)
+    link_node_scripts(scripts)
+    texts = {source.path.name: source.text for source in sources}
+    check_part = functools.partial(_check_part, chosen, progress, launched, texts)
+    results = Results()
+    for part in in_processes(check_part, _parts_of(groups, jobs)):
+        results.findings += part.findings
+        results.problems += part.problems
     _check_scripts(results, scripts, chosen)
     return results
 
@@ -218,60 +201,58 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 # Running rules
 
 
-def _check_python(
-    results: Results,
-    sources: list[Source],
-    rules: RuleModules,
-    progress: Progress | None,
-    started_by_torchrun: frozenset[str],
-    jobs: int,
-) -> None:
-    groups = projects(sources)
-    check_part = functools.partial(_check_projects, groups, rules, progress, started_by_torchrun)
-    parts = _parts_of(groups, jobs)
-    outcomes = in_processes(check_part, parts) if len(parts) > 1 else map(check_part, parts)
-    by_number: dict[int, Results] = {}
-    for outcome in outcomes:
-        by_number |= outcome
-    for number in range(len(groups)):
-        results.findings += by_number[number].findings
-        results.problems += by_number[number].problems
+def _parsed(readings: Sequence[Reading], progress: Progress | None) -> Iterator[Source]:
+    for number, reading in enumerate(readings, start=1):
+        if progress is not None:
+            progress("reading", number, len(readings))
+        reading.parse()
+        if isinstance(reading.content, Source):
+            with contextlib.suppress(Exception):  # a file that cannot be analyzed is reported later
+                index_of(reading.content)  # now: the tree that it replaces takes more memory
+            yield reading.content
 
 
-def _parts_of(groups: Sequence[Sequence[Source]], jobs: int) -> list[list[int]]:
-    """The numbers of the projects for each process: the largest first, to the least loaded."""
-    sizes = [sum(len(source.text) for source in group) for group in groups]
-    parts: list[list[int]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
+def _parts_of(groups: Sequence[list[Source]], jobs: int) -> list[list[list[Source]]]:
+    """The projects for each process: the largest first, to the least loaded."""
+    most = min(jobs, len(groups), sum(map(len, groups)) // FEW_FILES)
+    parts: list[list[list[Source]]] = [[] for _ in range(max(1, most))]
     loads = [0] * len(parts)
-    for number in sorted(range(len(groups)), key=lambda number: -sizes[number]):
+    for group in sorted(groups, key=_size, reverse=True):
         lightest = loads.index(min(loads))
-        parts[lightest].append(number)
-        loads[lightest] += sizes[number]
+        parts[lightest].append(group)
+        loads[lightest] += _size(group)
     return parts
 
 
-def _check_projects(
-    groups: Sequence[list[Source]],
+def _size(group: Sequence[Source]) -> int:
+    return sum(len(source.text) for source in group)
+
+
+def _check_part(
     rules: RuleModules,
     progress: Progress | None,
-    started_by_torchrun: frozenset[str],
-    numbers: Sequence[int],
-) -> dict[int, Results]:
-    """The results of the projects with these numbers. Only the first process shows its progress."""
-    by_number: dict[int, Results] = {}
-    num_files = sum(len(groups[number]) for number in numbers)
+    launched: Mapping[Path, Sequence[Launch]],
+    texts: Mapping[str, str],
+    part: Sequence[list[Source]],
+) -> Results:
+    """The results of some projects. Only the first process shows its progress."""
+    results = Results()
+    num_files = sum(map(len, part))
     num_checked = 0
-    for number in sorted(numbers):
-        by_number[number] = Results()
-        for _ in _check_project(by_number[number], groups[number], rules, started_by_torchrun):
+    for project in part:
+        for _ in _check_project(results, project, rules, launched, texts):
             num_checked += 1
             if progress is not None and multiprocessing.parent_process() is None:
                 progress("looking at", num_checked, num_files)
-    return by_number
+    return results
 
 
 def _check_project(
-    results: Results, project: list[Source], rules: RuleModules, started_by_torchrun: frozenset[str]
+    results: Results,
+    project: list[Source],
+    rules: RuleModules,
+    launched: Mapping[Path, Sequence[Launch]],
+    texts: Mapping[str, str],
 ) -> Iterator[Source]:
     """Yields each file before it is checked."""
     applicable = {number: module for number, module in rules.items() if hasattr(module, "check")}
@@ -282,7 +263,8 @@ def _check_project(
             if not module.RULE.only_distributed
         }
     program, distributed = _resolved(results, project)
-    program.started_by_torchrun = started_by_torchrun
+    program.launches = launched
+    program.texts = texts
     for source in program.sources:
         yield source
         for number, module in applicable.items():
@@ -291,15 +273,16 @@ def _check_project(
                 _run_rule(results, number, source.path, find)
 
 
-def _started_by_torchrun(scripts: list[Script]) -> frozenset[str]:
-    """The names of the Python files that scripts start with it."""
-    words = [
-        launch.arguments[0].plain
-        for script in scripts
-        for launch in launches(script)
-        if launch.kind == TORCHRUN and launch.arguments
-    ]
-    return frozenset(Path(word).name for word in words if word is not None)
+def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
+    """The launches of all scripts, by the Python file that they start, from the folder of the
+    script or one above."""
+    launched: dict[Path, list[Launch]] = {}
+    for script in scripts:
+        for launch in launches(script):
+            name = training_file(launch)
+            for folder in script.path.parents if name else ():
+                launched.setdefault(Path(os.path.normpath(folder / name)), []).append(launch)
+    return launched
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
@@ -307,11 +290,10 @@ def findings_of(module: Any, program: Program, source: Source) -> Iterator[Findi
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        statement = (
-            None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
-        )
+        is_here = finding.place.path == str(source.path) and not source.is_notebook
+        statement = statement_at(program.tree(source), finding.place.line) if is_here else None
         if statement is None or not is_dead(program, statement):
-            yield finding
+            yield replace(finding, severity=Severity.NOTE) if source.is_test else finding
 
 
 def _check_scripts(results: Results, scripts: list[Script], rules: RuleModules) -> None:

@@ -38,10 +38,13 @@ def find_rule(word: str, rules: Rules, *, where: str) -> Rule:
 
 
 def select(words: Iterable[str], rules: Rules, *, where: str) -> Selection:
-    """The rules that the words select; `where` begins the message about an unknown word."""
+    """The rules that the words select; `where` begins the message about an unknown word. Rules that
+    were removed may still be named: settings of other projects name them."""
     exact: set[str] = set()
     by_prefix: set[str] = set()
     for word in words:
+        if word.upper() in REMOVED:
+            continue
         begun = {number for number in rules if number.startswith(word.upper())}
         if word.upper() in rules or not begun:
             exact.add(find_rule(word, rules, where=where).id)
@@ -65,6 +68,8 @@ def _unknown(word: str, rules: Rules, where: str) -> UsageError:
     )
 
 
+# Rules of earlier versions.
+REMOVED = frozenset({"DL011", "DL027", "DL029", "DL038", "DL041", "DL044", "DL051"})
 TABLE = "tool.drumline.lint"
 NEXT_STEP = "docs/lint.md has all settings; --no-config ignores them"
 KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")

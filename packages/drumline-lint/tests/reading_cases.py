@@ -9,8 +9,9 @@ from pathlib import Path
 
 from drumline_lint.findings import Finding
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.linter import findings_of
+from drumline_lint.linter import findings_of, launches_by_file
 from drumline_lint.program.program import Program
+from drumline_lint.reading.job_settings import link_node_scripts
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Source
 from drumline_lint.rules import all_rules
@@ -55,6 +56,9 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
         if not name.endswith(".py")
         for script in read_bytes(Path(name), text.encode(errors="surrogateescape")).scripts
     ]
+    program.launches = launches_by_file(scripts)
+    link_node_scripts(scripts)
+    program.texts = dict(python)
     found: list[Finding] = []
     for module in all_rules().values():
         if hasattr(module, "check"):
@@ -65,6 +69,12 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
             for script in scripts:
                 found += module.check_shell(script)
     return found
+
+
+def files_of(name: str, snippet: str) -> tuple[tuple[str, str], ...]:
+    """The files of an example, which begin with `# file: NAME` if there are several."""
+    parts = re.split(r"^# file: (\S+)\n", snippet, flags=re.MULTILINE)
+    return tuple(zip(parts[1::2], parts[2::2], strict=True)) or ((name, snippet),)
 
 
 def lines_of(rule: str, findings: list[Finding]) -> set[tuple[str, int]]:

@@ -12,10 +12,12 @@ HEAD = "import torch\nimport torch.distributed as dist\ndist.barrier()\n"
 
 def mended(text: str) -> str:
     """The file after all edits of all findings, from the last to the first."""
-    found = [one for one in findings_in((("a.py", text),)) if one.rule == "DL035"]
+    found = [finding for finding in findings_in((("a.py", text),)) if finding.rule == "DL035"]
     lines = text.splitlines(keepends=True)
     for edit in sorted(
-        (edit for one in found for edit in one.edits), key=lambda edit: edit.start, reverse=True
+        (edit for finding in found for edit in finding.edits),
+        key=lambda edit: edit.start,
+        reverse=True,
     ):
         assert edit.start[0] == edit.end[0]
         line = lines[edit.start[0] - 1].encode()
@@ -68,14 +70,14 @@ def test_what_is_mechanical(before: str, after: str) -> None:
 )
 def test_what_is_not_a_mistake_is_not_touched(text: str) -> None:
     assert mended(f"{HEAD}{text}\n") == f"{HEAD}{text}\n"
-    assert [one for one in findings_in((("a.py", HEAD + text),)) if one.rule == "DL035"]
+    assert [finding for finding in findings_in((("a.py", HEAD + text),)) if finding.rule == "DL035"]
 
 
 def test_the_words_of_a_finding() -> None:
     (found,) = [
-        one
-        for one in findings_in((("a.py", f"{HEAD}torch.cuda.amp.autocast()"),))
-        if one.rule == "DL035"
+        finding
+        for finding in findings_in((("a.py", f"{HEAD}torch.cuda.amp.autocast()"),))
+        if finding.rule == "DL035"
     ]
     assert found.message == "torch.cuda.amp.autocast is deprecated since torch 2.4"
     assert found.fix == 'write torch.amp.autocast("cuda", ...)'

@@ -9,8 +9,9 @@ from pathlib import Path
 from drumline_lint.flow.loops import (
     batch_loops,
     calls_made_in,
-    calls_reached,
     evaluation_loops,
+    is_backward,
+    makes,
     outer_loops,
 )
 from drumline_lint.program.program import Program
@@ -88,8 +89,8 @@ def test_a_method_of_ones_own_that_is_called_backward() -> None:
     """
     program, source = read(text)
     assert batches(text) == ["for b in loader:"]
-    (call,) = calls_reached(program, batch_loops(program, source)[0], "backward")
-    assert source.code(call) == "loss.backward()"
+    engine, nothing = program.index(source).every(ast.FunctionDef)
+    assert [makes(program, place, is_backward) for place in (engine, nothing)] == [True, False]
 
 
 def test_a_generator_trains_and_so_does_who_iterates_over_it() -> None:
@@ -141,6 +142,15 @@ def test_a_helper_in_which_many_call_many_is_read_once() -> None:
     )
     program, source = read(f"{functions}\nfor b in loader:\n    f39(b)\n")
     assert len(list(calls_made_in(program, source.tree))) == sum(range(40)) + 40 + 1
+    looked: list[ast.Call] = []
+
+    def is_meant(_: Program, call: ast.Call) -> bool:
+        looked.append(call)
+        return False
+
+    for node in program.index(source).every(ast.FunctionDef):
+        assert not makes(program, node, is_meant)
+    assert len(looked) == len(set(looked)) == sum(range(40)) + 40
 
 
 def test_outer_loops_in_callers_inmost_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline_lint.flow.run_order import Run, process_of, runs_through, script
+from drumline_lint.flow.run_order import Run, process_of, script
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
 from test_program_values import program_of
@@ -156,15 +156,6 @@ def test_an_import_of_a_module_runs_its_package_first() -> None:
         {"main": "from pkg.inner import x\nc()", "pkg/__init__": "a()", "pkg/inner": "b()"}
     )
     assert said(script(program, program.sources[0])) == "abc"
-
-
-def test_scripts_through_a_file_are_those_of_all_who_use_it() -> None:
-    used = "import torch.distributed as dist\ndef f():\n    dist.barrier()\ndef loose():\n    dist.barrier()\n"
-    program = program_of(
-        {"one": "import used\nused.f()", "two": "import used\nused.f()", "used": used}
-    )
-    assert len(runs_through(program, program.sources[2])) == 2
-    assert len(runs_through(program, program.sources[0])) == 1
 
 
 def test_the_run_of_a_file_that_only_defines_is_empty() -> None:

@@ -178,8 +178,8 @@ parser.add_argument("--local_rank", type=int, default=0)
 @pytest.mark.parametrize(
     ("code", "launch", "shown"),
     [
-        (SPAWNING, "torchrun --nproc-per-node=2 code/train.py", ["DL067"]),
-        (SPAWNING, "python code/train.py", []),
+        (SPAWNING, "torchrun --nproc-per-node=2 ./train.py", ["DL067"]),
+        (SPAWNING, "python ./train.py", []),
         (SPAWNING, "torchrun --nproc-per-node=2 other.py", []),
         (FLAGGED, "torchrun --nproc-per-node=2 train.py", ["DL056"]),
         (FLAGGED, "python -m torch.distributed.launch --nproc_per_node=2 train.py", []),
@@ -195,3 +195,10 @@ def test_how_a_script_starts_a_python_file_decides(
     rules = {number: all_rules()[number] for number in ("DL056", "DL067")}
     report = check(files, rules, Settings(chosen=frozenset(rules)))
     assert [finding.rule for finding in report.findings] == shown
+
+
+def test_a_line_of_arrows_behind_a_launch_takes_no_time() -> None:
+    """What may stand between a launch and a pipe has one way to match."""
+    script = f"torchrun --nproc-per-node=2 train.py # {'>' * 200}\necho $?\n"
+    readings = [read_bytes(Path("run.sh"), script.encode())]
+    assert check(readings, all_rules(), Settings(chosen=frozenset({"DL142"}))).findings == []

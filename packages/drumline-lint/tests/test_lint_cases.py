@@ -7,7 +7,7 @@ import pytest
 
 from drumline_lint.findings import Severity
 from drumline_lint.rules import all_rules
-from reading_cases import CASES, Case, findings_in, lines_of, read_cases
+from reading_cases import CASES, Case, files_of, findings_in, lines_of, read_cases
 
 RULES = {number: module.RULE for number, module in all_rules().items()}
 SNIPPETS = {"python": "snippet.py", "shell": "snippet.sh", "yaml": "snippet.yaml"}
@@ -35,15 +35,15 @@ def test_a_case(case: Case) -> None:
 def test_the_snippets_that_the_user_sees(number: str) -> None:
     rule = RULES[number]
     name = SNIPPETS[rule.language]
-    assert lines_of(number, findings_in(((name, rule.bad),))), "the bad one is bad"
-    assert not lines_of(number, findings_in(((name, rule.good),))), "the good one is good"
+    assert lines_of(number, findings_in(files_of(name, rule.bad))), "the bad one is bad"
+    assert not lines_of(number, findings_in(files_of(name, rule.good))), "the good one is good"
 
 
 @pytest.mark.parametrize("number", RULES)
 def test_a_good_snippet_is_good_by_all_rules(number: str) -> None:
     rule = RULES[number]
     name = SNIPPETS[rule.language]
-    found = findings_in(((name, rule.good),))
+    found = findings_in(files_of(name, rule.good))
     assert not [
         (one.rule, one.message) for one in found if RULES[one.rule].severity is not Severity.NOTE
     ]

@@ -317,13 +317,14 @@ def test_it_runs_without_torch_and_imports_nothing_that_it_reads(tmp_path: Path)
     )
     result = python_m("train.py", "--select", "unguarded-save", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith("train.py:5:1: error DL014 unguarded-save: ")
+    assert result.stdout.startswith("train.py:5:1: warning DL014 unguarded-save: ")
     assert not (tmp_path / "was-run").exists()
 
 
 def test_python_code_needs_no_other_package(tmp_path: Path) -> None:
     """So that CI may install it without torch; scripts need tree-sitter."""
-    (tmp_path / "run.py").write_text("import torch.distributed.launch\n")
+    code = "import torch.distributed as dist\ndist.init_process_group()\n"
+    (tmp_path / "run.py").write_text(f"{code}if dist.get_rank() == 0:\n    dist.barrier()\n")
     for arguments in (("--format", "github"), ("--format", "json"), ("--diff",), ("--statistics",)):
         result = subprocess.run(
             [sys.executable, "-S", "-m", "drumline_lint", "run.py", *arguments],

@@ -93,7 +93,7 @@ def _fixed_file(statement: str, loop: str = LOOP) -> str:
     text = loop + statement + "\n"
     (finding,) = _found("DL039", text)
     lines = [line.encode() for line in text.split("\n")]
-    for edit in sorted(finding.edits, key=lambda one: one.start, reverse=True):
+    for edit in sorted(finding.edits, key=lambda edit: edit.start, reverse=True):
         assert edit.start == edit.end, "it only adds"
         row, column = edit.start
         lines[row - 1] = lines[row - 1][:column] + edit.text.encode() + lines[row - 1][column:]

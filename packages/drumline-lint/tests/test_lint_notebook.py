@@ -74,6 +74,8 @@ def test_a_line_that_is_silenced_is_that_of_the_cell() -> None:
         (["%matplotlib inline", "x = 1"], "pass\nx = 1"),
         (["!pip install torch", "x = 1"], "pass\nx = 1"),
         (["!pip install \\", "  torch", "x = 1"], "pass\n\nx = 1"),
+        ([" !tts \\", "   --list"], "pass\n"),
+        (["  x = 1", "  %time", "    # done"], "x = 1\npass\n  # done"),
         (["if x:", "    !ls"], "if x:\n    pass"),
         (["files = !ls", "x = 1"], "files = None\nx = 1"),
         (["t = %timeit -o f()"], "t = None"),

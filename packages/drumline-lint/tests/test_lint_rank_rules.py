@@ -68,7 +68,7 @@ def said(rule: str, text: str) -> list[str]:
         ),
         (
             "DL019",
-            "dist.barrier()\nnet.load_state_dict(torch.load(resume))\n"
+            "dist.init_process_group()\nnet.load_state_dict(torch.load(resume))\n"
             "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
             "every rank loads resume onto the GPU that it was saved from",
         ),
@@ -77,22 +77,10 @@ def said(rule: str, text: str) -> list[str]:
             "dist.barrier()\nx = torch.load(path, weights_only=False)\n",
             "path can run any code as it is loaded",
         ),
-        ("DL023", "dist.barrier()\nprint('a')\n", "print runs on every rank"),
         (
             "DL023",
-            "import logging\nlogging.basicConfig(level=20)\ndist.barrier()\nlogging.info('a')\n",
-            "logging.info runs on every rank, and no logger is set up by rank",
-        ),
-        (
-            "DL023",
-            "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n",
-            "tqdm draws a progress bar on every rank",
-        ),
-        ("DL023", "import wandb\ndist.barrier()\nwandb.init()\n", "wandb.init runs on every rank"),
-        (
-            "DL023",
-            "from torch.utils.tensorboard import SummaryWriter\ndist.barrier()\nSummaryWriter()\n",
-            "SummaryWriter is opened on every rank, with the same folder",
+            "import wandb\ndist.init_process_group()\nwandb.init()\n",
+            "wandb.init begins a run on every rank",
         ),
         (
             "DL040",
@@ -119,10 +107,8 @@ def test_the_text(rule: str, text: str, message: str) -> None:
 
 
 def test_what_to_write_instead() -> None:
-    text = "from tqdm import tqdm\nnet = DDP(x)\nfor x in tqdm(y):\n    pass\n"
-    text += "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
+    text = "net = DDP(x)\nif dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
     fixes = {one.rule: one.fix for one in findings_in((("case.py", DDP + text),))}
-    assert fixes["DL023"] == "give it `disable=dist.get_rank() != 0`"
     assert fixes["DL016"] == "save `net.module.state_dict()`"
 
 

@@ -191,6 +191,11 @@ def test_unknown_rules_in_flags_are_reported(tmp_path: Path) -> None:
         settings(tmp_path, by_flags(ignore="zzz"))
 
 
+def test_a_rule_that_was_removed_may_still_be_named(tmp_path: Path) -> None:
+    in_file(tmp_path, 'ignore = ["DL044"]')
+    assert settings(tmp_path).chosen == settings(tmp_path, use_file=False).chosen
+
+
 @pytest.mark.parametrize("data", [b"[tool", b"\xff"])
 def test_a_file_that_is_no_toml_is_reported(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(data)

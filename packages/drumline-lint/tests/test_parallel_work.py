@@ -14,7 +14,7 @@ from drumline_lint.parallel_work import in_processes
 CODE = """\
 import torch
 import torch.distributed as dist
-dist.init_process_group("nccl")
+dist.init_process_group("nccl")  # multi-node
 torch.cuda.set_device(dist.get_rank())
 """
 
@@ -41,15 +41,19 @@ def test_the_findings_are_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("drumline_lint.linter.FEW_FILES", 1)
     for name in "abcde":
         (tmp_path / f"{name}.py").write_text(CODE)
     (tmp_path / "f.py").write_text("import a\n")
+    (tmp_path / "g.py").write_text("import a\nimport b\n(\n")
     outputs = set()
     for jobs in ("1", "2", "auto", "99"):
-        assert main([".", "--no-cache", "--format", "json", "--jobs", jobs]) == 1
+        assert main([".", "--no-cache", "--format", "json", "--jobs", jobs]) == 2
         outputs.add(capsys.readouterr().out)
     assert len(outputs) == 1
-    assert outputs.pop().count('"rule": "DL008"') == 5
+    output = outputs.pop()
+    assert output.count('"rule": "DL008"') == 5
+    assert output.count('"rule": "DL000"') == 1
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5"])

@@ -4,12 +4,13 @@ inside it."""
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 from drumline_lint.program.files import make_index
-from drumline_lint.program.tree import children, enclosing_function, nodes_in, scope_of
+from drumline_lint.program.tree import SCOPES, children, enclosing_function, nodes_in, scope_of
 from drumline_lint.reading.source import Source
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -49,8 +50,23 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_every_node_has_the_children_that_ast_finds(text: str) -> None:
-    for node in ast.walk(ast.parse(text)):
+    source = read(text)
+    make_index(source)
+    for node in ast.walk(source.tree):
         assert children(node) == told(node)
+        assert not vars(node) or isinstance(node, SCOPES), "a dict takes most of the memory"
+    assert written(source.tree) == written(without_annotations(ast.parse(text)))
+
+
+def without_annotations(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        for name in vars(node).keys() & {"annotation", "returns", "kind", "type_comment"}:
+            delattr(node, name)
+    return tree
+
+
+def written(tree: ast.Module) -> str:
+    return re.sub(r"\w+=None|, ", "", ast.dump(tree, include_attributes=True))
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -79,5 +95,5 @@ def test_what_a_definition_evaluates_is_seen_from_outside() -> None:
     [cls] = source.tree.body
     assert isinstance(cls, ast.ClassDef)
     [method] = cls.body
-    assert around == {"base": source.tree, "mark": cls, "given": cls, "kind": cls, "inner": method}
+    assert around == {"base": source.tree, "mark": cls, "given": cls, "inner": method}
     assert enclosing_function(cls) is None

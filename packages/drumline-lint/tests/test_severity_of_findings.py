@@ -7,9 +7,8 @@ import pytest
 from drumline_lint.findings import Severity
 from reading_cases import findings_in
 
-START = (
-    "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
-)
+IMPORTS = "import os\nimport torch\nimport torch.distributed as dist\n"
+START = IMPORTS + "dist.init_process_group('nccl')\n"
 NORM = START + (
     "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     "from torch.utils.data import DataLoader\n"
@@ -20,28 +19,120 @@ WRAPPED = (
     + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
     + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'last.pt')\n"
 )
-TOOL = (
-    "import torch\nimport torch.distributed as dist\nfrom others import init_distributed_device\n"
-    "def count(net):\n    if dist.is_initialized():\n        dist.barrier()\n"
-    "def train():\n    init_distributed_device()\n    count(net)\n"
-    "def evaluate():\n    count(torch.nn.DataParallel(net))\n"
-    "if __name__ == '__main__':\n    evaluate()\n"
+SAME_DATA = (
+    START
+    + "loader = torch.utils.data.DataLoader(data, shuffle=True)\n"
+    + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+    + "for epoch in range(3):\n    for batch in loader:\n        net(batch).backward()\n"
+)
+SPAWN = (
+    "import torch.distributed as dist\nimport torch.multiprocessing as mp\n"
+    "def work(rank):\n    dist.barrier()\n"
+)
+SCALED = (
+    START
+    + "scaler = torch.cuda.amp.GradScaler()\nnet = torch.nn.parallel.DistributedDataParallel(a)\n"
+    "for x in batches:\n    scaler.scale(net(x)).backward()\n    scaler.step(fast)\n"
+)
+LISTED = (
+    START + "files = os.listdir('data')\nmine = files[dist.get_rank() :: dist.get_world_size()]\n"
+)
+SPAWNED = (
+    IMPORTS + "import argparse\nimport torch.multiprocessing as mp\n"
+    "def train(rank, args):\n    dist.init_process_group('nccl', rank=rank, world_size=args.gpus)\n"
+    "    torch.save(net, 'last.pt')\n"
+    "parser = argparse.ArgumentParser()\nparser.add_argument('-g', '--gpus', default=COUNT)\n"
+    "args = parser.parse_args()\nmp.spawn(train, nprocs=args.gpus, args=(args,))\n"
+)
+MODES = (
+    IMPORTS
+    + "def main(args):\n    dist.init_process_group('nccl')\n"
+    + "    if args.mode == 'train':\n        PLACE_OF_TRAINING\n"
+    + "    else:\n        PLACE_OF_OTHERS\n"
+    + "main(options)\n"
+)
+SAVING = "torch.save(masks, 'masks.pt')"
+WORK = START + "def evaluate(data):\n    data.map(tokenize)\nif dist.get_rank() == 0:\n    CALL\n"
+OWNERS = (
+    START + "rank = dist.get_rank()\nclass Writer:\n    def __init__(self, rank):\n"
+    "        self.process_idx = rank\n    def write(self, batches):\n"
+    "        for batch_idx, (owner, batch) in enumerate(batches):\n"
+    "            SKIP\n                continue\n            self.queue.put((batch_idx, batch))\n"
+    "        for item in iter(self.queue.get, None):\n            self.save(*item)\n"
+    "    def save(self, batch_idx, batch):\n        torch.save(batch, f'{batch_idx}.pt')\n"
+    "Writer(rank).write(batches)\n"
+)
+GLOO = (
+    "import torch\nimport torch.distributed as dist\n"
+    "def work(model, rank, backend='BACKEND'):\n"
+    "    dist.init_process_group(backend, rank=rank, world_size=2)\n"
+    "    return torch.nn.parallel.DistributedDataParallel(model.cuda())\n"
 )
 SEVERITIES = {
-    "one process for all GPUs": (
-        "DL001",
-        "import torch\nmodel = torch.nn.DataParallel(net)\n",
-        Severity.NOTE,
-    ),
-    "all GPUs in every process": (
-        "DL001",
-        START + "model = torch.nn.DataParallel(net)\n",
+    "one GPU for all ranks": ("DL007", GLOO.replace("BACKEND", "nccl"), Severity.WARNING),
+    "one GPU for all ranks, with gloo": ("DL007", GLOO.replace("BACKEND", "gloo"), Severity.NOTE),
+    "a save of each batch": (
+        "DL014",
+        OWNERS.replace("SKIP", "if batch is None:"),
         Severity.WARNING,
     ),
-    "all GPUs in every process, if it has several": (
-        "DL001",
-        START + "if args.n_gpu > 1:\n    model = torch.nn.DataParallel(net)\n",
+    "a save of each batch by its owner": (
+        "DL014",
+        OWNERS.replace("SKIP", "if owner != self.process_idx:"),
         Severity.NOTE,
+    ),
+    "a save of the training": (
+        "DL014",
+        MODES.replace("PLACE_OF_TRAINING", SAVING).replace("PLACE_OF_OTHERS", "pass"),
+        Severity.WARNING,
+    ),
+    "a save of another mode": (
+        "DL014",
+        MODES.replace("PLACE_OF_OTHERS", SAVING).replace("PLACE_OF_TRAINING", "pass"),
+        Severity.NOTE,
+    ),
+    "a deletion in a program of ranks": (
+        "DL046",
+        START + "os.remove('old.pt')\n",
+        Severity.WARNING,
+    ),
+    "a deletion in a page for a browser": (
+        "DL046",
+        "import os\nimport gradio\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+        "def show():\n    accelerator.backward(loss)\nos.remove('old.png')\n",
+        Severity.NOTE,
+    ),
+    "long work before a barrier": (
+        "DL025",
+        WORK.replace("CALL", "data.map(tokenize)") + "dist.barrier()\n",
+        Severity.WARNING,
+    ),
+    "an evaluation before a barrier": (
+        "DL025",
+        WORK.replace("CALL", "evaluate(data)") + "dist.barrier()\n",
+        Severity.NOTE,
+    ),
+    "the same data in the same order": (
+        "DL003",
+        SAME_DATA.replace("loader =", "torch.manual_seed(0)\nloader =", 1),
+        Severity.ERROR,
+    ),
+    "the same data in an order of each rank": ("DL003", SAME_DATA, Severity.WARNING),
+    "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.ERROR),
+    "a spawn under another condition": (
+        "DL067",
+        SPAWN + "if parent:\n    mp.spawn(work, nprocs=2)\n",
+        Severity.WARNING,
+    ),
+    "a barrier of rank 0": (
+        "DL017",
+        START + "if dist.get_rank() == 0:\n    dist.barrier()\n",
+        Severity.ERROR,
+    ),
+    "a barrier of the first ranks": (
+        "DL017",
+        START + "if dist.get_rank() < count:\n    dist.barrier()\n",
+        Severity.WARNING,
     ),
     "a load of weights from elsewhere": (
         "DL019",
@@ -67,7 +158,49 @@ SEVERITIES = {
         + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
-    "a state of the wrapper": ("DL016", WRAPPED, Severity.WARNING),
+    "a state of the wrapper": ("DL016", WRAPPED, Severity.NOTE),
+    "a state of the wrapper, and loaded without it": (
+        "DL016",
+        WRAPPED + "build().load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
+        Severity.WARNING,
+    ),
+    "a state of the wrapper, loaded by a loader that strips it": (
+        "DL016",
+        WRAPPED
+        + "build().load_state_dict({key[len('module.'):]: value for key, value in old.items()})\n",
+        Severity.NOTE,
+    ),
+    "a state of the wrapper under a key that nothing reads": (
+        "DL016",
+        WRAPPED.replace("net.state_dict()", "{'model_state': net.state_dict()}")
+        + "build().load_state_dict(torch.load('start.pt')['model'])\n",
+        Severity.NOTE,
+    ),
+    "a state of the wrapper under a key that is read": (
+        "DL016",
+        WRAPPED.replace("net.state_dict()", "{'model_state': net.state_dict()}")
+        + "build().load_state_dict(torch.load('last.pt')['model_state'])\n",
+        Severity.WARNING,
+    ),
+    "a model without a buffer that is seen": (
+        "DL040",
+        START
+        + "net = torch.nn.parallel.DistributedDataParallel(build())\n"
+        + "if dist.get_rank() == 0:\n    net(x)\n",
+        Severity.NOTE,
+    ),
+    "a model with a BatchNorm": (
+        "DL040",
+        NORM + "if dist.get_rank() == 0:\n    model(x)\n",
+        Severity.WARNING,
+    ),
+    "the local rank as the rank": (
+        "DL074",
+        "import os\nimport torch.distributed as dist\n"
+        "dist.init_process_group('nccl', rank=int(os.environ['LOCAL_RANK']),"
+        " world_size=int(os.environ['WORLD_SIZE']))\n",
+        Severity.NOTE,
+    ),
     "a state of the wrapper, and loaded into it": (
         "DL016",
         WRAPPED + "net.load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
@@ -78,10 +211,10 @@ SEVERITIES = {
         WRAPPED + "resume('last.pt', weights=net)\n",
         Severity.NOTE,
     ),
-    "all GPUs in a tool beside a training": ("DL001", TOOL, Severity.NOTE),
     "a file that every rank writes": (
         "DL014",
-        START + "with open('scores.txt', 'w') as file:\n    file.write('1')\n",
+        START
+        + "import json\nwith open('scores.json', 'w') as file:\n    json.dump(scores, file)\n",
         Severity.WARNING,
     ),
     "a file that every rank downloads": (
@@ -91,38 +224,125 @@ SEVERITIES = {
         + "download()\n",
         Severity.NOTE,
     ),
-    "a checkpoint of every rank": ("DL014", START + "torch.save(net, 'last.pt')\n", Severity.ERROR),
-    "data that every rank prepares": (
+    "a checkpoint of every rank": (
         "DL014",
-        START + "import numpy\nnumpy.save('features.npy', features)\n",
+        START + "torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
-    "a printed line": ("DL023", START + "print('a')\n", Severity.NOTE),
-    "a run of a tracker": ("DL023", START + "import wandb\nwandb.init()\n", Severity.WARNING),
-    "a BatchNorm and batches of unknown size": (
-        "DL006",
-        NORM + "DataLoader(data, batch_size=size)\n",
-        Severity.NOTE,
-    ),
-    "a BatchNorm and batches of two": (
-        "DL006",
-        NORM + "DataLoader(data, batch_size=2)\n",
+    "a checkpoint in a function that joins the group": (
+        "DL014",
+        IMPORTS + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
-    "a BatchNorm and an evaluation of one sample": (
-        "DL006",
-        NORM + "DataLoader(data, batch_size=1)\n",
+    "a checkpoint behind a flag that may be a guard": (
+        "DL014",
+        START + "if args.should_save:\n    torch.save(net, 'last.pt')\n",
         Severity.NOTE,
+    ),
+    "a checkpoint behind a caller's flag": (
+        "DL014",
+        START + "def save():\n    torch.save(net, 'last.pt')\nif writer:\n    save()\n",
+        Severity.NOTE,
+    ),
+    "a checkpoint of a method that nothing calls": (
+        "DL014",
+        IMPORTS + "class Trainer:\n    def __init__(self):\n        dist.init_process_group()\n"
+        "    def save(self):\n        torch.save(net, 'last.pt')\n",
+        Severity.NOTE,
+    ),
+    "a checkpoint before the group is joined": (
+        "DL014",
+        IMPORTS + "def run():\n    torch.save(net, 'last.pt')\nrun()\ndist.init_process_group()\n",
+        Severity.NOTE,
+    ),
+    "a file that is prepared once": (
+        "DL014",
+        START + "def preprocess():\n    torch.save(x, 'features.pt')\npreprocess()\n",
+        Severity.NOTE,
+    ),
+    "a file with the settings": (
+        "DL014",
+        START + "with open(out_dir + '/config.json', 'w') as file:\n    file.write(text)\n",
+        Severity.NOTE,
+    ),
+    "a folder of every rank": (
+        "DL046",
+        START + "if not os.path.exists(folder):\n    os.makedirs(folder)\n",
+        Severity.WARNING,
     ),
     "lines in one file": (
         "DL014",
         START + "with open('log', 'w') as file:\n    file.write('a')\n",
+        Severity.NOTE,
+    ),
+    "an exit of ranks of which there may be none": (
+        "DL018",
+        START + "def run(rank):\n    if rank >= count:\n        return\n    dist.barrier()\n",
+        Severity.NOTE,
+    ),
+    "an exit of the first rank": (
+        "DL018",
+        START + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
+        Severity.ERROR,
+    ),
+    "a second update, of a loss that is scaled after the first": (
+        "DL060",
+        SCALED + "    scaler.update()\n    scaler.scale(b(x)).backward()\n"
+        "    scaler.step(slow)\n    scaler.update()\n",
+        Severity.NOTE,
+    ),
+    "a second update of two losses that are scaled before": (
+        "DL060",
+        SCALED + "    scaler.scale(b(x)).backward()\n    scaler.update()\n"
+        "    scaler.step(slow)\n    scaler.update()\n",
+        Severity.ERROR,
+    ),
+    "a listing on one host": ("DL047", LISTED, Severity.NOTE),
+    "a listing on several nodes": ("DL047", "# torchrun --nnodes 2\n" + LISTED, Severity.WARNING),
+    "a checkpoint of a spawn of one process": (
+        "DL014",
+        SPAWNED.replace("COUNT", "1"),
+        Severity.NOTE,
+    ),
+    "a checkpoint of a spawn of several": (
+        "DL014",
+        SPAWNED.replace("COUNT", "4"),
         Severity.WARNING,
+    ),
+    "a checkpoint beside a group that is never begun": (
+        "DL014",
+        IMPORTS + "if False:\n    dist.init_process_group()\nnet = DDP(net)\n"
+        "torch.save(net, 'last.pt')\n",
+        Severity.NOTE,
+    ),
+    "a folder of a caller's first rank": (
+        "DL046",
+        START + "def log(folder):\n    if folder is not None:\n        os.makedirs(folder)\n"
+        "log('logs' if is_main_process() else None)\n",
+        Severity.NOTE,
+    ),
+    "a folder of an evaluation": (
+        "DL046",
+        START + "def evaluate():\n    os.makedirs('scores')\nevaluate()\n",
+        Severity.NOTE,
     ),
     "a timeout of a wrong type": (
         "DL025",
         START.replace("'nccl'", "'nccl', timeout=60"),
         Severity.ERROR,
+    ),
+    "a folder where a group is begun on demand": (
+        "DL046",
+        IMPORTS + "if args.local_rank != -1:\n    dist.init_process_group()\n"
+        "net = torch.nn.parallel.DistributedDataParallel(net)\nos.makedirs('out')\n",
+        Severity.NOTE,
+    ),
+    "a load of the state of a sampler": (
+        "DL019",
+        START
+        + "state = torch.load('last.pt')\nsampler.load_state_dict(state['sampler'])\n"
+        + "torch.save(net.state_dict(), 'last.pt')\n",
+        None,
     ),
     "a folder named by the clock": (
         "DL046",
@@ -132,6 +352,13 @@ SEVERITIES = {
     "a flag of an unknown launcher": (
         "DL056",
         START + "parser.add_argument('--local_rank')\n",
+        Severity.NOTE,
+    ),
+    "a flag for a framework that reads the variable itself": (
+        "DL056",
+        "# torchrun train.py\nfrom transformers import Trainer\n"
+        + START
+        + "parser.add_argument('--local_rank')\n",
         Severity.NOTE,
     ),
     "a flag under torchrun": (
@@ -146,4 +373,14 @@ SEVERITIES = {
 def test_the_severity(name: str) -> None:
     rule, text, severity = SEVERITIES[name]
     findings = findings_in((("case.py", text),))
-    assert [finding.severity for finding in findings if finding.rule == rule] == [severity]
+    expected = [] if severity is None else [severity]
+    assert [finding.severity for finding in findings if finding.rule == rule] == expected
+
+
+def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:
+    text = START + "if dist.get_rank() == 0:\n    dist.barrier()\n"
+    severities = [
+        [finding.severity for finding in findings_in(((name, text),)) if finding.rule == "DL017"]
+        for name in ("tools/check.py", "tests/check.py")
+    ]
+    assert severities == [[Severity.ERROR], [Severity.NOTE]]

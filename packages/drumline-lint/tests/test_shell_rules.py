@@ -8,7 +8,7 @@ from drumline_lint.findings import Finding
 from drumline_lint.fixing import apply_spans, spans_of
 from reading_cases import findings_in
 
-SLURM = "#SBATCH --nodes=2 --ntasks-per-node=1\n"
+SLURM = "#SBATCH --nodes=2 --ntasks-per-node=1 --mem=64G\n"
 C10D = "--rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500"
 
 
@@ -36,13 +36,6 @@ def found(text: str, rule: str) -> list[Finding]:
             "--exclusive",
         ),
         (
-            "DL102",
-            "torchrun --nproc-per-node=2 --master-port=29501 train.py",
-            "torchrun runs on one node and is given port 29501: a second run on this machine fails, or joins the "
-            "first, though neither needs a known port",
-            "leave the port out and use torchrun --standalone, which takes a free one",
-        ),
-        (
             "DL103",
             "#SBATCH --nodes=2 --ntasks-per-node=8\nsrun torchrun --nnodes=2 --nproc-per-node=8 train.py",
             "srun starts torchrun 8 times on each node, and each of them starts all ranks of the node: too many "
@@ -63,7 +56,7 @@ def found(text: str, rule: str) -> list[Finding]:
         ),
         (
             "DL110",
-            "#SBATCH --nodes=2\nset -e\n#SBATCH --time=1\n#SBATCH --mem=0\n",
+            "#!/bin/sh\n#SBATCH --nodes=2\nset -e\n#SBATCH --time=1\n#SBATCH --mem=0\n",
             "sbatch does not read this line, nor the 1 like it below: it comes after the first command",
             "move it above the first command",
         ),

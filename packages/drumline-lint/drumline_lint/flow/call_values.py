@@ -91,7 +91,7 @@ def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
     left = _possible(program, test.left, place)
     if kind in (ast.In, ast.NotIn):
         listed, place = _resolved(program, right, place)
-        elements = listed.elts if isinstance(listed, ast.Tuple | ast.List | ast.Set) else [None]
+        elements = listed.elts if isinstance(listed, (ast.Tuple, ast.List, ast.Set)) else [None]
         every = [_possible(program, element, place) for element in elements]
         if not left or any(len(values) != 1 for values in every):
             return None
@@ -131,7 +131,7 @@ def _is_object(value: Value) -> bool:
     """The result of a library's function may be None, except torch's."""
     if isinstance(value, CallResult):
         return value.name.startswith("torch.") or value.name.rpartition(".")[2][:1].isupper()
-    return isinstance(value, Instance | Function | Items) or (
+    return isinstance(value, (Instance, Function, Items)) or (
         isinstance(value, ConstantValue) and value.value is not None
     )
 
@@ -198,7 +198,7 @@ def _parameter(
 def _given(program: Program, parameter: ast.arg, place: CallFrame) -> tuple[ast.expr, Place] | None:
     """The argument of the call for it, and where that is written; None if unknown."""
     function = place.function
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
     value = argument(place.call, number_of(function, parameter), parameter.arg)
     if value is not None:

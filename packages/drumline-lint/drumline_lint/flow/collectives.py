@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from drumline_lint.flow.call_values import CallFrame, is_on_parameter, truth
 from drumline_lint.flow.conditions import (
-    always_exits,
     conditions,
     rank_tests,
     rank_tests_at,
@@ -43,6 +42,7 @@ from drumline_lint.program.tree import (
     scope_of,
 )
 from drumline_lint.program.value import CallResult, ConstantValue, Library, RankTest
+from drumline_lint.reading.source import Source
 
 DEEPEST = 20
 # It reports which rank is missing, so whoever uses it does so on purpose.
@@ -53,8 +53,19 @@ _OF_FRAMEWORKS = {
         for name in "wait_for_everyone gather gather_for_metrics reduce pad_across_processes".split()
     ),
     *(f"{FABRIC}.{name}" for name in "barrier all_gather all_reduce broadcast save load".split()),
+    f"{ACCELERATOR}.save_state",
+    f"{ACCELERATOR}.load_state",
     "pytorch_lightning.LightningModule.all_gather",
-    "pytorch_lightning.Trainer.save_checkpoint",
+    "pytorch_lightning.LightningModule.log",
+    *(
+        f"pytorch_lightning.Trainer.{name}"
+        for name in "fit validate test predict save_checkpoint".split()
+    ),
+    *(
+        f"transformers.{trainer}.{name}"
+        for trainer in ("Trainer", "Seq2SeqTrainer")
+        for name in ("train", "evaluate", "predict")
+    ),
     f"{DEEPSPEED}.save_checkpoint",
     f"{DEEPSPEED}.save_16bit_model",
     f"{DEEPSPEED}.load_checkpoint",
@@ -72,7 +83,37 @@ def collective(program: Program, call: ast.Call) -> str:
         return ""
     if name.endswith("save_pretrained") and argument(call, None, "state_dict") is not None:
         return ""  # the state was gathered before
-    return "" if name.startswith(_OF_SHARDS) and not _has_shards(program) else name
+    if name.startswith(_OF_SHARDS) and not _has_shards(program):
+        return ""
+    return name if _reaches_others(program, call, name) else ""
+
+
+_OF_SHARDED_STATES = (f"{ACCELERATOR}.save_state", f"{ACCELERATOR}.load_state")
+_PLUGINS = tuple(
+    f"accelerate.{place}{name}Plugin"
+    for place in ("", "utils.")
+    for name in ("DeepSpeed", "FullyShardedDataParallel")
+)
+
+
+def _reaches_others(program: Program, call: ast.Call, name: str) -> bool:
+    """Whether a framework's method waits for other ranks here: by an argument of it, or by how its
+    object was made."""
+    if name.endswith("LightningModule.log"):
+        return program.values(argument(call, None, "sync_dist")) == {ConstantValue(True)}
+    if name in _OF_SHARDED_STATES:
+        return next(program.all_calls(*_PLUGINS), None) is not None
+    if name.startswith("pytorch_lightning.Trainer."):
+        makers = program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
+        made = [maker.call for maker in makers if isinstance(maker, CallResult)]
+        return not any(_is_of_one(program, maker) for maker in made)
+    return True
+
+
+def _is_of_one(program: Program, trainer: ast.Call) -> bool:
+    """`Trainer(devices=1)`, or one that is made where only some ranks come."""
+    devices = program.values(argument(trainer, None, "devices"))
+    return devices == {ConstantValue(1)} or any(rank_tests_at(program, trainer))
 
 
 def _of_engine(program: Program, call: ast.Call) -> str:
@@ -137,11 +178,11 @@ def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple
             continue
         if name := collective(program, call):
             yield name, (call,)
-        elif not has_group(program, call):
-            function = program.function_of(call)
-            if function is not None:
-                for inner, chain in collectives_of(program, function):
-                    yield inner, (call, *chain)
+            continue
+        function = program.function_of(call)
+        if function is not None and not has_group(program, call):
+            for inner, chain in collectives_of(program, function):
+                yield inner, (call, *chain)
 
 
 @cached_query
@@ -171,7 +212,7 @@ def _name_around(scope: ScopeNode) -> str:
     """The name of the enclosing function, or of the class for `__init__`."""
     function = (
         scope
-        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef))
         else enclosing_function(scope)
     )
     if function is None:
@@ -285,16 +326,40 @@ def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> 
     is_true = truth(program, test, place)
     if is_true is not None:
         return is_true == holds
+    if _is_first_time(test):
+        return False
     is_always = is_about_being_distributed(test) and not rank_tests(program, test)
     return is_always or not is_on_parameter(program, test, place)
 
 
+def _is_first_time(test: ast.expr) -> bool:
+    """`if not hasattr(function, "_group")`, `if _GROUP is None`, `if not Group.instance`: what is
+    made once may have been made before."""
+    if isinstance(test, ast.Attribute):
+        return test.attr.strip("_").endswith("instance")
+    if isinstance(test, ast.Compare):
+        compared = test.comparators[0]
+        is_none = isinstance(compared, ast.Constant) and compared.value is None
+        return is_none and isinstance(test.ops[0], ast.Is | ast.Eq)
+    return any(last_name(call.func) == "hasattr" for call in nodes_in(test, ast.Call))
+
+
 def _is_on_counter(program: Program, test: ast.expr) -> bool:
-    """`if DEPTH >= 1: return`, where functions count a global name up and down."""
-    index = program.index(program.source_of(test))
-    counted = {last_name(statement.target) for statement in index.every(ast.AugAssign)}
+    """`if DEPTH >= 1: return`, where functions count a global name up and down, also behind a
+    function that returns it."""
+    counters = _counters(program, program.source_of(test))
+    functions = [program.function_of(call) for call in nodes_in(test, ast.Call) if counters]
+    places = [test, *(function for function in functions if function is not None)]
+    return bool(counters) and any(
+        name.id in counters for place in places for name in nodes_in(place, ast.Name)
+    )
+
+
+@cached_query
+def _counters(program: Program, source: Source) -> set[str]:
+    index = program.index(source)
     shared = {name for statement in index.every(ast.Global) for name in statement.names}
-    return any(name.id in counted & shared for name in nodes_in(test, ast.Name))
+    return shared & {last_name(statement.target) for statement in index.every(ast.AugAssign)}
 
 
 def _is_likely(test: ast.expr, holds: bool) -> bool:
@@ -363,9 +428,9 @@ def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
     """What the excluded ranks run instead, if a condition on ranks decides."""
     inner: ast.AST = node
     for outer in ancestors(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
-        if not isinstance(outer, ast.If | ast.IfExp) or inner is outer.test:
+        if not isinstance(outer, (ast.If, ast.IfExp)) or inner is outer.test:
             pass
         elif rank_tests(program, outer.test):
             yield _instead(program, outer, inner)
@@ -376,8 +441,13 @@ def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) ->
     if isinstance(branching, ast.IfExp):
         return [branching.orelse if taken is branching.body else branching.body]
     taken_branch, other_branch = branches_of(branching, taken)
-    following = rest_of_block(branching) if always_exits(program, taken_branch) else []
+    following = rest_of_block(branching) if _may_exit(taken_branch) else []
     return [*other_branch, *following]
+
+
+def _may_exit(block: list[ast.stmt]) -> bool:
+    """Whether some of the ranks that take it do not come to what follows."""
+    return any(nodes_in(part, ast.Return, ast.Continue, ast.Break) for part in block)
 
 
 def _are_opposite(test: RankTest, candidate: RankTest) -> bool:

@@ -42,7 +42,7 @@ def rank_tests_at(
     for test, holds in conditions(program, node, with_exits=with_exits):
         yield from rank_tests(program, test, holds)
     for outer in ancestors(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
         if isinstance(outer, ast.With):
             yield from (_FIRST for item in outer.items if _is_for_first(item.context_expr))
@@ -51,13 +51,20 @@ def rank_tests_at(
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
     """The tests of the rank in a condition that holds, or does not; `if rank:` selects all but rank
     0."""
-    values = _asked(program, test)
-    if not any(isinstance(value, Rank | RankTest) for value in values):
+    values = NOTHING if _is_number_of_gpu(test) else _asked(program, test)
+    if not any(isinstance(value, (Rank, RankTest)) for value in values):
         values |= _of_optional(program, test)
     as_test = values if holds else ranks.negated(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
         as_test = ranks.negated(ranks.negated(values))
     return [value for value in as_test if isinstance(value, RankTest)]
+
+
+def _is_number_of_gpu(test: ast.expr) -> bool:
+    """`if config.gpu:` asks whether there is a GPU, and not for its number."""
+    name = test.operand if isinstance(test, ast.UnaryOp) else test
+    is_name = isinstance(name, (ast.Name, ast.Attribute))
+    return is_name and last_name(name) in ("gpu", "gpu_id")
 
 
 def _of_optional(program: Program, test: ast.expr) -> Values:
@@ -66,7 +73,7 @@ def _of_optional(program: Program, test: ast.expr) -> Values:
         compared = test.comparators[0]
         is_none = isinstance(compared, ast.Constant) and compared.value is None
         values = _of_optional(program, test.left) if is_none else NOTHING
-        return ranks.negated(values) if isinstance(test.ops[0], ast.Is | ast.Eq) else values
+        return ranks.negated(values) if isinstance(test.ops[0], (ast.Is, ast.Eq)) else values
     return _tests_of_setting(program, test) if isinstance(test, ast.Name) else NOTHING
 
 
@@ -85,7 +92,7 @@ def _tests_of_setting(program: Program, name: ast.Name) -> Values:
 
 def _asked(program: Program, test: ast.expr) -> Values:
     values = program.values(test)
-    is_known = any(isinstance(value, Rank | RankTest) for value in values)
+    is_known = any(isinstance(value, (Rank, RankTest)) for value in values)
     return values if is_known else values | _yielded(program, test)
 
 
@@ -120,7 +127,7 @@ def conditions(
     first."""
     inner: ast.AST = node
     for outer in ancestors(node):
-        if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
+        if isinstance(outer, (ast.If, ast.While)) and inner is not outer.test:
             if inner in outer.body:
                 yield outer.test, True
             elif isinstance(outer, ast.If):
@@ -134,7 +141,7 @@ def conditions(
             yield from ((test, True) for each in outer.generators for test in each.ifs)
         if isinstance(inner, ast.stmt) and with_exits:
             yield from early_exits_before(program, inner)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
         inner = outer
 
@@ -179,7 +186,7 @@ def _exits_of_block(program: Program, first: ast.stmt) -> list[tuple[int, ast.ex
 
 
 def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
-    if isinstance(statement, ast.With | ast.AsyncWith):
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
         for inner in statement.body:
             yield from _passed(program, inner)
     if not isinstance(statement, ast.If):
@@ -213,7 +220,7 @@ def always_exits(program: Program, block: list[ast.stmt]) -> bool:
         return True
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return program.name_of(last.value.func) in ENDING_CALLS
-    if isinstance(last, ast.With | ast.AsyncWith):
+    if isinstance(last, (ast.With, ast.AsyncWith)):
         return always_exits(program, last.body)
     return (
         isinstance(last, ast.If)
@@ -239,14 +246,16 @@ def are_exclusive(
     program: Program, first: ast.AST, second: ast.AST, *, with_exits: bool = True
 ) -> bool:
     """Whether one runs if a condition holds, and the other if it does not."""
-    held = {
-        _plain(test, holds)
-        for test, holds in held_conditions(program, first, with_exits=with_exits)
-    }
-    return any(
-        _plain(test, not holds) in held
-        for test, holds in held_conditions(program, second, with_exits=with_exits)
-    )
+    held = _plain_conditions(program, first, with_exits)
+    excluded = {(text, not holds) for text, holds in _plain_conditions(program, second, with_exits)}
+    return not held.isdisjoint(excluded)
+
+
+def _plain_conditions(program: Program, node: ast.AST, with_exits: bool) -> set[tuple[str, bool]]:
+    """As a whole, and their parts: `a and b` in one branch, and neither known in the other."""
+    whole = list(conditions(program, node, with_exits=with_exits))
+    split = [part for test, holds in whole for part in split_condition(test, holds)]
+    return {_plain(test, holds) for test, holds in (*whole, *split)}
 
 
 def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
@@ -255,7 +264,7 @@ def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
         test = test.operand
         holds = not holds
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        turned = isinstance(test.ops[0], ast.IsNot | ast.NotEq)
-        if turned or isinstance(test.ops[0], ast.Is | ast.Eq):
+        turned = isinstance(test.ops[0], (ast.IsNot, ast.NotEq))
+        if turned or isinstance(test.ops[0], (ast.Is, ast.Eq)):
             return f"{ast.dump(test.left)} {ast.dump(test.comparators[0])}", holds != turned
     return ast.dump(test), holds

@@ -75,7 +75,7 @@ def _imported_as(program: Program, source: Source, name: str) -> Iterator[str]:
 def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
     values = program.values(node)
     return not values or any(
-        isinstance(value, Class | Function) and value.node is meant.node for value in values
+        isinstance(value, (Class, Function)) and value.node is meant.node for value in values
     )
 
 
@@ -139,8 +139,8 @@ def _of_version(program: Program, test: ast.Compare) -> bool | None:
     number = test.comparators[0]
     major = number.value if isinstance(number, ast.Constant) else None
     if major == 2:
-        return not isinstance(test.ops[0], ast.Eq | ast.Lt | ast.LtE)
-    return not isinstance(test.ops[0], ast.NotEq | ast.Lt) if major == 3 else None
+        return not isinstance(test.ops[0], (ast.Eq, ast.Lt, ast.LtE))
+    return not isinstance(test.ops[0], (ast.NotEq, ast.Lt)) if major == 3 else None
 
 
 @recursive_query(None, MOST_GIVEN_ON)
@@ -216,7 +216,7 @@ def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     """The value that is the same for all callers: most use the default, and the others give the
     same."""
     function = parent_of(parent_of(parameter) or parameter)
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
     default = default_of(function, parameter)
     if not isinstance(default, ast.Constant) or not (

@@ -49,7 +49,7 @@ def what_others_do(program: Program, exit_: Exit) -> Iterator[ast.AST]:
             yield from outer.body
             if isinstance(exit_, ast.Break):
                 return
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             break
         if isinstance(outer, ast.stmt):
             inner = outer

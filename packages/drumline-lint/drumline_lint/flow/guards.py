@@ -15,7 +15,7 @@ from drumline_lint.flow.single_process import (
 )
 from drumline_lint.program.names import DDP, FSDP, INIT, STARTS
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import recursive_query
+from drumline_lint.program.queries import leads_to, recursive_query
 from drumline_lint.program.ranks import OF_VARIABLE
 from drumline_lint.program.tree import (
     FUNCTIONS,
@@ -69,7 +69,7 @@ def call_paths(program: Program, node: ast.AST) -> list[CallPath]:
 def _ways(program: Program, node: ast.AST) -> list[CallPath]:
     tests = frozenset(rank_tests_at(program, node))
     function = enclosing_function(node)
-    if _is_of_no_rank(program, node):
+    if is_of_no_rank(program, node):
         return [CallPath(tests, "parent")]
     if function is None and is_in_single_process_run(program, node):
         return [CallPath(tests, "parent")]
@@ -155,7 +155,7 @@ def _beginning_of_file(program: Program, source: Source) -> str:
     return "ranks" if is_start else "unknown"
 
 
-def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
+def is_of_no_rank(program: Program, node: ast.AST) -> bool:
     held = list(conditions(program, node))
     return bool(held) and (
         is_single_process_here(program, node, held)
@@ -178,18 +178,22 @@ def _is_without_ranks(program: Program, held: Conditions) -> bool:
     return False
 
 
-@recursive_query(False)
 def starts_ranks(program: Program, node: ast.AST) -> bool:
     """Whether it starts the ranks' processes, directly or not."""
-    for call in nodes_in(node, ast.Call):
-        if program.name_of(call.func) in _SPAWNING:
-            return True
-        if any(_is_rank(program, started) for started in program.started_functions(call)):
-            return True
-        function = program.function_of(call)
-        if function is not None and starts_ranks(program, function):
-            return True
-    return False
+    return leads_to(program, node, _starts_here, _functions_called)
+
+
+def _starts_here(program: Program, node: ast.AST) -> bool:
+    return any(
+        program.name_of(call.func) in _SPAWNING
+        or any(_is_rank(program, started) for started in program.started_functions(call))
+        for call in nodes_in(node, ast.Call)
+    )
+
+
+def _functions_called(program: Program, node: ast.AST) -> list[FunctionNode]:
+    functions = [program.function_of(call) for call in nodes_in(node, ast.Call)]
+    return [function for function in functions if function is not None]
 
 
 def _is_rank(program: Program, started: FunctionNode) -> bool:
@@ -198,23 +202,22 @@ def _is_rank(program: Program, started: FunctionNode) -> bool:
     return is_direct or _joins_group(program, started)
 
 
-@recursive_query(False)
 def _joins_group(program: Program, node: ast.AST) -> bool:
     """Whether it joins a process group, directly or not."""
+    return leads_to(program, node, _joins_here, _functions_run)
+
+
+def _joins_here(program: Program, node: ast.AST) -> bool:
+    return any(_may_join(program, call) for call in nodes_in(node, ast.Call))
+
+
+def _functions_run(program: Program, node: ast.AST) -> list[FunctionNode]:
+    """What calls run; in a `with`, also what enters it."""
+    functions: list[FunctionNode | None] = [*_functions_called(program, node)]
     for call in nodes_in(node, ast.Call):
-        if _may_join(program, call):
-            return True
-        if any(_joins_group(program, function) for function in _functions_run(program, call)):
-            return True
-    return False
-
-
-def _functions_run(program: Program, call: ast.Call) -> list[FunctionNode]:
-    """What a call runs; in a `with`, also what enters it."""
-    functions = [program.function_of(call)]
-    if isinstance(parent_of(call), ast.withitem):
-        instances = [value for value in program.values(call) if isinstance(value, Instance)]
-        functions += [program.method(instance.of, "__enter__") for instance in instances]
+        if isinstance(parent_of(call), ast.withitem):
+            instances = [value for value in program.values(call) if isinstance(value, Instance)]
+            functions += [program.method(instance.of, "__enter__") for instance in instances]
     return [function for function in functions if function is not None]
 
 
@@ -299,7 +302,7 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
     inner: ast.AST = node
     for outer in ancestors(node):
         if (
-            isinstance(outer, ast.If | ast.IfExp)
+            isinstance(outer, (ast.If, ast.IfExp))
             and inner is not outer.test
             and _is_sometimes(outer.test)
         ):

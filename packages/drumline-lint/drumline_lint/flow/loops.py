@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query
+from drumline_lint.program.queries import cached_query, leads_to
 from drumline_lint.program.tree import (
     LOOPS,
     SCOPES,
@@ -112,7 +113,7 @@ def evaluation_loops(program: Program, source: Source) -> list[Loop]:
         for loop in program.index(source).every(kind)
         if _may_be_batches(program, loop)
         and _is_without_gradients(program, loop)
-        and not reaches(program, loop, "backward")
+        and not makes(program, loop, is_backward)
     ]
 
 
@@ -132,19 +133,26 @@ def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
             pending += program.callers(function)
 
 
-def reaches(program: Program, node: ast.AST, method: str) -> bool:
-    """Whether `.method()` is called in it, or in a function of the given files that it calls."""
-    return next(calls_reached(program, node, method), None) is not None
+def makes(program: Program, node: ast.AST, is_meant: Callable[[Program, ast.Call], bool]) -> bool:
+    """Whether such a call is made in it, or in a function of the given files that it calls."""
+    return leads_to(program, node, _writes(is_meant), _callees)
 
 
-def calls_reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
-    """All calls of `.method()` in it and in the functions that it calls, with methods of given
-    classes followed."""
-    for call in calls_made_in(program, node):
-        if isinstance(call.func, ast.Attribute) and call.func.attr == method:
-            function = program.function_of(call)
-            if function is None or not reaches(program, function, method):
-                yield call
+@cache
+def _writes(is_meant: Callable[[Program, ast.Call], bool]) -> Callable[[Program, ast.AST], bool]:
+    return lambda program, node: any(
+        is_meant(program, call) for call, _ in _calls_and_callees(program, node)
+    )
+
+
+def _callees(program: Program, node: ast.AST) -> list[FunctionNode]:
+    pairs = _calls_and_callees(program, node)
+    return [function for _, function in pairs if function is not None]
+
+
+def is_backward(program: Program, call: ast.Call) -> bool:
+    """Whether it is `something.backward()`."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
 
 
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
@@ -159,9 +167,7 @@ def repeated(node: ast.AST) -> list[ast.AST]:
     its body."""
     if isinstance(node, ast.While):
         return [node.test, *node.body]
-    if isinstance(
-        node, ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-    ):
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
         return [*node.body]
     return [node]
 
@@ -173,20 +179,34 @@ def calls_made_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
     A function is followed once, at its first call. A loop over a generator also runs the
     generator's loop.
     """
-    return _done_in(program, node, set())
+    visited: set[FunctionNode] = set()
+    stack = [iter(_calls_and_callees(program, node))]
+    while stack:
+        for call, function in stack[-1]:
+            yield call
+            if function is not None and function not in visited:
+                visited.add(function)
+                stack.append(iter(_calls_and_callees(program, function)))
+                break
+        else:
+            stack.pop()
 
 
-def _done_in(program: Program, node: ast.AST, visited: set[FunctionNode]) -> Iterator[ast.Call]:
+@cached_query
+def _calls_and_callees(
+    program: Program, node: ast.AST
+) -> list[tuple[ast.Call, FunctionNode | None]]:
+    """The calls that are written in it, each with the function of the given files that it runs at
+    once: not with a generator."""
     parts = repeated(node)
     if isinstance(node, ast.For):
         parts = [*_generating(program, node), *parts]
-    for part in parts:
-        for call in calls_written(part):
-            yield call
-            function = program.function_of(call)
-            if function is not None and function not in visited and not _is_generator(function):
-                visited.add(function)
-                yield from _done_in(program, function, visited)
+    calls = [call for part in parts for call in calls_written(part)]
+    pairs = [(call, program.function_of(call)) for call in calls]
+    return [
+        (call, None if function is None or _is_generator(function) else function)
+        for call, function in pairs
+    ]
 
 
 def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:
@@ -205,19 +225,19 @@ def _is_generator(node: ast.AST) -> bool:
 
 def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:
     over = program.iterated(loop.iter)
-    if isinstance(over, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.Constant):
+    if isinstance(over, (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Constant)):
         return False
     return not (isinstance(over, ast.Call) and last_name(over.func) in NOT_BATCHES)
 
 
 def _is_without_gradients(program: Program, loop: Loop) -> bool:
-    if any(_is_off(program, block) for block in nodes_in(loop, ast.With)) or _is_all_off(
+    if any(_is_off(program, block) for block in nodes_in(loop, ast.With)) or is_in_evaluation(
         program, loop
     ):
         return True
     function = enclosing_function(loop)
     callers = [] if function is None else program.callers(function)
-    return bool(callers) and all(_is_all_off(program, call) for call in callers)
+    return bool(callers) and all(is_in_evaluation(program, call) for call in callers)
 
 
 def has_gradients_off(program: Program, node: ast.AST) -> bool:
@@ -225,12 +245,12 @@ def has_gradients_off(program: Program, node: ast.AST) -> bool:
     for outer in ancestors(node):
         if isinstance(outer, ast.With) and _is_off(program, outer):
             return True
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return any(_is_no_grad(program, decorator) for decorator in outer.decorator_list)
     return False
 
 
-def _is_all_off(program: Program, node: ast.AST) -> bool:
+def is_in_evaluation(program: Program, node: ast.AST) -> bool:
     """Whether gradients are off, or the model was last put into `eval()` mode before it."""
     if has_gradients_off(program, node):
         return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias, TypeVar
 
 from drumline_lint.flow.distributed import distributed_sources
@@ -44,7 +45,7 @@ def ordered_actions(nodes: Sequence[ast.AST]) -> list[Action]:
 
 def _parts(node: ast.AST) -> list[ast.AST]:
     """In the order of evaluation; for a function definition, what is evaluated there."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return [*node.decorator_list, node.args]
     if isinstance(node, ast.Lambda):
         return []
@@ -76,9 +77,12 @@ Found = TypeVar("Found")
 Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 
-def runs_through(program: Program, source: Source) -> list[Run]:
-    """The runs that include a file: of scripts, or of a `main` without callers."""
-    return _runs_by_source(program).get(source, [])
+def steps_calling(program: Program, run: Run, *full_names: str) -> list[int]:
+    """The numbers of the steps that call one of these."""
+    calls = program.cached(
+        (steps_calling, full_names), lambda: frozenset(program.all_calls(*full_names))
+    )
+    return [number for number, step in enumerate(run) if step.call in calls]
 
 
 def found_in_runs(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
@@ -86,12 +90,15 @@ def found_in_runs(program: Program, source: Source, find: Finds[Found]) -> dict[
     return _found_by_source(program, find).get(source, {})
 
 
-@cached_query
-def all_runs(program: Program) -> list[Run]:
-    """The runs of every script of the distributed files, and of every `main` without callers."""
+def all_runs(program: Program) -> Iterator[Run]:
+    """The runs of every script of the distributed files, and of every `main` without callers. They
+    are not kept: each may have thousands of steps."""
     every = _in_order(program)
-    runs = [script(program, source) for source in every if _is_script(program, source)]
-    return runs + [main for source in every for main in _mains(program, source)]
+    for source in every:
+        if _is_script(program, source):
+            yield script(program, source)
+    for source in every:
+        yield from _mains(program, source)
 
 
 @cached_query
@@ -101,18 +108,26 @@ def all_imported(program: Program) -> set[Source]:
     }
 
 
-@cached_query
 def script(program: Program, source: Source) -> Run:
     """The run of a file; empty for a file with only definitions."""
-    return _RunWalk(program, source).over(source, program.tree(source).body, _Frame())
+    return list(steps_of(program, source))
+
+
+def steps_of(program: Program, source: Source) -> Iterator[Step]:
+    """The same, step by step, for those who need only the first."""
+    walk = _RunWalk(program, source).over(source, program.tree(source).body, _Frame())
+    return islice(walk, MOST_STEPS)
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
     """The calls that started its process; empty for the script's own process and its threads."""
+    return _process_after(program, step.through)
+
+
+@cached_query
+def _process_after(program: Program, through: tuple[ast.AST, ...]) -> tuple[ast.AST, ...]:
     starting = (
-        call
-        for call in step.through
-        if isinstance(call, ast.Call) and program.started_functions(call)
+        call for call in through if isinstance(call, ast.Call) and program.started_functions(call)
     )
     return tuple(call for call in starting if last_name(call.func) != "Thread")
 
@@ -134,32 +149,23 @@ def _found_by_source(program: Program, find: Finds[Found]) -> dict[Source, dict[
     return by_source
 
 
-@cached_query
-def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
-    by_source: dict[Source, list[Run]] = defaultdict(list)
-    for run in all_runs(program):
-        for source in {program.source_of(step.call): None for step in run}:
-            by_source[source].append(run)
-    return by_source
-
-
 def _is_script(program: Program, source: Source) -> bool:
     """Whether it is run as a script: not if others import it, unless it has `if __name__ ==
     "__main__"`."""
     return source not in all_imported(program) or any(map(is_for_script, program.tree(source).body))
 
 
-def _mains(program: Program, source: Source) -> list[Run]:
+def _mains(program: Program, source: Source) -> Iterator[Run]:
     """A `main` without callers is called by a package's entry point."""
-    return [
-        _RunWalk(program, source).over(
-            function, function.body, _Frame(functions=frozenset({function}))
-        )
-        for function in program.tree(source).body
-        if isinstance(function, ast.FunctionDef)
-        and function.name == "main"
-        and not _is_called(program, source, function)
-    ]
+    for function in program.tree(source).body:
+        if (
+            isinstance(function, ast.FunctionDef)
+            and function.name == "main"
+            and not _is_called(program, source, function)
+        ):
+            frame = _Frame(functions=frozenset({function}))
+            walk = _RunWalk(program, source).over(function, function.body, frame)
+            yield list(islice(walk, MOST_STEPS))
 
 
 def _in_order(program: Program) -> list[Source]:
@@ -178,12 +184,12 @@ class _Frame:
 
 @dataclass(eq=False, slots=True)
 class _Todo:
-    """A node to visit; or a function to enter for a `with`."""
+    """Actions to visit one after the other; or a function to enter for a `with`."""
 
-    node: ast.AST
+    actions: Iterator[tuple[ast.AST, Sequence[FunctionNode]]]
     frame: _Frame
     rest: list[_Todo] = field(default_factory=list)
-    """The body of a `with` whose context manager this makes."""
+    """The body of a `with` whose context manager the action makes."""
     entered_by: ast.AST | None = None
 
 
@@ -196,34 +202,43 @@ class _RunWalk:
         self.times: Counter[ast.AST] = Counter()
         self.stack: list[_Todo] = []
 
-    def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame) -> Run:
-        self.stack = self._in_turn(owner, body, frame)
-        steps: Run = []
-        while self.stack and len(steps) < MOST_STEPS:
-            todo = self.stack.pop()
-            node = todo.node
-            frame = todo.frame
-            if todo.entered_by is not None:
-                assert isinstance(node, FUNCTIONS)
-                self._enter(node, todo, todo.entered_by)
-            elif isinstance(node, ast.Call):
-                steps.append(Step(node, frame.through))
-                self._call(node, todo)
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                self._import(node, frame)
-            elif isinstance(node, ast.With | ast.AsyncWith):
-                self._with(node, frame)
-            elif frame.at_yield:
-                self.stack += frame.at_yield
-                frame.at_yield.clear()
-        return steps
+    def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame) -> Iterator[Step]:
+        self.stack = [self._in_turn(owner, body, frame)]
+        while self.stack:
+            todo = self.stack[-1]
+            for node, begun in todo.actions:
+                if isinstance(node, ast.Call):
+                    yield Step(node, todo.frame.through)
+                    if begun or todo.rest:
+                        self._call(node, begun, todo)
+                        break
+                elif self._visit(node, todo):
+                    break
+            else:
+                self.stack.pop()
 
-    def _in_turn(self, owner: object, nodes: Sequence[ast.AST], frame: _Frame) -> list[_Todo]:
-        done = self.program.cached(("doings", owner), lambda: ordered_actions(nodes))
-        return [_Todo(node, frame) for node in reversed(done)]
+    def _visit(self, node: ast.AST, todo: _Todo) -> bool:
+        """Whether there is something to visit before the rest."""
+        size = len(self.stack)
+        if todo.entered_by is not None:
+            assert isinstance(node, FUNCTIONS)
+            self._enter(node, todo, todo.entered_by)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._import(node, todo.frame)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            self._with(node, todo.frame)
+        elif todo.frame.at_yield:
+            self.stack += todo.frame.at_yield
+            todo.frame.at_yield.clear()
+        return len(self.stack) > size
 
-    def _call(self, node: ast.Call, todo: _Todo) -> None:
-        begun = _begun(self.program, node)
+    def _in_turn(self, owner: object, nodes: Sequence[ast.AST], frame: _Frame) -> _Todo:
+        actions = self.program.cached(
+            ("doings", owner), lambda: _with_begun(self.program, ordered_actions(nodes))
+        )
+        return _Todo(iter(actions), frame)
+
+    def _call(self, node: ast.Call, begun: Sequence[FunctionNode], todo: _Todo) -> None:
         if not begun:
             self.stack += todo.rest
         for function in begun:
@@ -238,7 +253,7 @@ class _RunWalk:
         self.times[function] += 1
         inner = _Frame(frame.functions | {function}, (*frame.through, way), list(todo.rest))
         body = function.body if isinstance(function.body, list) else [function.body]
-        self.stack += self._in_turn(function, body, inner)
+        self.stack.append(self._in_turn(function, body, inner))
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
         sources = [
@@ -249,23 +264,38 @@ class _RunWalk:
         self.imported.update(sources)
         inner = _Frame(frame.functions, (*frame.through, node))
         for source in reversed(list(dict.fromkeys(sources))):
-            self.stack += self._in_turn(source.tree, _done_at_import(self.program, source), inner)
+            done = _done_at_import(self.program, source)
+            self.stack.append(self._in_turn(source.tree, done, inner))
 
     def _with(self, node: ast.With | ast.AsyncWith, frame: _Frame) -> None:
         """A context manager up to its `yield`, or its `__enter__`; the body; and its rest."""
-        todo = self._in_turn(node, node.body, frame)
+        todo = [self._in_turn(node, node.body, frame)]
         for item in reversed(node.items):
             expression = item.context_expr
-            manager = _with_methods(self.program, expression)
             before = self._in_turn(expression, [expression], frame)
             if isinstance(expression, ast.Call) and _is_generator(self.program, expression):
-                todo = [_Todo(expression, frame, rest=todo), *before[1:]]
+                *arguments, _ = before.actions
+                begun = _begun(self.program, expression)
+                manager = _Todo(iter([(expression, begun)]), frame, rest=todo)
+                todo = [manager, _Todo(iter(arguments), frame)]
             else:
                 enter, leave = (
-                    [_Todo(method, frame, entered_by=node) for method in part] for part in manager
+                    _Todo(iter([(method, ()) for method in methods]), frame, entered_by=node)
+                    for methods in _with_methods(self.program, expression)
                 )
-                todo = [*leave, *todo, *enter, *before]
+                todo = [leave, *todo, enter, before]
         self.stack += todo
+
+
+def _with_begun(
+    program: Program, actions: Sequence[Action]
+) -> list[tuple[Action, Sequence[FunctionNode]]]:
+    """Without imports of libraries."""
+    return [
+        (action, _begun(program, action) if isinstance(action, ast.Call) else ())
+        for action in actions
+        if not isinstance(action, (ast.Import, ast.ImportFrom)) or imported_by(program, action)
+    ]
 
 
 @cached_query
@@ -313,6 +343,6 @@ def is_for_script(statement: ast.stmt) -> bool:
 
 def _may_call(statement: ast.stmt) -> bool:
     """Not a function or class: their decorators do not matter here."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return False
     return bool(nodes_in(statement, ast.Call, ast.Import, ast.ImportFrom))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from drumline_lint.flow.conditions import Conditions, conditions
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.loops import calls_made_in
+from drumline_lint.flow.loops import makes
 from drumline_lint.flow.run_order import (
     MOST_STEPS,
     Run,
     all_imported,
     all_runs,
     is_for_script,
-    script,
+    steps_calling,
+    steps_of,
 )
 from drumline_lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
 from drumline_lint.program.origins import written_values
@@ -23,6 +24,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import OF_FUNCTION, is_world_size
 from drumline_lint.program.tree import (
+    FunctionNode,
     ancestors,
     branches_of,
     enclosing_class,
@@ -61,10 +63,15 @@ def _is_lone(program: Program, source: Source) -> bool:
     that start a group."""
     if not has_start(program) or framework(program, source):
         return False
-    run = script(program, source)
-    if len(run) >= MOST_STEPS or any(may_start(program, step.call) for step in run):
+    run: Run = []
+    for step in steps_of(program, source):
+        if may_start(program, step.call):
+            return False
+        run.append(step)
+    if len(run) >= MOST_STEPS:
         return False
-    return _wrapping(program, run) <= _wrapped_in_groups(program)
+    wrapping = _wrapping(program, run)
+    return not wrapping or wrapping <= _wrapped_in_groups(program)
 
 
 @cached_query
@@ -75,13 +82,12 @@ def _wrapped_in_groups(program: Program) -> set[ast.Call]:
 
 
 def _wrapping(program: Program, run: Run) -> set[ast.Call]:
-    return {step.call for step in run if program.name_of(step.call.func) in _WRAPPING}
+    return {run[number].call for number in steps_calling(program, run, *_WRAPPING)}
 
 
 def _starts_group(program: Program, run: Run) -> bool:
-    return any(
-        program.name_of(step.call.func) == INIT or _is_start_by_name(program, step.call)
-        for step in run
+    return bool(steps_calling(program, run, INIT)) or any(
+        is_start_by_name(program, step.call) for step in run
     )
 
 
@@ -92,7 +98,7 @@ def has_start(program: Program) -> bool:
     if next(program.all_calls(INIT), None) is not None:
         return True
     return any(
-        _is_start_by_name(program, call)
+        is_start_by_name(program, call)
         for source in program.sources
         for name, calls in program.index(source).calls.items()
         if _STARTING_NAME.search(name)
@@ -100,7 +106,7 @@ def has_start(program: Program) -> bool:
     )
 
 
-def _is_start_by_name(program: Program, call: ast.Call) -> bool:
+def is_start_by_name(program: Program, call: ast.Call) -> bool:
     return bool(_STARTING_NAME.search(last_name(call.func))) and program.function_of(call) is None
 
 
@@ -196,7 +202,7 @@ def _begins_there(program: Program, node: ast.AST, test: ast.expr) -> bool:
     if not isinstance(branches, ast.If) or branches not in ancestors(node):
         return False
     is_body = any(outer in branches.body for outer in (node, *ancestors(node)))
-    return _starts(program, branches.body if is_body else branches.orelse, {INIT})
+    return _begins(program, branches.body if is_body else branches.orelse)
 
 
 def _says_one(program: Program, test: ast.expr, holds: bool) -> bool:
@@ -228,10 +234,7 @@ def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
     """In which branches a process group is started; not checked if the condition itself decides."""
     if says_distributed(program, branches.test) is not None:
         return (False, False)
-    begun, otherwise = (
-        _starts(program, block, {INIT}) for block in (branches.body, branches.orelse)
-    )
-    return (begun, otherwise)
+    return _begins(program, branches.body), _begins(program, branches.orelse)
 
 
 def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
@@ -246,15 +249,24 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
     return False
 
 
-def _starts(program: Program, block: list[ast.stmt], names: Set[str] = _STARTS) -> bool:
-    made = [call for statement in block for call in calls_made_in(program, statement)]
-    made += [
-        inner
-        for call in made
-        for main in program.started_functions(call)
-        for inner in calls_made_in(program, main)
-    ]
-    return any(program.name_of(call.func) in names for call in made)
+def _begins(program: Program, block: list[ast.stmt]) -> bool:
+    return any(makes(program, statement, _begins_group) for statement in block)
+
+
+def _begins_group(program: Program, call: ast.Call) -> bool:
+    return program.name_of(call.func) == INIT or any(
+        makes(program, main, _begins_group) for main in program.started_functions(call)
+    )
+
+
+def _starts(program: Program, block: list[ast.stmt]) -> bool:
+    return any(makes(program, statement, _starts_ranks) for statement in block)
+
+
+def _starts_ranks(program: Program, call: ast.Call) -> bool:
+    return program.name_of(call.func) in _STARTS or any(
+        makes(program, main, _starts_ranks) for main in program.started_functions(call)
+    )
 
 
 def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool | None:
@@ -297,7 +309,7 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
     operator = test.ops[0]
     left = test.left
     right = test.comparators[0]
-    if isinstance(operator, ast.In | ast.NotIn):
+    if isinstance(operator, (ast.In, ast.NotIn)):
         is_asked = isinstance(left, ast.Constant) and left.value in (
             "RANK",
             "WORLD_SIZE",
@@ -306,14 +318,14 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
         return isinstance(operator, ast.In) if is_asked else None
     constants = [value.value for value in program.values(right) if isinstance(value, ConstantValue)]
     if _named(left) == "launcher" and constants in (["none"], [None], [""]):
-        return isinstance(operator, ast.NotEq | ast.IsNot)
+        return isinstance(operator, (ast.NotEq, ast.IsNot))
     if any(isinstance(value, Rank) for value in program.values(left)) and constants in (
         [-1],
         [None],
     ):
-        return isinstance(operator, ast.NotEq | ast.IsNot | ast.Gt)
+        return isinstance(operator, (ast.NotEq, ast.IsNot, ast.Gt))
     if _counts_processes(left) and constants in ([1], [2], [0]):
-        return isinstance(operator, ast.Gt | ast.GtE | ast.NotEq)
+        return isinstance(operator, (ast.Gt, ast.GtE, ast.NotEq))
     return None
 
 
@@ -338,14 +350,15 @@ def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
         return any(is_in_run(program, call, depth + 1) for call in calls)
     owner = enclosing_class(function)
     home = function if owner is None else owner
-    made = [
-        inner
+    return any(
+        _is_of_ranks(program, call) or _comes_to_ranks(program, program.function_of(call))
         for call in nodes_in(home, ast.Call, into_functions=True)
-        for inner in (call, *_within(program, call))
-    ]
-    return any(program.name_of(call.func) in {*STARTS, *OF_FUNCTION} for call in made)
+    )
 
 
-def _within(program: Program, call: ast.Call) -> list[ast.Call]:
-    function = program.function_of(call)
-    return [] if function is None else list(calls_made_in(program, function))
+def _is_of_ranks(program: Program, call: ast.Call) -> bool:
+    return program.name_of(call.func) in {*STARTS, *OF_FUNCTION}
+
+
+def _comes_to_ranks(program: Program, function: FunctionNode | None) -> bool:
+    return function is not None and makes(program, function, _is_of_ranks)

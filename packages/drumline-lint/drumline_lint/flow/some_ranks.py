@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drumline_lint.flow.conditions import conditions, held_conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.guards import guards_of_decorators
-from drumline_lint.flow.loops import calls_reached
+from drumline_lint.flow.loops import is_backward, makes
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
@@ -68,8 +68,14 @@ def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
 def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
     """How ranks are excluded from a call; None if none is, if it is not certain, or if there is
     only one."""
-    if _is_for_one_process(program, call) or _is_by_turns(program, call):
+    ranks = _filter_by_tests(program, call)
+    if ranks is None or _is_after_failure(call):
         return None
+    is_without_others = _is_for_one_process(program, call) or _is_by_turns(program, call)
+    return None if is_without_others else ranks
+
+
+def _filter_by_tests(program: Program, call: ast.Call) -> RankFilter | None:
     tests = _certain(rank_tests_at(program, call, with_exits=False))
     if tests:
         return RankFilter(tests, by_exit=False, region=_block_of(program, call))
@@ -101,9 +107,18 @@ def _is_for_one_process(program: Program, call: ast.Call) -> bool:
     )
 
 
+def _is_after_failure(call: ast.Call) -> bool:
+    """In an `except`: the other ranks may wait in what failed here."""
+    return any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call))
+
+
 def _is_by_turns(program: Program, call: ast.Call) -> bool:
     """`for turn in range(world_size): if rank == turn: ...`: every rank enters, one after the
-    other."""
+    other; and `while i + rank < total:`, which may turn as often on each."""
+    for outer in ancestors(call):
+        test = outer.test if isinstance(outer, ast.While) else None
+        if test is not None and nodes_in(test, ast.BinOp) and rank_tests(program, test):
+            return True
     loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For)]
     turns = {name.id for loop in loops for name in nodes_in(loop.target, ast.Name)}
     return any(
@@ -129,10 +144,10 @@ def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
     block: tuple[ast.AST, ...] = (statement_of(call),)
     inner: ast.AST = call
     for outer in ancestors(call):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             break
         if (
-            isinstance(outer, ast.If | ast.While)
+            isinstance(outer, (ast.If, ast.While))
             and inner is not outer.test
             and rank_tests(program, outer.test)
         ):
@@ -153,11 +168,16 @@ def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
 
 def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
     """Whether gradients are computed and reduced there; not under `no_sync`."""
-    calls = (call for node in region for call in calls_reached(program, node, "backward"))
-    return any(
-        not program.name_of(call.func).endswith("autograd.backward")
+    return any(makes(program, node, _reduces_gradients) for node in region)
+
+
+def _reduces_gradients(program: Program, call: ast.Call) -> bool:
+    function = program.function_of(call) if is_backward(program, call) else None
+    return (
+        is_backward(program, call)
+        and (function is None or not makes(program, function, is_backward))
+        and not program.name_of(call.func).endswith("autograd.backward")
         and not is_within(call, "no_sync")
-        for call in calls
     )
 
 

@@ -23,7 +23,16 @@ from drumline_lint.program.tree import (
     scope_of,
     source_of,
 )
-from drumline_lint.program.value import NOTHING, Class, Function, Library, Module, Rank, Values
+from drumline_lint.program.value import (
+    NOTHING,
+    Class,
+    Function,
+    Module,
+    Rank,
+    Values,
+    from_library,
+    union,
+)
 from drumline_lint.reading.source import Source
 
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -37,12 +46,12 @@ State: TypeAlias = frozenset[Binding | None]
 
 
 def reaching_bindings(
-    program: ProgramView, bindings: Sequence[Binding], use: ast.Name
+    program: ProgramView, bindings: list[Binding], use: ast.Name
 ) -> list[Binding]:
     """Of the bindings of this name in its scope: those that may have been the last before the
     use."""
     if len(bindings) == 1:
-        return list(bindings)
+        return bindings
     in_comprehension = [
         binding
         for binding in bindings
@@ -59,7 +68,7 @@ def reaching_bindings(
         for binding in walk.elsewhere
         if None in state or not isinstance(binding.node, ast.arg)
     }
-    return [binding for binding in plain if binding in state] or plain or list(bindings)
+    return [binding for binding in plain if binding in state] or plain or bindings
 
 
 def _is_within(use: ast.AST, binding: Binding) -> bool:
@@ -158,7 +167,7 @@ class _BindingWalk:
         for binding in self.by_node[outer]:
             node: ast.AST = binding.node
             between = list(takewhile(lambda inner: inner is not outer, (node, *ancestors(node))))
-            if isinstance(outer, ast.With | ast.AsyncWith) and node is outer:
+            if isinstance(outer, (ast.With, ast.AsyncWith)) and node is outer:
                 is_in_line = True
                 node = binding.value or child
             else:
@@ -194,7 +203,7 @@ class _BindingWalk:
             return self._after_if(statement, state)
         if isinstance(statement, _TRIES):
             return self._after_try(statement, state)
-        if isinstance(statement, ast.With | ast.AsyncWith):
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
             return self._after_all(
                 self._held(statement, statement.body), self._opened(statement) or state
             )
@@ -234,8 +243,11 @@ def of_name(program: ProgramView, node: ast.Name) -> Values:
     bindings = bindings_of(program, node)
     if bindings is None:
         return _of_unbound(program, node)
-    values: Values = frozenset().union(*(bound(program, binding) for binding in bindings))
-    if not values and any(_is_looked_up(program, binding.value) for binding in bindings):
+    values = union(bound(program, binding) for binding in bindings)
+    if not values and any(
+        _is_looked_up(program, binding.value) or _is_counted(program, binding.value)
+        for binding in bindings
+    ):
         return NOTHING
     return values or ranks.by_name(node.id)
 
@@ -244,6 +256,18 @@ def _is_looked_up(program: ProgramView, value: ast.expr | None) -> bool:
     """`rank = pool[rank]` is no longer a rank, whatever its name is."""
     index = value.slice if isinstance(value, ast.Subscript) else None
     return any(isinstance(value, Rank) for value in program.values(index))
+
+
+def _is_counted(program: ProgramView, value: ast.expr | None) -> bool:
+    """`local_rank = row * columns + column`, of two loops, is the number of any rank."""
+    if not isinstance(value, ast.BinOp):
+        return False
+    used = [node for node in ast.walk(value) if isinstance(node, ast.Name)]
+    return any(
+        isinstance(binding.node, LOOPS)
+        for name in used
+        for binding in bindings_of(program, name) or ()
+    )
 
 
 @cached_query
@@ -280,8 +304,8 @@ def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
         if module is not None and (values := exported(program, module, node.id)):
             return values
         if module is None and binding.imported.startswith("torch"):
-            return frozenset({Library(names.canonical(f"{binding.imported}.{node.id}"))})
-    return ranks.by_name(node.id) or frozenset({Library(node.id)})
+            return from_library(names.canonical(f"{binding.imported}.{node.id}"))
+    return ranks.by_name(node.id) or from_library(node.id)
 
 
 def exported(program: ProgramView, source: Source, name: str) -> Values:
@@ -290,9 +314,7 @@ def exported(program: ProgramView, source: Source, name: str) -> Values:
 
 def _export(program: ProgramView, source: Source, name: str) -> Values:
     every = program.files.index(source).scopes[source.tree].names
-    values: Values = frozenset().union(
-        *(bound(program, binding) for binding in every.get(name, ()))
-    )
+    values = union(bound(program, binding) for binding in every.get(name, ()))
     for star in every.get("*", ()):
         module = program.files.module(star.imported, source)
         if not values and module is not None:
@@ -301,10 +323,14 @@ def _export(program: ProgramView, source: Source, name: str) -> Values:
 
 
 def bound(program: ProgramView, binding: Binding) -> Values:
+    return program.meanings.memo(binding, lambda: _bind(program, binding))
+
+
+def _bind(program: ProgramView, binding: Binding) -> Values:
     if binding.kind == "import":
         return _imported(program, binding.imported, source_of(binding.node))
     if binding.kind == "function":
-        assert isinstance(binding.node, ast.FunctionDef | ast.AsyncFunctionDef)
+        assert isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         return frozenset({Function(binding.node)})
     if binding.kind == "class":
         assert isinstance(binding.node, ast.ClassDef)
@@ -331,4 +357,4 @@ def _imported(program: ProgramView, name: str, source: Source) -> Values:
             return exported(program, home, last) or ranks.by_name(last)
     if name.startswith("."):
         return ranks.by_name(last)
-    return ranks.of_library(name) or frozenset({Library(names.canonical(name))})
+    return ranks.of_library(name) or from_library(names.canonical(name))

@@ -70,9 +70,6 @@ def calls_in(
 ) -> Iterator[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
     by_last = _by_last_name(full_names)
-    # An index answers faster than the text, but takes time to make.
-    if not program.files.is_indexed(source) and not any(last in source.text for last in by_last):
-        return iter(())
     calls = program.files.index(source).calls
     matching = [
         call
@@ -112,7 +109,8 @@ def _all_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
                 if binding.imported:
                     by_meaning[names.canonical(binding.imported)].add(name)
                 elif (
-                    isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign"
+                    isinstance(binding.value, (ast.Attribute, ast.Name))
+                    and binding.kind == "assign"
                 ):
                     by_meaning[last_name(binding.value)].add(name)
     return by_meaning

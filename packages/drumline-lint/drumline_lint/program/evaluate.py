@@ -9,13 +9,14 @@ from drumline_lint.program.bindings import of_name
 from drumline_lint.program.functions import called_as, name_of_owner, returned
 from drumline_lint.program.members import of_attribute, of_item
 from drumline_lint.program.names import SYNC_BATCH_NORM
-from drumline_lint.program.queries import ProgramView, any_of
+from drumline_lint.program.queries import ProgramView, any_of, entries
 from drumline_lint.program.tree import last_name
 from drumline_lint.program.value import (
     NOTHING,
     CallResult,
     Class,
     ConstantValue,
+    Entries,
     Function,
     Instance,
     Items,
@@ -26,6 +27,8 @@ from drumline_lint.program.value import (
     RankTest,
     Value,
     Values,
+    of_constant,
+    union,
 )
 
 # They return their argument, or an equivalent.
@@ -39,14 +42,12 @@ PASSING_METHODS = set(
 
 
 def of_call(program: ProgramView, node: ast.Call) -> Values:
-    values: set[Value] = set()
     callees = program.values(node.func)
-    for callee in callees:
-        values |= _called(program, callee, node)
+    values = union(_called(program, callee, node) for callee in callees)
     if not values and last_name(node.func):
-        named = frozenset(callee for callee in callees if isinstance(callee, Rank | RankTest))
+        named = frozenset(callee for callee in callees if isinstance(callee, (Rank, RankTest)))
         return named or ranks.by_name(last_name(node.func))
-    return frozenset(values)
+    return values
 
 
 def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
@@ -64,7 +65,7 @@ def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
         return frozenset({CallResult(f"{callee.of.name}.{called_as(program, callee.of)}", node)})
     if isinstance(callee, CallResult):
         return frozenset({CallResult(f"{callee.name}()", node)})
-    return frozenset({callee}) if isinstance(callee, RankTest | Rank) else NOTHING
+    return frozenset({callee}) if isinstance(callee, (RankTest, Rank)) else NOTHING
 
 
 def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
@@ -91,16 +92,14 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
         case ast.Call():
             values = of_call(program, expression)
         case ast.Constant():
-            values = frozenset({ConstantValue(expression.value)})
+            values = of_constant(expression.value)
         case ast.Subscript():
             values = _of_subscript(program, expression)
         case ast.Compare():
             values = _of_comparison(program, expression)
         # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
         case ast.BinOp():
-            values = ranks.computed(
-                expression.op, program.values(expression.left), program.values(expression.right)
-            )
+            values = _of_arithmetic(program, expression)
         case ast.BoolOp():
             values = ranks.combined(
                 expression, [program.values(operand) for operand in expression.values]
@@ -109,12 +108,30 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             values = _of_unary(program, expression)
         case ast.Tuple() | ast.List() | ast.Set():
             values = frozenset({Items(tuple(expression.elts))})
+        case ast.Dict():
+            values = frozenset({Entries(tuple(expression.keys), tuple(expression.values))})
+        case ast.ListComp():
+            values = frozenset({Entries((None,), (expression.elt,))})
+        case ast.DictComp():
+            values = frozenset({Entries((None,), (expression.value,))})
         case ast.IfExp():
             values = program.values(expression.body) | program.values(expression.orelse)
         case ast.NamedExpr() | ast.Await():
             values = program.values(expression.value)
         case ast.Lambda():
             values = frozenset({Function(expression)})
+    return values
+
+
+def _of_arithmetic(program: ProgramView, node: ast.BinOp) -> Values:
+    """Also `number * count + gpu`: what is added to a product is the last part of a global rank."""
+    values = ranks.computed(node.op, program.values(node.left), program.values(node.right))
+    sides = (node.left, node.right)
+    products = [
+        side for side in sides if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult)
+    ]
+    if isinstance(node.op, ast.Add) and products and values & {Rank("local"), Rank("spawned")}:
+        return frozenset({Rank("global")})
     return values
 
 
@@ -159,6 +176,8 @@ def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
                     values |= program.values(value.items[key])
         elif isinstance(value, LoopItem):
             values.add(value)
+        else:
+            values |= entries(program, value, keys)
     if not values and keys and isinstance(keys[0], str):
         return of_item(program, node.value, keys[0])
     return frozenset(values)

@@ -7,81 +7,112 @@ An index is made in one pass without recursion: a sum of a thousand terms is a t
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from drumline_lint.program.tree import (
-    FIELDS,
-    FUNCTIONS,
-    LAST,
-    NUMBER,
-    SCOPE,
-    SCOPES,
-    Binding,
-    FunctionNode,
-    Index,
-    Scope,
-    children,
-    last_name,
-)
+from drumline_lint.program.tree import COMPACT, FIELDS, SCOPES, Binding, Index, Scope, last_name
 from drumline_lint.reading.source import Source
 
 _SCOPE_KINDS = frozenset(SCOPES)
 
 
+def index_of(source: Source) -> Index:
+    """It is made once, whichever programs have the file."""
+    return getattr(source.tree, "_index", None) or make_index(source)
+
+
 def make_index(source: Source) -> Index:
-    """Read the whole tree once. A thousand files have a million nodes, so this must be fast."""
+    """Read the whole tree once, and keep compact nodes instead of it. A thousand files have a
+    million nodes, so this must be fast."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
-    tree: Any = source.tree
-    scopes = index.scopes
+    tree: Any = _NEW(COMPACT[ast.Module])
+    tree._up = None
+    tree._scope = tree
+    tree._index = index
     nodes = index.nodes
     binders = _BINDERS
-    scopes[tree] = Scope(tree, None)
-    tree._at = [None, tree, 0, 0]
-    tree._source = source
-    tree._index = index
-    ends: list[tuple[list[Any], list[Any]]] = []
-    stack: list[Any] = [tree]
+    ends: list[tuple[Any, Any]] = []
+    binding: list[tuple[type, Any]] = []
+    stack: list[Any] = [(source.tree, tree)]
+    push = stack.append
     number = 0
     while stack:
-        node = stack.pop()
-        kind = node.__class__
+        raw, node = stack.pop()
+        kind = raw.__class__
         nodes[kind].append(node)
-        place = node._at
-        place[NUMBER] = place[LAST] = number
+        node._number = _same_number(number, number)
         number += 1
         if kind in binders:
-            binders[kind](node, scopes[place[SCOPE]], index)
-        if FIELDS[kind] and (parts := children(node)):
-            around = place[SCOPE]
-            for part in parts:
-                part._at = [node, around, 0, 0]
-            if kind in _SCOPE_KINDS:
-                _open(node, source, scopes)
-            ends.append((place, parts[-1]._at))
-            parts.reverse()
-            stack += parts
-    for place, last in reversed(ends):
-        place[LAST] = last[LAST]
+            binding.append((kind, node))
+        size = len(stack)
+        _expander(kind)(raw, node, push)
+        if len(stack) > size:
+            ends.append((node, stack[size][1]))
+    for node, last in reversed(ends):
+        node._last = getattr(last, "_last", last._number)
+    source.tree = tree
+    for kind, node in binding:
+        if kind in _SCOPE_KINDS:
+            _open(node, source, index.scopes)
+        binders[kind](node, index.scopes[node._scope], index)
     return index
 
 
+_NEW: Any = ast.AST.__new__
+# One object for each line and each number of a node, in all files: an eighth of the memory.
+_same_number = dict[int, int]().setdefault
+
+# What a node has no children for: one list for all, as most calls have no keywords.
+_EMPTY: dict[type, list[Any] | None] = {list: [], type(None): None}
+
+
+def _adopt(raw: Any, node: Any, scope: Any, push: Any) -> Any:
+    """The compact nodes for one or several children, which are filled when their turn comes. The
+    last is pushed first."""
+    if raw.__class__ is not list:
+        child = _NEW(COMPACT[raw.__class__])
+        child._up = node
+        child._scope = scope
+        push((raw, child))
+        return child
+    for number in reversed(range(len(raw))):
+        part = raw[number]
+        if part is not None:  # `{**one}` has no key
+            child = raw[number] = _NEW(COMPACT[part.__class__])
+            child._up = node
+            child._scope = scope
+            push((part, child))
+    return raw
+
+
+@cache
+def _expander(kind: type[ast.AST]) -> Any:
+    """Fills a compact node: its words and numbers are copied, and its children are made.
+
+    It is written out for each kind, which is three times as fast as a loop over the fields. The
+    body of a function or class is a new scope. Its decorators, defaults and bases are evaluated in
+    the outer one.
+    """
+    lines = ["def expand(raw, node, push):", "    pass"]
+    for name in (*kind._fields, *kind._attributes):
+        if name not in FIELDS[kind] and name in COMPACT[kind].__slots__:  # type: ignore[attr-defined]
+            value = f"same(raw.{name}, raw.{name})" if "lineno" in name else f"raw.{name}"
+            lines.append(f"    node.{name} = {value}")
+    for name in reversed(FIELDS[kind]):
+        scope = "node" if name == "body" and kind in _SCOPE_KINDS else "node._scope"
+        adopted = f"adopt(raw.{name}, node, {scope}, push)"
+        lines.append(f"    node.{name} = {adopted} if raw.{name} else empty[raw.{name}.__class__]")
+    written: dict[str, Any] = {"adopt": _adopt, "same": _same_number, "empty": _EMPTY}
+    exec("\n".join(lines), written)  # noqa: S102 - made of the names of Python's own nodes
+    return written["expand"]
+
+
 def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
-    """The body of a function or class is a new scope. Its decorators, defaults, annotations and
-    bases are evaluated in the outer one."""
-    if isinstance(node, ast.Module):
-        return
-    scope = scopes[node] = Scope(node, scopes[node._at[SCOPE]])
     node._source = source
-    body: list[Any] = [node.body] if isinstance(node, ast.Lambda) else node.body
-    for part in body:
-        part._at[SCOPE] = node
-    if isinstance(node, FUNCTIONS):
-        _bind_parameters(node, scope)
+    scopes[node] = Scope(node, None if node._up is None else scopes[node._scope])
 
 
 def _bind(name: str, scope: Scope, binding: Binding) -> None:
@@ -100,14 +131,14 @@ def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding)
         index.attributes[target.attr].append((target, binding))
     elif isinstance(target, ast.Starred):
         _bind_target(target.value, scope, index, Binding(binding.node, kind="other"))
-    elif isinstance(target, ast.Tuple | ast.List):
+    elif isinstance(target, (ast.Tuple, ast.List)):
         for number, part in enumerate(target.elts):
             inner = Binding(binding.node, binding.value, binding.kind, (*binding.path, number))
             _bind_target(part, scope, index, inner)
 
 
-def _bind_parameters(function: FunctionNode, scope: Scope) -> None:
-    every = function.args
+def _bind_parameters(every: Any, scope: Scope, index: Index) -> None:
+    scope = index.scopes[every._up]
     extra = [parameter for parameter in (every.vararg, every.kwarg) if parameter is not None]
     for parameter in (*every.posonlyargs, *every.args, *every.kwonlyargs):
         scope.names[parameter.arg].append(Binding(parameter, kind="parameter"))
@@ -170,6 +201,10 @@ def _catch(node: Any, scope: Scope, index: Index) -> None:
         _bind(node.name, scope, Binding(node, kind="other"))
 
 
+def _nothing(node: Any, scope: Scope, index: Index) -> None:
+    """A scope without a name."""
+
+
 def _call(node: ast.Call, scope: Scope, index: Index) -> None:
     if name := last_name(node.func):
         index.calls[name].append(node)
@@ -196,10 +231,10 @@ _BINDERS: dict[type, Any] = {
     ast.Global: _declare,
     ast.Nonlocal: _declare,
     ast.Call: _call,
+    ast.arguments: _bind_parameters,
+    ast.Module: _nothing,
+    ast.Lambda: _nothing,
 }
-
-
-_CALLED = re.compile(r"(\w+)\s*\(")
 
 
 class Files:
@@ -208,31 +243,27 @@ class Files:
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
         self._indexes: dict[Source, Index] = {}
-        self._modules: dict[tuple[str, Source], Source | None] = {}
+        self._modules: dict[tuple[str, str], Source | None] = {}
 
     def index(self, source: Source) -> Index:
         index = self._indexes.get(source)
         if index is None:
-            index = self._indexes[source] = make_index(source)
+            index = self._indexes[source] = index_of(source)
         return index
-
-    def is_indexed(self, source: Source) -> bool:
-        return source in self._indexes
 
     @cached_property
     def calling(self) -> dict[str, list[Source]]:
-        """The files that may call something by a name, from their text only."""
+        """The files that call something by a name."""
         sources = defaultdict(list)
         for source in self.sources:
-            index = self._indexes.get(source)
-            for name in set(_CALLED.findall(source.text)) if index is None else index.calls:
+            for name in self.index(source).calls:
                 sources[name].append(source)
         return sources
 
     def module(self, name: str, seen_from: Source) -> Source | None:
         """The given file that this import refers to; of several, the one nearest to the importing
         file."""
-        key = (name, seen_from)
+        key = (name, seen_from.folder)
         if key not in self._modules:
             self._modules[key] = self._find_module(name, seen_from)
         return self._modules[key]

@@ -44,6 +44,10 @@ from drumline_lint.program.value import (
 
 def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     """The class and its base classes, nearest first; those of libraries by name."""
+    return program.meanings.memo(("ancestry", node), lambda: _find_ancestry(program, node))
+
+
+def _find_ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     classes: list[ast.ClassDef | str] = [node]
     for place in classes:
         for base in [] if isinstance(place, str) else place.bases:
@@ -65,7 +69,7 @@ def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode 
     for place in ancestry(program, node):
         if not isinstance(place, str):
             for binding in program.files.index(source_of(place)).scopes[place].names.get(name, ()):
-                if isinstance(binding.node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     return binding.node
     return None
 
@@ -78,9 +82,9 @@ def called_as(program: ProgramView, node: ast.ClassDef) -> str:
 def name_of_owner(program: ProgramView, owner: Value) -> str:
     """The beginning of a method's full name: for a class of the given files, the library's base
     class."""
-    if isinstance(owner, CallResult | Library):
+    if isinstance(owner, (CallResult, Library)):
         return owner.name
-    if isinstance(owner, Instance | Class):
+    if isinstance(owner, (Instance, Class)):
         node = owner.of if isinstance(owner, Instance) else owner.node
         return next(
             (place for place in ancestry(program, node) if isinstance(place, str)), node.name
@@ -99,7 +103,7 @@ def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
     values = [
         value
         for value in program.values(call.func)
-        if isinstance(value, Function | Class | Instance)
+        if isinstance(value, (Function, Class, Instance))
     ]
     for value in values if len(values) < 2 else sorted(values, key=_in_text):
         if isinstance(value, Function):
@@ -201,7 +205,7 @@ def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
 def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function that it is a parameter of; not a lambda."""
     function = parent_of(parent_of(parameter) or parameter)
-    return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
+    return function if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
 
 def _passed(

@@ -36,6 +36,8 @@ from drumline_lint.program.value import (
     RankTest,
     Value,
     Values,
+    from_library,
+    union,
 )
 from drumline_lint.reading.source import Source
 
@@ -79,7 +81,7 @@ def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iter
 
 def _may_be_local(values: Values) -> bool:
     """A constant is for one process; with several it is replaced later."""
-    kinds = {value.kind for value in values if isinstance(value, Rank | RankTest)}
+    kinds = {value.kind for value in values if isinstance(value, (Rank, RankTest))}
     return "local" in kinds or (
         bool(values) and all(isinstance(value, ConstantValue) for value in values)
     )
@@ -90,9 +92,9 @@ _FIELD = "dataclasses.field"
 
 def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     owners = program.values(node.value)
-    values: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
-    if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
-        values |= _assigned_nearby(program, node)
+    values = union(_member(program, owner, node.attr) for owner in owners)
+    if not any(isinstance(owner, (Instance, Module, Class)) for owner in owners):
+        values = union((values, _assigned_nearby(program, node)))
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
     if named and node.attr in _other_names_of_local_rank(program):
@@ -124,7 +126,7 @@ def _other_names_of_local_rank(program: ProgramView) -> set[str]:
 
 def _tells_less_than_its_name(value: Value) -> bool:
     """For an attribute `rank`: a method of an unknown object, or a dataclass's default."""
-    return isinstance(value, Method | ConstantValue) or (
+    return isinstance(value, (Method, ConstantValue)) or (
         isinstance(value, CallResult) and value.name == _FIELD
     )
 
@@ -132,7 +134,7 @@ def _tells_less_than_its_name(value: Value) -> bool:
 def _member(program: ProgramView, owner: Value, name: str) -> Values:
     if isinstance(owner, Library):
         full = names.canonical(f"{owner.name}.{name}")
-        return ranks.of_library(full) or frozenset({Library(full)})
+        return ranks.of_library(full) or from_library(full)
     if isinstance(owner, Module):
         inner = program.files.submodule(owner.source, name)
         return exported(program, owner.source, name) or (
@@ -142,7 +144,7 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
         if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
             return program.values(owner.call.args[0])
         return _of_field(program, owner, name) or frozenset({Method(owner, name)})
-    if isinstance(owner, Instance | Class):
+    if isinstance(owner, (Instance, Class)):
         return _member_of_class(program, owner, name)
     return frozenset({owner}) if isinstance(owner, LoopItem) else NOTHING
 
@@ -157,6 +159,10 @@ def _of_field(program: ProgramView, owner: CallResult, name: str) -> Values:
 
 
 def _member_of_class(program: ProgramView, owner: Instance | Class, name: str) -> Values:
+    return program.meanings.memo((owner, name), lambda: _find_member(program, owner, name))
+
+
+def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Values:
     places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
     for place in places:
         if not isinstance(place, str) and (values := _own_member(program, place, name, owner)):
@@ -233,7 +239,7 @@ def _comparisons_assigned(program: ProgramView) -> dict[tuple[str, str], list[as
         # a file that says nothing of ranks need not be indexed
         statements = program.files.index(source).every(ast.Assign) if "rank" in source.text else ()
         for statement in statements:
-            if isinstance(statement.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            if isinstance(statement.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
                 for target in statement.targets:
                     flags[_owner_and_name(target)].append(statement.value)
     return flags

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DATA_PARALLEL = "torch.nn.DataParallel"
 LOADER = "torch.utils.data.DataLoader"
@@ -79,6 +81,7 @@ _SAME_BEGINNINGS = (
 )
 
 
+@cache
 def canonical(name: str) -> str:
     """One name for things that can be imported from several places."""
     if name in _SAME:

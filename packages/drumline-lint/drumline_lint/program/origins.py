@@ -54,7 +54,7 @@ def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr
         return [expression.body, expression.orelse]
     if isinstance(expression, ast.BoolOp):
         return list(expression.values)
-    if isinstance(expression, ast.NamedExpr | ast.Await):
+    if isinstance(expression, (ast.NamedExpr, ast.Await)):
         return [expression.value]
     if isinstance(expression, ast.Name):
         return [
@@ -74,7 +74,7 @@ def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]
         return [None]
     value = binding.value
     for number in binding.path:
-        if not isinstance(value, ast.Tuple | ast.List) or number >= len(value.elts):
+        if not isinstance(value, (ast.Tuple, ast.List)) or number >= len(value.elts):
             break
         value = value.elts[number]
     return [value]
@@ -135,7 +135,7 @@ def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
     if isinstance(expression, ast.Call):
         function = program.function_of(expression)
         if (
-            isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
             and function.name != "__init__"
         ):
             values += [
@@ -203,7 +203,7 @@ def components(
         for child in children(node):
             if not (only_making and _is_for_later(node, child)):
                 pending.append((child, depth))
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             pending += [
                 (value, depth + 1) for value in previous_values(program, node) if value is not None
             ]
@@ -213,7 +213,7 @@ def components(
 
 def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
     is_method = isinstance(owner, ast.ClassDef) and isinstance(
-        part, ast.FunctionDef | ast.AsyncFunctionDef
+        part, (ast.FunctionDef, ast.AsyncFunctionDef)
     )
     return is_method and getattr(part, "name", "") not in (
         "__init__",
@@ -226,7 +226,7 @@ def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
 def called_definitions(program: Program, call: ast.Call) -> list[ast.AST]:
     """The functions and classes of the given files that a call runs."""
     values = program.values(call.func)
-    return [value.node for value in values if isinstance(value, Function | Class)]
+    return [value.node for value in values if isinstance(value, (Function, Class))]
 
 
 def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
@@ -236,6 +236,6 @@ def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
 
 def is_rank_or_count(program: Program, node: ast.AST) -> bool:
     """`rank`, `dist.get_rank()`, `world_size`."""
-    if not isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.BinOp):
+    if not isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp)):
         return False
     return is_world_size(node) or any(isinstance(value, Rank) for value in program.values(node))

@@ -8,7 +8,9 @@ shows; if there are none, it is unknown, and rules report nothing.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from drumline_lint.program import bindings, calls, functions, queries
@@ -17,6 +19,7 @@ from drumline_lint.program.files import Files
 from drumline_lint.program.queries import NO_LIMIT, Found, QueryCache
 from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
 from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
+from drumline_lint.reading.launchers import Launch
 from drumline_lint.reading.source import Source
 
 
@@ -30,11 +33,13 @@ class Program:
         self._results = self.meanings.results
         self._names: dict[ast.expr, str] = {}
         self._functions: dict[ast.Call, FunctionNode | None] = {}
-        self._calls: dict[tuple[Source, tuple[str, ...]], tuple[ast.Call, ...]] = {}
+        self._calls: dict[tuple[str, ...], dict[Source, tuple[ast.Call, ...]]] = defaultdict(dict)
         self._asked: dict[str, QueryCache] = {}
-        self._remembered: dict[object, Any] = {}
-        self.started_by_torchrun: frozenset[str] = frozenset()
-        """The names of files that a script starts with torchrun."""
+        self.answers: dict[object, dict[Any, Any]] = defaultdict(dict)
+        self.launches: Mapping[Path, Sequence[Launch]] = {}
+        """What scripts start, by the path of the file."""
+        self.texts: Mapping[str, str] = {}
+        """The text of every Python file that is checked, also of other programs, by its name."""
 
     # The files.
 
@@ -45,6 +50,10 @@ class Program:
         self.files.index(source)
         return source.tree
 
+    def launches_of(self, source: Source) -> Sequence[Launch]:
+        """How scripts start a file."""
+        return self.launches.get(source.path, ())
+
     def module(self, name: str, seen_from: Source) -> Source | None:
         return self.files.module(name, seen_from)
 
@@ -52,9 +61,10 @@ class Program:
 
     def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """A cached result, for queries about all files."""
-        if key not in self._remembered:
-            self._remembered[key] = find()
-        result: Found = self._remembered[key]
+        answers = self.answers[""]
+        if key not in answers:
+            answers[key] = find()
+        result: Found = answers[key]
         return result
 
     def once(
@@ -111,10 +121,10 @@ class Program:
     # Calls of a library's functions.
 
     def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
-        key = (source, full_names)
-        if key not in self._calls:
-            self._calls[key] = tuple(calls.calls_in(self, source, full_names))
-        return iter(self._calls[key])
+        by_source = self._calls[full_names]
+        if source not in by_source:
+            by_source[source] = tuple(calls.calls_in(self, source, full_names))
+        return iter(by_source[source])
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
         every = self.cached(

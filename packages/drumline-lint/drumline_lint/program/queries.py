@@ -8,14 +8,25 @@ expression. So these modules get the whole program as an argument, and none of t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from drumline_lint.program.files import Files
 from drumline_lint.program.tree import Binding, last_name
-from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values
+from drumline_lint.program.value import (
+    NOTHING,
+    CallResult,
+    Class,
+    Entries,
+    Instance,
+    Items,
+    LoopItem,
+    Value,
+    Values,
+    union,
+)
 from drumline_lint.reading.source import Source
 
 Found = TypeVar("Found")
@@ -75,6 +86,18 @@ class QueryCache:
         self._keep(key, result, depth)
         return result
 
+    def memo(self, key: object, find: Callable[[], Found]) -> Found:
+        """A part of a query that several have in common; kept unless it may be incomplete."""
+        result: Found
+        if key in self.results:
+            result = self.results[key]
+            return result
+        was_cut = self._cut != NOT_CUT
+        result = find()
+        if not was_cut and self._cut == NOT_CUT:
+            self.results[key] = result
+        return result
+
     def _keep(self, key: object, result: object, depth: int) -> None:
         if self._cut >= depth:
             self.results[key] = result
@@ -99,6 +122,8 @@ class ProgramView(Protocol):
     files: Files
     meanings: QueryCache
     """The caches for names, parameters, functions and expressions."""
+    answers: dict[object, dict[Any, Any]]
+    """The results of each query, by what it is about."""
 
     def values(self, expression: ast.expr | None) -> Values:
         """All that it may be."""
@@ -135,7 +160,12 @@ def cached_query(
 
     @wraps(find)
     def ask(program: View, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Found:
-        return program.cached((find, *arguments), lambda: find(program, *arguments, **named))
+        answers = program.answers[find]
+        key = arguments[0] if len(arguments) == 1 else arguments
+        if key not in answers:
+            answers[key] = find(program, *arguments, **named)
+        result: Found = answers[key]
+        return result
 
     return ask
 
@@ -146,9 +176,10 @@ def recursive_query(
     """The same for a recursive query about a node: the inner result is `meanwhile`."""
 
     def decorate(find: Callable[[View, Node], Found]) -> Callable[[View, Node], Found]:
+        question = f"{find.__module__}.{find.__qualname__}"
+
         @wraps(find)
         def ask(program: View, node: Node) -> Found:
-            question = f"{find.__module__}.{find.__qualname__}"
             result: Found = program.once(
                 question, node, lambda: find(program, node), meanwhile, deepest
             )
@@ -159,12 +190,40 @@ def recursive_query(
     return decorate
 
 
+def leads_to(
+    program: ProgramView,
+    start: ast.AST,
+    is_there: Callable[[Any, Any], bool],
+    following: Callable[[Any, Any], Iterable[ast.AST]],
+) -> bool:
+    """Whether something is at a node, or at one of those that follow it, and so on.
+
+    The answers are kept: all questions with one `is_there` together visit a node about once.
+    """
+    answers: dict[ast.AST, bool] = program.answers[is_there]
+    if start in answers:
+        return answers[start]
+    answers[start] = False  # for a question that leads back to itself
+    pending = [start]
+    visited = {start}
+    while pending:
+        node = pending.pop()
+        if answers.get(node) or is_there(program, node):
+            answers[node] = answers[start] = True
+            return True
+        added = [after for after in following(program, node) if answers.get(after, True)]
+        pending += [after for after in added if after not in visited]
+        visited.update(added)
+    answers.update(dict.fromkeys(visited, False))
+    return False
+
+
 # They yield the items of their first argument.
 _GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "cycle", "reversed"}
 
 
 def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Values:
-    return frozenset().union(*map(program.values, expressions))
+    return union(map(program.values, expressions))
 
 
 def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Values:
@@ -186,11 +245,41 @@ def each(program: ProgramView, binding: Binding) -> Values:
     for value in program.values(binding.value):
         if isinstance(value, Items):
             values.update(*map(program.values, value.items))
+    values |= _viewed(program, binding)
     if not values:
         if is_counter(binding):
             return NOTHING
         values.add(LoopItem(iterated(binding.value)))
     return frozenset(values)
+
+
+def _viewed(program: ProgramView, binding: Binding) -> Values:
+    """The instances that `for meter in self.meters.values()` goes over, or `.items()`."""
+    view = binding.value.func if isinstance(binding.value, ast.Call) else None
+    path = {"values": (), "items": (1,)}
+    if not isinstance(view, ast.Attribute) or path.get(view.attr) != binding.path:
+        return NOTHING
+    held = [entries(program, value) for value in program.values(view.value)]
+    return frozenset(value for values in held for value in values if isinstance(value, Instance))
+
+
+def entries(program: ProgramView, value: Value, keys: Sequence[object] = ()) -> Values:
+    """What a dictionary or a comprehension holds, for some keys or for any; of
+    `defaultdict(Meter)`, an instance."""
+    if isinstance(value, CallResult) and value.name == "collections.defaultdict":
+        makers = program.values(value.call.args[0]) if value.call.args else NOTHING
+        return frozenset(Instance(maker.node) for maker in makers if isinstance(maker, Class))
+    if not isinstance(value, Entries):
+        return NOTHING
+    pairs = zip(value.keys, value.values, strict=True)
+    return any_of(
+        program,
+        [
+            entry
+            for key, entry in pairs
+            if not keys or not isinstance(key, ast.Constant) or key.value in keys
+        ],
+    )
 
 
 def is_counter(binding: Binding) -> bool:

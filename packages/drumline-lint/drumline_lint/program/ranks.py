@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values
 
@@ -62,6 +63,7 @@ _WORLD_SIZES = re.compile(r"world_?size|num_(processes|replicas|ranks)|^nprocs$"
 _OF_ONE_HOST = re.compile(r"local|per_(node|host)")
 
 
+@cache
 def by_name(name: str) -> Values:
     """The meaning of a name about which nothing else is known."""
     plain = name.lower().strip("_").removeprefix("get_")
@@ -76,6 +78,7 @@ def by_name(name: str) -> Values:
     return frozenset({RankTest("local", True)}) if _LOCAL_MAIN.fullmatch(plain) else NOTHING
 
 
+@cache
 def of_library(name: str) -> Values:
     """The meaning of a library's name, except torch's: `timm.utils.is_primary`."""
     last = name.rpartition(".")[2]
@@ -110,7 +113,7 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
         return frozenset({Rank("local")})
     if isinstance(operator, ast.FloorDiv):
         return frozenset({Rank("node")})
-    if isinstance(operator, ast.Add | ast.Mult):
+    if isinstance(operator, (ast.Add, ast.Mult)):
         return frozenset({Rank("global" if kinds & {"node", "global"} else min(kinds))})
     return NOTHING
 
@@ -118,7 +121,7 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
 def is_about_being_distributed(expression: ast.expr) -> bool:
     """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size ==
     1`."""
-    names = [node for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute)]
+    names = [node for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))]
     written = [name.attr if isinstance(name, ast.Attribute) else name.id for name in names]
     return any(_BEING_DISTRIBUTED.search(word.lower()) for word in written)
 
@@ -151,7 +154,7 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
         is_about_being_distributed(operand) and not (is_or and _lets_all_in(operand))
         for operand in test.values
     ]
-    having = [any(isinstance(value, RankTest | Rank) for value in values) for values in operands]
+    having = [any(isinstance(value, (RankTest, Rank)) for value in values) for values in operands]
     counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
     every: Values = frozenset().union(*operands)
     if sum(counting) <= 1 or not any(having):
@@ -209,7 +212,7 @@ def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
     truths = {value.value for value in right if isinstance(value, ConstantValue)}
     if len(truths) != 1 or not isinstance(next(iter(truths)), bool):
         return NOTHING
-    is_equal = isinstance(operator, ast.Eq | ast.Is)
+    is_equal = isinstance(operator, (ast.Eq, ast.Is))
     return tests if is_equal == (True in truths) else negated(tests)
 
 
@@ -222,12 +225,12 @@ def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
     zero = 0 in numbers and numbers <= {0, -1, None}
-    if isinstance(operator, ast.Eq | ast.Is | ast.In):
+    if isinstance(operator, (ast.Eq, ast.Is, ast.In)):
         return "the main one" if zero else "some"
-    if isinstance(operator, ast.NotEq | ast.IsNot | ast.NotIn):
+    if isinstance(operator, (ast.NotEq, ast.IsNot, ast.NotIn)):
         return "the others" if zero else "some"
-    is_greater = isinstance(operator, ast.Gt | ast.GtE) != is_turned
-    is_strict = isinstance(operator, ast.Gt | ast.Lt)
+    is_greater = isinstance(operator, (ast.Gt, ast.GtE)) != is_turned
+    is_strict = isinstance(operator, (ast.Gt, ast.Lt))
     if is_greater:
         return (
             "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"

@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -21,23 +22,44 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 # Fields of nodes with words and numbers, or with nodes that no rule needs.
 _WITHOUT_NODES = {
-    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "name",
-    "op", "ops", "rest", "simple", "str", "tag", "type_comment",
+    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kwd_attrs", "level", "module", "name",
+    "op", "ops", "rest", "simple", "str", "tag",
 }  # fmt: skip
+# Fields that are not kept: nothing asks for them, and annotations are a tenth of all nodes.
+_LEFT_OUT = {"annotation", "kind", "returns", "type_comment"}
 _LEAVES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal)
 # The other fields, by kind of node.
 FIELDS: dict[type, tuple[str, ...]] = {
     kind: ()
     if kind in _LEAVES
-    else tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+    else tuple(name for name in kind._fields if name not in _WITHOUT_NODES | _LEFT_OUT)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
+
+
+def _compact(kind: type[ast.AST]) -> type[ast.AST]:
+    """The kind of node that is kept: without a dict, which takes most of the memory of a tree, and
+    with the position of the node."""
+    slots = [*kind._fields, *kind._attributes, "_up", "_scope", "_number"]
+    if FIELDS[kind]:
+        slots.append("_last")
+    if kind in SCOPES:
+        slots.append("_source")
+    members: dict[str, Any] = {"__doc__": kind.__doc__}
+    if kind is ast.Name:  # a third of all nodes; it ends on the line that it begins on
+        members["end_lineno"] = property(attrgetter("lineno"))
+    members["__slots__"] = [name for name in slots if name not in _LEFT_OUT | members.keys()]
+    return type(kind.__name__, (kind,), members)
+
+
+COMPACT = {kind: _compact(kind) for kind in FIELDS}
+FIELDS |= {COMPACT[kind]: fields for kind, fields in FIELDS.items()}
 # Their lists may contain None: `{**one}` has no key.
-_WITH_GAPS = (ast.Dict, ast.arguments)
+_WITH_GAPS = (COMPACT[ast.Dict], COMPACT[ast.arguments])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Binding:
     """One place where a name, or an attribute, gets a value."""
 
@@ -54,7 +76,7 @@ class Binding:
     """The dotted name; relative ones begin with dots."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Scope:
     """A module, class or function, and the names bound in it."""
 
@@ -92,15 +114,13 @@ class Index:
         return every[start : bisect_right(numbers, last, start)]
 
 
-# The position of a node, in one attribute to save time and memory: its parent, its scope, its
-# number in the order of the text, and the number of the last node inside it.
-UP, SCOPE, NUMBER, LAST = range(4)
+# The position of a node: `_up` is its parent, `_scope` the innermost scope, `_number` its number in
+# the order of the text, and `_last` the number of the last node inside it, if there is one.
 
 
 def parent_of(node: ast.AST) -> ast.AST | None:
     """Its direct parent; known once its file has been indexed."""
-    place = getattr(node, "_at", None)
-    return None if place is None else place[UP]
+    return getattr(node, "_up", None)
 
 
 def ancestors(node: ast.AST) -> Iterator[ast.AST]:
@@ -113,7 +133,7 @@ def ancestors(node: ast.AST) -> Iterator[ast.AST]:
 
 def scope_of(node: ast.AST) -> ScopeNode:
     """The function, class or module whose names it sees first."""
-    scope: ScopeNode = node._at[SCOPE]  # type: ignore[attr-defined]
+    scope: ScopeNode = node._scope  # type: ignore[attr-defined]
     return scope
 
 
@@ -126,7 +146,7 @@ def enclosing_function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef 
     current: ast.AST = node
     while not isinstance(current, ast.Module):
         current = scope_of(current)
-        if isinstance(current, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(current, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return current
     return None
 
@@ -172,7 +192,7 @@ def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
         pending += [
             child
             for child in children(node)
-            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case)
+            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case))
         ]
     return innermost
 
@@ -227,7 +247,7 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     """
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
     first = _number(node)
-    last = node._at[LAST]  # type: ignore[attr-defined]
+    last = getattr(node, "_last", first)
     nodes: list[Any] = []
     for kind in kinds:
         nodes += index.between(kind, first, last)
@@ -236,19 +256,14 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     if into_functions:
         return nodes
     scopes = (node, scope_of(node)) if isinstance(node, SCOPES) else (scope_of(node),)
-    return [inner for inner in nodes if inner is node or inner._at[SCOPE] in scopes]
+    return [inner for inner in nodes if inner is node or inner._scope in scopes]
 
 
 def _number(node: ast.AST) -> int:
-    number: int = node._at[NUMBER]  # type: ignore[attr-defined]
+    number: int = node._number  # type: ignore[attr-defined]
     return number
 
 
 def calls_written(node: ast.AST) -> list[ast.Call]:
-    """All calls in it, in the order of the text, those of inner functions left out. Kept with the
-    node."""
-    calls: list[ast.Call] | None = getattr(node, "_calls", None)
-    if calls is None:
-        calls = [] if isinstance(node, SCOPES) else nodes_in(node, ast.Call)
-        node._calls = calls  # type: ignore[attr-defined]
-    return calls
+    """All calls in it, in the order of the text, those of inner functions left out."""
+    return [] if isinstance(node, SCOPES) else nodes_in(node, ast.Call)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ def _of_text(text: str) -> int:
 
 
 def _of_node(node: ast.AST) -> int:
-    return getattr(node, "lineno", 0) * 1_009 + getattr(node, "col_offset", 0)
+    lines = getattr(node, "lineno", 0) + 65_537 * (getattr(node, "end_lineno", 0) or 0)
+    return lines * 1_009 + getattr(node, "col_offset", 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Library:
     """Something from a library: `torch.distributed.barrier`; for a builtin, its plain name."""
 
@@ -36,7 +38,7 @@ class Library:
         return _of_text(self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CallResult:
     """The result of calling a library's function or method: `torch.optim.SGD`,
     `torch.optim.SGD.state_dict`."""
@@ -48,18 +50,18 @@ class CallResult:
         return _of_text(self.name) ^ _of_node(self.call)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ConstantValue:
     """A constant."""
 
     value: object
 
     def __hash__(self) -> int:
-        is_number = isinstance(self.value, int | float | complex)
+        is_number = isinstance(self.value, (int, float, complex))
         return hash(self.value) if is_number else _of_text(repr(self.value))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Items:
     """A tuple or list that is written out."""
 
@@ -69,7 +71,18 @@ class Items:
         return _of_node(self.items[0]) if self.items else 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A dictionary that is written out, or a comprehension, which has any key."""
+
+    keys: tuple[ast.expr | None, ...]
+    values: tuple[ast.expr, ...]
+
+    def __hash__(self) -> int:
+        return _of_node(self.values[0]) + 7 if self.values else 7
+
+
+@dataclass(frozen=True, slots=True)
 class LoopItem:
     """An item of an iterable, or a part of one."""
 
@@ -79,7 +92,7 @@ class LoopItem:
         return _of_node(self.of) + 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Module:
     """One of the given files."""
 
@@ -89,7 +102,7 @@ class Module:
         return _of_text(str(self.source.path))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Function:
     """A function of the given files; with its class, if it is a method of an instance."""
 
@@ -100,7 +113,7 @@ class Function:
         return _of_node(self.node) + 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Class:
     """A class of the given files."""
 
@@ -110,7 +123,7 @@ class Class:
         return _of_node(self.node) + 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Instance:
     """An instance of such a class."""
 
@@ -120,7 +133,7 @@ class Instance:
         return _of_node(self.of) + 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Method:
     """A method of a library's object, or one that a class of the given files inherits from a
     library."""
@@ -132,7 +145,7 @@ class Method:
         return _of_text(self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rank:
     """A number of this process: global, local (to its host), node, group (within some processes),
     or spawned.
@@ -147,7 +160,7 @@ class Rank:
         return _of_text(self.kind) + 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RankTest:
     """A condition that holds only on some ranks."""
 
@@ -171,6 +184,7 @@ Value: TypeAlias = (
     | CallResult
     | ConstantValue
     | Items
+    | Entries
     | LoopItem
     | Module
     | Function
@@ -182,3 +196,21 @@ Value: TypeAlias = (
 )
 Values: TypeAlias = frozenset[Value]
 NOTHING: Values = frozenset()
+
+
+def union(parts: Iterable[Values]) -> Values:
+    """The values of all parts; those of a single one are shared, not copied."""
+    every = [values for values in parts if values]
+    return every[0] if len(every) == 1 else NOTHING.union(*every)
+
+
+@lru_cache(maxsize=None, typed=True)  # True is not 1
+def of_constant(value: object) -> Values:
+    """Shared by all places where it is written."""
+    return frozenset({ConstantValue(value)})
+
+
+@cache
+def from_library(name: str) -> Values:
+    """Shared by all that name it: in large programs, hundreds of thousands."""
+    return frozenset({Library(name)})

@@ -7,7 +7,7 @@ import itertools
 import re
 
 from drumline_lint.reading.environment import variable
-from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launch
+from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import least_nodes
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.slurm import Options
@@ -50,6 +50,9 @@ def started_on_nodes(launch: Launch) -> int | None:
 def _srun_nodes(srun: Options, batch: Options) -> int | None:
     if srun.number("ntasks") == 1:
         return 1
+    says_more = {"ntasks", "nodes", "ntasks-per-node"} & srun.by_name.keys()
+    if batch.number("ntasks") == 1 and not says_more and "ntasks-per-node" not in batch.by_name:
+        return 1
     if "nodes" in srun.by_name:
         return srun.number("nodes")
     return batch.number("nodes") if "nodes" in batch.by_name else None
@@ -64,6 +67,14 @@ def tasks_per_node(launch: Launch) -> int | None:
     if not launch.srun.is_sure:
         return None
     return _srun_tasks(launch.srun, header(launch))
+
+
+def sees_one_gpu(launch: Launch) -> bool:
+    """`srun --gpus-per-task=1`: each task sees one GPU, which is cuda:0 there."""
+    srun = launch.srun.by_name if launch.srun else {}
+    options = {**header(launch).by_name, **srun}
+    is_bound = (options.get("gpus-per-task") or "").rpartition(":")[2] == "1"
+    return launch.srun is not None and is_bound and "gpu-bind" not in options
 
 
 def _srun_tasks(srun: Options, batch: Options) -> int | None:
@@ -126,11 +137,11 @@ def processes_per_node(launch: Launch) -> int | None:
 def gpus_per_node(launch: Launch) -> int | None:
     """How many GPUs the processes of one node can see."""
     visible = _visible_gpus(launch)
-    counts = [count for count in (visible, _allocated_gpus(launch)) if count is not None]
+    counts = [count for count in (visible, allocated_gpus(launch)) if count is not None]
     return min(counts, default=None)
 
 
-def _allocated_gpus(launch: Launch) -> int | None:
+def allocated_gpus(launch: Launch) -> int | None:
     container = launch.script.container
     if container is not None:
         return container.gpus
@@ -185,6 +196,7 @@ def visible_devices(launch: Launch) -> list[int]:
     """The numbers in CUDA_VISIBLE_DEVICES; empty if they are not known."""
     devices = variable(launch, "CUDA_VISIBLE_DEVICES")
     text = devices.script.constant(devices.assignment.value) if devices else None
+    text = launch.value("gpu-ids") or text
     is_list = text is not None and re.fullmatch(r"\d{1,4}(,\d{1,4})*", text)
     return [int(device) for device in text.split(",")] if text and is_list else []
 
@@ -196,3 +208,14 @@ def uses_task_variable(launch: Launch) -> bool:
     end = max((word.end for word in launch.arguments), default=0)
     start = launch.arguments[0].start if launch.arguments else 0
     return _TASK_VARIABLE.search(launch.script.text[start:end]) is not None
+
+
+def has_several_nodes(script: Script) -> bool:
+    """Whether a script shows that its launches work on several nodes."""
+    if (script.sbatch.number("nodes") or 1) > 1:
+        return True
+    return any(
+        max(started_on_nodes(launch) or 1, least_nodes(launch) or 1) > 1
+        or "hostfile" in launch.flags
+        for launch in launches(script)
+    )

@@ -43,7 +43,7 @@ def container_variable(name: str, value: Word, span: Span) -> Assignment:
     return Assignment(
         name=name,
         value=value,
-        command=Command((value,), is_conditional=False),
+        command=Command(words=(value,)),
         is_exported=True,
         is_for_command=False,
         is_appended=False,

@@ -49,14 +49,14 @@ def _joined(entrypoint: list[Command], command: list[Command]) -> list[Command]:
     if not entrypoint or not command:
         return entrypoint or command
     words = (*entrypoint[-1].words, *command[0].words)
-    return [*entrypoint[:-1], Command(words, is_conditional=False)]
+    return [*entrypoint[:-1], Command(words=words)]
 
 
 def _commands(text: str, start: int, end: int) -> list[Command]:
     if not text.startswith("[", start):
         return read_commands(text, start, end)
     words = [_word(match) for match in _TEXT.finditer(text, start, end)]
-    return [Command(tuple(words), is_conditional=False)] if words else []
+    return [Command(words=tuple(words))] if words else []
 
 
 def _word(match: re.Match[str]) -> Word:

@@ -30,10 +30,11 @@ def variable(launch: Launch, name: str) -> ScopedAssignment | None:
     scope: Script | None = launch.script
     while scope is not None:
         for_command = scope.command_variables.get(launch.command.start, [])
-        assigned = [assignment for assignment in for_command if assignment.name == name]
-        assigned = assigned or scope.variables.get(name, [])
+        for_command = [assignment for assignment in for_command if assignment.name == name]
+        assigned = for_command or scope.variables.get(name, [])
         if assigned:
-            is_only = len(assigned) == 1 and not assigned[0].command.is_conditional
+            is_always = assigned is for_command or not assigned[0].command.is_conditional
+            is_only = len(assigned) == 1 and is_always
             is_seen = assigned[0].is_exported or name in scope.exported
             return ScopedAssignment(scope, assigned[0]) if is_only and is_seen else None
         scope = scope.outer

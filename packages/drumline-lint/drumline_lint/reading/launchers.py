@@ -189,10 +189,14 @@ class _LaunchContext:
     """The words of `docker run` before the launcher."""
     mpirun: tuple[Word, ...] = ()
     """The words of mpirun before the launcher."""
+    apptainer: tuple[Word, ...] = ()
+    """The words of `apptainer exec` before the launcher."""
     is_elsewhere: bool = False
     """Whether it is run by ssh, mpirun or the like."""
     is_expanded_late: bool = False
     """Whether the shell that expands the variables runs where the launcher runs."""
+    misread: str = ""
+    """Why the words are not read as they are meant; empty if they are."""
     depth: int = 0
 
 
@@ -226,6 +230,16 @@ class Launch(_LaunchContext):
         return self.kind in {TORCHRUN, OLD_LAUNCH}
 
 
+def training_file(launch: Launch) -> str:
+    """The Python file that it starts, as it is written; empty if it is not known."""
+    words = [word.plain or "" for word in launch.arguments]
+    is_module = "module" in launch.flags or words[:1] == ["-m"]
+    path = next((word for word in words if not word.startswith("-")), "")
+    if is_module:
+        return f"{path.replace('.', '/')}.py" if path else ""
+    return path.removeprefix("./") if path.endswith(".py") else ""
+
+
 def launches(script: Script) -> list[Launch]:
     """All launches of a script, in order."""
     if script not in _LAUNCHES:
@@ -245,6 +259,10 @@ def _in_words(script: Script, written: Sequence[Word], around: _LaunchContext) -
         name = _base(word)
         if ASSIGNMENT.match(script.text, word.start, word.end):
             position += 1
+        elif not position and _is_whole_command(script, word):
+            lost = "no shell splits it into words, and there is no program of that name"
+            yield from _in_quoted(script, words[:1], replace(around, misread=lost))
+            return
         elif name in _STEPPED_OVER:
             position += 1
             while position < len(words) and _is_option(words[position]):  # `-n 10`
@@ -272,13 +290,27 @@ def _in_words(script: Script, written: Sequence[Word], around: _LaunchContext) -
                 len(arguments),
             )
             if all(argument.startswith("-") for argument in arguments[:after]):
-                yield from _in_quoted(
-                    script, words[position + after + 2 : position + after + 3], around
-                )
+                yield from _in_shell(script, words[position + after + 2 :], around)
             return
         else:
             yield from _launch(script, words[position:], around)
             return
+
+
+def _is_whole_command(script: Script, word: Word) -> bool:
+    """`["torchrun --standalone train.py"]` in a container."""
+    program, blank, _ = (word.plain or "").partition(" ")
+    is_list = word.code is not None and script.container is not None and script.outer is None
+    return is_list and bool(blank) and _is_program(program.rsplit("/", 1)[-1])
+
+
+def _in_shell(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
+    """The code of `bash -c`, which is one word; the others are $0, $1 ..."""
+    if len(words) > 1 and _is_program(_base(words[0])):
+        lost = f"`-c` runs {words[0].plain} alone: the words after it are not its arguments"
+        yield from _launch(script, words, replace(around, misread=lost))
+    else:
+        yield from _in_quoted(script, words[:1], around)
 
 
 def _with_runner(around: _LaunchContext, name: str, words: tuple[Word, ...]) -> _LaunchContext:
@@ -286,6 +318,8 @@ def _with_runner(around: _LaunchContext, name: str, words: tuple[Word, ...]) -> 
         return replace(around, docker=words)
     if name in {"mpirun", "mpiexec"}:
         return replace(around, mpirun=words)
+    if name in {"apptainer", "singularity"}:
+        return replace(around, apptainer=words)
     return around
 
 
@@ -316,7 +350,9 @@ def _in_quoted(script: Script, words: Sequence[Word], around: _LaunchContext) ->
         if script.text[word.start] == '"' and word.code is None:
             # The outer shell expands the variables, and the inner one only splits the words.
             for command in read_commands(script.text, *inside):
-                yield from _in_words(script, command.words, deeper)
+                is_background = deeper.command.is_background or command.is_background
+                outer = replace(deeper.command, is_background=is_background)
+                yield from _in_words(script, command.words, replace(deeper, command=outer))
         else:
             yield from _in_own_shell(script.inner(*inside), deeper)
 
@@ -324,8 +360,10 @@ def _in_quoted(script: Script, words: Sequence[Word], around: _LaunchContext) ->
 def _in_own_shell(inner: Script, around: _LaunchContext) -> Iterator[Launch]:
     late = replace(around, script=inner, is_expanded_late=True)
     for command in inner.commands:
-        context = replace(late, command=command) if inner.container else late
-        yield from _in_words(inner, command.words, context)
+        is_background = around.command.is_background or command.is_background
+        outer = command if inner.container else around.command
+        outer = replace(outer, is_background=is_background)
+        yield from _in_words(inner, command.words, replace(late, command=outer))
 
 
 def _launch(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:

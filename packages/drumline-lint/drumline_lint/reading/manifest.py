@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from drumline_lint.reading.container_words import (
     kubernetes_word,
 )
 from drumline_lint.reading.launchers import launches
-from drumline_lint.reading.shell import Assignment, Container, Script
+from drumline_lint.reading.shell import Assignment, Container, Refusal, Script
 from drumline_lint.reading.shell_parser import Command, Kind, Piece, Word, read_commands
 from drumline_lint.reading.source import Silenced, silenced_lines
 from drumline_lint.reading.yaml_nodes import (
@@ -23,6 +23,7 @@ from drumline_lint.reading.yaml_nodes import (
     code_in,
     documents,
     is_folded,
+    is_text,
     items,
     mapping,
     mappings_in,
@@ -41,6 +42,8 @@ _LAUNCH_WORDS = re.compile(
 DEFAULT_SHARED_MEMORY = 64 << 20
 """What Docker and Kubernetes give a container."""
 _GPU_RESOURCE = re.compile(r"(?:nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
+# Keys of a service; `extends` may bring one of them.
+_MAKES_GPUS_VISIBLE = re.compile(r"gpus|runtime|devices|privileged|extends|device_cgroup_rules")
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 # A hostile file has thousands, which must not all be compared.
 _MOST_SIBLINGS = 32
@@ -74,7 +77,12 @@ def read_manifest(path: Path, text: str) -> Manifest:
     letters = list(text)
     for line_end in _folded_lines(nodes, text):
         letters[line_end] = " "
-    reader = _ManifestReader(path, text, "".join(letters))
+    services = {
+        scalar(member(node, "metadata", "name")) or "": node
+        for node in nodes
+        if scalar(member(node, "kind")) == "Service"
+    }
+    reader = _ManifestReader(path, text, "".join(letters), services)
     scripts = [script for node in nodes for script in reader.scripts(node)]
     return Manifest(path, text, [script for script in scripts if launches(script)])
 
@@ -96,6 +104,8 @@ class _ManifestReader:
     text: str
     shell_text: str
     """The text, with blanks for the line ends that YAML folds."""
+    services: Mapping[str, YamlNode]
+    """The services of the file, by their names."""
 
     @cached_property
     def line_starts(self) -> Sequence[int]:
@@ -104,8 +114,11 @@ class _ManifestReader:
     def scripts(self, document: YamlNode) -> Iterator[Script]:
         if member(document, "services") is not None and member(document, "kind") is None:
             services: list[Script] = []
-            for _, node in mapping(member(document, "services")):
-                service = self._service(node)
+            listed: YamlNode = member(document, "services")
+            nodes = mapping(listed)
+            hosts = frozenset(host for name, node in nodes for host in _hosts(name, node))
+            for key, node in listed.value if nodes else ():
+                service = self._service(node, hosts, self._scalar_word(key))
                 service.siblings = tuple(services[-_MOST_SIBLINGS:])
                 services.append(service)
             yield from services
@@ -125,8 +138,10 @@ class _ManifestReader:
     def _container(
         self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
     ) -> Script:
+        kind = scalar(member(workload, "kind")) or ""
+        mode = scalar(member(workload, "spec", "completionMode"))
         container = Container(
-            kind=scalar(member(workload, "kind")) or "",
+            kind=kind,
             replicas=replicas,
             gpus=_gpu_limit(node),
             is_without_gpu=_is_without_gpu(node),
@@ -137,7 +152,9 @@ class _ManifestReader:
                 scalar(member(container, "name")) or ""
                 for container in items(member(pod, "containers"))
             ),
-            place=self._scalar_word(member(node, "image")),
+            refused=tuple(self._refusals(node, pod, workload)),
+            unresolved=_unresolved(pod) or self._unresolved_name(pod, workload),
+            is_indexed=kind != "Job" or mode == "Indexed",
         )
         variables = [*self._kubernetes_variables(node)]
         words = [
@@ -145,8 +162,56 @@ class _ManifestReader:
             for key in ("command", "args")
             for item in items(member(node, key))
         ]
-        commands = [Command(tuple(words), is_conditional=False)] if words else []
+        commands = [Command(words=tuple(words))] if words else []
         return self._script(container, commands, variables)
+
+    def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
+        name = member(node, "name")
+        if scalar(member(workload, "apiVersion")) == "batch/v1":
+            policy = member(pod, "restartPolicy")
+            if scalar(policy) not in {"Never", "OnFailure"}:
+                message = "a Job is refused without restartPolicy: Never or OnFailure"
+                yield from self._refusal(policy or name, message, "write restartPolicy: Never")
+            mode = member(workload, "spec", "completionMode")
+            if scalar(mode) == "Indexed" and member(workload, "spec", "completions") is None:
+                message = "an indexed Job is refused without a number of completions"
+                yield from self._refusal(mode, message, "write completions, and parallelism")
+        masters = member(workload, "spec", "pytorchReplicaSpecs", "Master")
+        replicas = member(masters, "replicas")
+        if (number(replicas) or 1) > 1 and member(masters, "template", "spec") is pod:
+            message = "a PyTorchJob has one master, and the operator refuses more"
+            yield from self._refusal(
+                replicas, message, "count the other pods as replicas of Worker"
+            )
+        limits = dict(mapping(member(node, "resources", "limits")))
+        for resource, count in mapping(member(node, "resources", "requests")):
+            if _GPU_RESOURCE.fullmatch(resource) and scalar(limits.get(resource)) != scalar(count):
+                message = f"requests of {resource} are refused unless limits have the same number"
+                yield from self._refusal(count, message, "write it under limits")
+        values = [member(entry, "value") for entry in items(member(node, "env"))]
+        values += [item for key in ("command", "args") for item in items(member(node, key))]
+        for value in values:
+            text = scalar(value)
+            if text is not None and not is_text(value):
+                message = f"{text} is no string, and Kubernetes refuses the manifest"
+                yield from self._refusal(value, message, f'write "{text}"')
+
+    def _refusal(self, node: YamlNode | None, message: str, fix: str) -> Iterator[Refusal]:
+        place = self._scalar_word(node)
+        if place is not None:
+            yield Refusal(place, message, fix)
+
+    def _unresolved_name(self, pod: YamlNode, workload: YamlNode) -> str:
+        """Pods have names of their own in a headless service only."""
+        key = "serviceName" if scalar(member(workload, "kind")) == "StatefulSet" else ""
+        name = scalar(member(workload, "spec", key)) if key else scalar(member(pod, "subdomain"))
+        service = self.services.get(name or "")
+        if service is not None and scalar(member(service, "spec", "clusterIP")) != "None":
+            return f"the service {name} is not headless (clusterIP: None)"
+        if scalar(member(workload, "kind")) == "Job" and name is None:
+            used = [service for service in self.services if f".{service}" in self.text]
+            return f"without subdomain: {used[0]}, the pods have no names in it" if used else ""
+        return ""
 
     def _kubernetes_variables(self, node: YamlNode) -> Iterator[Assignment]:
         for entry in items(member(node, "env")):
@@ -163,15 +228,18 @@ class _ManifestReader:
 
     # Compose
 
-    def _service(self, node: YamlNode) -> Script:
+    def _service(self, node: YamlNode, hosts: frozenset[str], name: Word | None) -> Script:
         devices = items(member(node, "deploy", "resources", "reservations", "devices"))
+        names = [name for name, _ in _with_merged(node)]
         container = Container(
             kind="service",
+            name=name,
             replicas=number(member(node, "deploy", "replicas")) or 1,
             gpus=_gpus_of_devices(devices),
             shared_memory=_shared_memory_of_service(node),
             is_on_shared_network=_shares_network(scalar(member(node, "network_mode"))),
-            place=self._scalar_word(member(node, "image")),
+            is_without_gpu=not devices and not any(map(_MAKES_GPUS_VISIBLE.match, names)),
+            hosts=frozenset() if _uses_other_networks(node) else hosts,
         )
         variables = [*self._compose_variables(member(node, "environment"))]
         words: list[Word] = []
@@ -182,7 +250,7 @@ class _ManifestReader:
             if value is not None and scalar(value) is not None:
                 commands += read_commands(self.shell_text, *code_in(value, self.text))
         if words:
-            commands.append(Command(tuple(words), is_conditional=False))
+            commands.append(Command(words=tuple(words)))
         return self._script(container, commands, variables)
 
     def _compose_variables(self, node: YamlNode | None) -> Iterator[Assignment]:
@@ -220,6 +288,29 @@ class _ManifestReader:
             environment=variables,
             line_starts=self.line_starts,
         )
+
+
+def _hosts(name: str, service: YamlNode) -> Iterator[str]:
+    yield name
+    for key in ("container_name", "hostname"):
+        yield scalar(member(service, key)) or ""
+    for _, network in mapping(member(service, "networks")):
+        yield from (scalar(alias) or "" for alias in items(member(network, "aliases")))
+        yield scalar(member(network, "ipv4_address")) or ""
+
+
+def _uses_other_networks(service: YamlNode) -> bool:
+    """Whether there may be hosts that this file does not name."""
+    keys = ("extra_hosts", "external_links", "links", "dns", "network_mode", "extends")
+    return any(member(service, key) is not None for key in keys)
+
+
+def _unresolved(pod: YamlNode) -> str:
+    """On the host's network, a pod asks the host's name servers unless it is said otherwise."""
+    is_on_host = scalar(member(pod, "hostNetwork")) == "true"
+    policy = scalar(member(pod, "dnsPolicy")) or "ClusterFirst"
+    is_default = is_on_host and policy == "ClusterFirst" and member(pod, "dnsConfig") is None
+    return "hostNetwork without dnsPolicy: ClusterFirstWithHostNet" if is_default else ""
 
 
 def _with_merged(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlNode]]:
@@ -263,7 +354,10 @@ def _pods(spec: YamlNode | None, kind: str) -> Iterator[tuple[YamlNode | None, i
     if member(spec, "containers") is not None:
         yield spec, 1
     size = "parallelism" if kind in {"Job", "CronJob"} else "replicas"
-    yield member(spec, "template", "spec"), _count(member(spec, size)) or None
+    pods = _count(member(spec, size))
+    if kind == "Job" and member(spec, "completions") is not None:
+        pods = min(pods, _count(member(spec, "completions")))
+    yield member(spec, "template", "spec"), pods or None
     for job in items(member(spec, "replicatedJobs")):
         inner = member(job, "template", "spec")
         replicas = _count(member(job, "replicas")) * _count(member(inner, "parallelism"))
@@ -303,8 +397,10 @@ def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
             volumes = [
                 v for v in items(member(pod, "volumes")) if scalar(member(v, "name")) == name
             ]
-            limit = member(volumes[0], "emptyDir", "sizeLimit") if volumes else None
-            return parse_size(scalar(limit) or "")
+            directory = member(volumes[0], "emptyDir") if volumes else None
+            if directory is not None and scalar(member(directory, "medium")) != "Memory":
+                return 0
+            return parse_size(scalar(member(directory, "sizeLimit")) or "")
     return DEFAULT_SHARED_MEMORY
 
 

@@ -99,9 +99,15 @@ def _as_python(code: str) -> tuple[str, BaseException | None]:
     """The code, or as many empty lines if it is not Python even without magics."""
     if _parsed(code)[0] is not None:
         return code, None
-    without = _without_magics(code)
+    without = _without_magics(_without_indent(code))
     tree, error = _parsed(without)
     return (without if tree is not None else "\n" * code.count("\n")), error
+
+
+def _without_indent(code: str) -> str:
+    """IPython takes the indent of a cell's first line from all of its lines."""
+    indent = code[: len(code) - len(code.lstrip(" \t"))]
+    return "\n".join(line.removeprefix(indent) for line in code.split("\n")) if indent else code
 
 
 def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:

@@ -16,7 +16,7 @@ from drumline_lint.reading.dockerfile import read_dockerfile
 from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_manifest
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.source import CANNOT_PARSE, Source, parse_python, syntax_problem
+from drumline_lint.reading.source import CANNOT_PARSE, Source, syntax_problem
 from drumline_lint.untrusted import read_regular
 
 MAX_BYTES = 64 << 20
@@ -36,25 +36,27 @@ class Reading:
     problems: list[Finding] = field(default_factory=list)
     is_skipped: bool = False
     """Whether it is YAML that starts no training."""
-    is_known: bool = False
-    """Whether the same bytes were parsed before: then Python is parsed where its tree is needed."""
 
     @property
     def scripts(self) -> Sequence[Script]:
         """What the rules for scripts read."""
         if isinstance(self.content, Manifest):
             return self.content.scripts
-        return [self.content] if isinstance(self.content, Script) else []
+        if not isinstance(self.content, Script):
+            return []
+        return [self.content, *self.content.written_scripts]
+
+    def parse(self) -> None:
+        """Python is parsed only here, or where its tree is needed; what cannot be is a problem."""
+        try:
+            _ = self.content.tree if isinstance(self.content, Source) else None
+        except CANNOT_PARSE as error:
+            self.content = None
+            self.problems.append(syntax_problem(error, self.path))
 
 
 def read_file(path: Path) -> Reading:
-    """Never raises because of the content, or because it cannot be opened."""
-    reading = load_file(path)
-    return reading if reading.problems else read_bytes(path, reading.data)
-
-
-def load_file(path: Path) -> Reading:
-    """Its bytes, not parsed yet."""
+    """Never raises because of the content, or because it cannot be opened. Python is not parsed."""
     try:
         data = read_regular(path, most=MAX_BYTES)
     except OSError as error:
@@ -62,12 +64,19 @@ def load_file(path: Path) -> Reading:
             UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}"
         )
         return Reading(path, b"", problems=[unreadable])
-    return Reading(path, data)
+    return decode(path, data)
 
 
-def read_bytes(path: Path, data: bytes, *, is_known: bool = False) -> Reading:
+def read_bytes(path: Path, data: bytes) -> Reading:
+    reading = decode(path, data)
+    reading.parse()
+    return reading
+
+
+def decode(path: Path, data: bytes) -> Reading:
+    """As `read_bytes`, but Python is not parsed."""
     language = language_of(path, data)
-    reading = Reading(path, data, is_known=is_known)
+    reading = Reading(path, data)
     if language == "notebook":
         reading.content, reading.problems = read_notebook(path, data)
     elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -143,7 +152,7 @@ def _read_python(reading: Reading) -> None:
         unreadable = problem(UNREADABLE, reading.path, message, fix="save it as UTF-8")
         reading.problems.append(unreadable)
     else:
-        _parse(reading, text)
+        reading.content = Source(reading.path, text)
 
 
 def _encoding(data: bytes) -> str:
@@ -154,12 +163,3 @@ def _encoding(data: bytes) -> str:
         if "missing" in str(error):
             data.decode()
         raise
-
-
-def _parse(reading: Reading, text: str) -> None:
-    try:
-        tree = None if reading.is_known else parse_python(text)
-    except CANNOT_PARSE as error:
-        reading.problems.append(syntax_problem(error, reading.path))
-    else:
-        reading.content = Source(reading.path, text, tree)

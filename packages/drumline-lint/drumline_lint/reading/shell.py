@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import ast
+import operator
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,17 +17,20 @@ from drumline_lint.reading.shell_parser import (
     ASSIGNMENT,
     Command,
     Kind,
+    Loop,
     Piece,
     Word,
     inside_quotes,
     read_commands,
 )
-from drumline_lint.reading.slurm import Options, header_options
+from drumline_lint.reading.slurm import HEREDOC, Options, header_options
 from drumline_lint.reading.source import Lines, Silenced, silenced_lines
 
 _DECLARES = {"export", "declare", "typeset", "local", "readonly"}
+# By loops and builtins, and in arithmetic: `((rank++))`.
 _CHANGED_ELSEWHERE = re.compile(
-    r"\b(?:for|select|read|unset|mapfile|readarray|getopts)\b([^\n;&|]*)"
+    r"\b(?:(?:for|select)[ \t]+(\w+)|(?:read|unset|mapfile|readarray|getopts|let)\b([^\n;&|]*))"
+    r"|\b([A-Za-z_]\w*)(?:\+\+|--(?=\))|[-*/]=)|\(\([ \t]*([A-Za-z_]\w*)[ \t]*="
 )
 _NUMBER_OF_NODES = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}
 _COUNTS_IN_HEADER = {"cpus-per-task", "gpus-per-node", "ntasks", "ntasks-per-node"}
@@ -34,6 +38,8 @@ _COUNTS_IN_HEADER = {"cpus-per-task", "gpus-per-node", "ntasks", "ntasks-per-nod
 _WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`\\]*)\}")
 # `$((NNODES * 8))`, in which bash needs no dollar signs.
 _ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%${}()-]{1,200})\)\)")
+_ARRAY_LENGTH = re.compile(r"\$\{#([A-Za-z_]\w*)\[[@*]\]\}")
+_RANGE = re.compile(r"\{(\d{1,4})\.\.(\d{1,4})\}|\$\(seq(?: (\d{1,4}))? (\d{1,4})\)")
 _LONGEST_VALUE = 4000
 _DEEPEST = 12
 
@@ -61,6 +67,15 @@ class Assignment:
 TextRange: TypeAlias = Word | Assignment
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Something for which Kubernetes refuses a manifest."""
+
+    place: Word
+    message: str
+    fix: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Container:
     """What a manifest, a Compose file or a Dockerfile decides about the processes of a
@@ -81,8 +96,13 @@ class Container:
     """Whether it shares its loopback interface, with the host or another container."""
     name: Word | None = None
     names_in_pod: frozenset[str] = frozenset()
-    place: Word | None = None
-    """Where a finding about the whole container is shown."""
+    refused: tuple[Refusal, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    """The names that it can be reached by, with those of the other services of a Compose file."""
+    unresolved: str = ""
+    """Why the names of services cannot be resolved in it; empty if they can."""
+    is_indexed: bool = False
+    """Whether each pod has a JOB_COMPLETION_INDEX."""
 
     @property
     def sets_torchrun_flags(self) -> bool:
@@ -104,7 +124,8 @@ class Script:
     environment: Sequence[Assignment] = ()
     """Variables that are set outside of the shell's code."""
     siblings: Sequence[Script] = ()
-    """For a service, those before it in the same Compose file."""
+    """For a service, those before it in the same Compose file; for the script of a node, those of the
+    nodes before it."""
     line_starts: Sequence[int] | None = None
     """Where the lines of the file begin, if the text has lost some of them."""
     _values: dict[str, str | None] = field(default_factory=dict, repr=False)
@@ -140,6 +161,15 @@ class Script:
             written_commands=read_commands(self.text, start, end),
             line_starts=self._line_starts,
         )
+
+    @cached_property
+    def written_scripts(self) -> list[Script]:
+        """The scripts in its heredocs, each in a text in which all else is blank."""
+        return [
+            Script(self.path, _alone(self.text, heredoc), line_starts=self._line_starts)
+            for heredoc in HEREDOC.finditer(self.text)
+            if _is_script(self.text, heredoc)
+        ]
 
     @cached_property
     def on_slurm(self) -> bool:
@@ -220,6 +250,21 @@ class Script:
         with_default = _WITH_DEFAULT.fullmatch(piece.text) if piece.kind is Kind.UNKNOWN else None
         return with_default[2] if with_default else None
 
+    def loop_values(self, loop: Loop) -> list[str] | None:
+        """The values that the variable of a loop gets."""
+        values: list[str] = []
+        for word in self.expanded(loop.words):
+            counted = _RANGE.fullmatch(self.text[word.start : word.end])
+            if counted:
+                first = int(counted[1] or counted[3] or (counted[1] is None))
+                last = int(counted[2] or counted[4])
+                values += [str(number) for number in range(first, last + 1)]
+            elif (value := self.constant(word)) is not None:
+                values.append(value)
+            else:
+                return None
+        return values or None
+
     def source_of(self, word: Word) -> TextRange:
         """Where a word's value is written: the word itself, or the assignment of its only
         variable."""
@@ -277,7 +322,7 @@ class Script:
         return frozenset(
             name
             for changing in _CHANGED_ELSEWHERE.finditer(self.text, start, end)
-            for name in re.findall(r"[A-Za-z_]\w*", changing[1])
+            for name in re.findall(r"[A-Za-z_]\w*", " ".join(filter(None, changing.groups())))
         )
 
     def _value(self, piece: Piece, depth: int) -> str | None:
@@ -297,6 +342,8 @@ class Script:
         """The value of `$((2 * NUM_GPUS))`, or of `${NAME:-1}` if the script sets NAME."""
         if with_default := _WITH_DEFAULT.fullmatch(written):
             return self._value(Piece(Kind.VARIABLE, with_default[1]), depth + 1)
+        if length := _ARRAY_LENGTH.fullmatch(written):
+            return self._length_of(length[1])
         arithmetic = _ARITHMETIC.fullmatch(written)
         if arithmetic is None:
             return None
@@ -307,6 +354,14 @@ class Script:
             names,
         )
         return _calculated(numbers)
+
+    def _length_of(self, array: str) -> str | None:
+        assignment = self._only_assignment(array)
+        items = assignment.items if assignment else None
+        is_counted = items is not None and all(
+            piece.kind is Kind.TEXT or piece.is_quoted for item in items for piece in item.pieces
+        )
+        return str(len(items or ())) if is_counted else None
 
     def _value_of_name(self, name: str, depth: int) -> str | None:
         if self.outer is not None and name not in self.variables:
@@ -400,12 +455,47 @@ class Script:
         )
 
 
+def _is_script(text: str, heredoc: re.Match[str]) -> bool:
+    line = text[text.rfind("\n", 0, heredoc.start()) + 1 : heredoc.start()]
+    is_run = re.search(r"(?:^|[\s/;&|])(?:sbatch|srun|ssh|bash|sh)\b", line) is not None
+    return is_run or heredoc["body"].startswith("#!") or "\n#SBATCH" in heredoc["body"]
+
+
+def _alone(text: str, heredoc: re.Match[str]) -> str:
+    """The blanks for `\\` are at the beginning of a line, since its end may continue it."""
+    lines = heredoc["body"].split("\n")
+    if not heredoc["quote"]:
+        lines = [line.replace("\\$", "$").rjust(len(line)) for line in lines]
+    before = re.sub(r"[^\r\n]", " ", text[: heredoc.start("body")])
+    return before + "\n".join(lines)
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
 def _calculated(expression: str) -> str | None:
-    """The value of products and sums of whole numbers without brackets."""
-    if not re.fullmatch(r"\s*\d{1,6}(?:\s*[+*]\s*\d{1,6})*\s*", expression):
+    """The value of an expression of whole numbers."""
+    if not re.fullmatch(r"[\d\s+*/%()-]{1,200}", expression):
         return None
-    products = [term.split("*") for term in expression.split("+")]
-    return str(sum(math.prod(int(factor) for factor in product) for product in products))
+    try:
+        value = _result(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+    return str(value) if 0 <= value < 10**9 else None
+
+
+def _result(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_result(node.left), _result(node.right))
+    raise ValueError
 
 
 def _exports(command: Command) -> bool:

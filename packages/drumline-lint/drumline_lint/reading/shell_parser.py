@@ -71,14 +71,30 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A simple command, as it is written."""
+class Loop:
+    """`for NAME in WORDS`; without words for other loops."""
 
-    words: tuple[Word, ...]
-    is_conditional: bool
+    name: str = ""
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What surrounds a command."""
+
+    is_conditional: bool = False
     """Inside an if, a case or a loop, or after && or ||."""
     is_background: bool = False
     """Started with `&`, alone or with the commands around it."""
+    loop: Loop | None = None
+    """The innermost loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command(_Around):
+    """A simple command, as it is written."""
+
+    words: tuple[Word, ...]
 
     @property
     def start(self) -> int:
@@ -96,18 +112,13 @@ _IN_QUOTES = re.compile(rf"\\(?:\r?\n|(?P<escaped>[$`\"\\]))|{_NAME}")
 _VARIABLE = re.compile(r"\$(?:([@*#?$!-])|\{([A-Za-z_]\w*|[0-9]+)\})")
 _WHOLE_ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 _CONTINUED = re.compile(r"\\\r?\n")
-# In templates, as in `DATA=<path of the data>`; it is not valid shell.
-_PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>")
+# In templates, as in `DATA=<path of the data>` or `{{ path }}`; it is not valid shell.
+_PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>|\{\{[^{}\n]*\}\}")
 # The types of tree-sitter-bash's nodes.
 _DECLARATIONS = {"declaration_command", "unset_command"}
 _COMMANDS = {"command", "variable_assignment", "variable_assignments", *_DECLARATIONS}
-_CONDITIONAL = {
-    "if_statement",
-    "while_statement",
-    "for_statement",
-    "c_style_for_statement",
-    "case_statement",
-}
+_LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
+_CONDITIONAL = {"if_statement", "case_statement", *_LOOPS}
 _NO_WORDS = {"file_redirect", "heredoc_redirect", "herestring_redirect", "comment", "ERROR"}
 _EXPANSIONS = {
     "simple_expansion",
@@ -131,20 +142,23 @@ def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Com
     tree = _parser().parse(readable.encode("ascii", errors="replace"))
     reader = _Reader(text, start)
     commands = []
-    pending = [(tree.root_node, False, False)]
+    pending = [(tree.root_node, _Around())]
     while pending:
-        node, is_conditional, is_background = pending.pop()
+        node, around = pending.pop()
         if node.type in _COMMANDS:
-            commands += [
-                Command(words, is_conditional, is_background) for words in reader.lines(node)
-            ]
+            commands += [reader.command(words, around) for words in reader.lines(node)]
+        loop = reader.loop(node)
+        inner_nodes = [*_inner_nodes(node)]
         pending += [
             (
                 inner,
-                is_conditional or _is_condition(node, position),
-                is_background or _is_background(inner),
+                _Around(
+                    around.is_conditional or _is_condition(node, position),
+                    around.is_background or _is_background(inner),
+                    loop if loop and inner.type == "do_group" else around.loop,
+                ),
             )
-            for position, inner in reversed([*enumerate(_inner_nodes(node))])
+            for position, inner in reversed([*enumerate(inner_nodes)])
         ]
     return sorted(commands, key=lambda command: command.end)
 
@@ -207,6 +221,22 @@ class _Reader:
             words.append(word)
         if words:
             yield tuple(words)
+
+    def command(self, words: tuple[Word, ...], around: _Around) -> Command:
+        return Command(
+            words=words,
+            is_conditional=around.is_conditional,
+            is_background=around.is_background,
+            loop=around.loop,
+        )
+
+    def loop(self, node: Node) -> Loop | None:
+        if node.type not in _LOOPS:
+            return None
+        variable = node.child_by_field_name("variable")
+        values = node.children_by_field_name("value")
+        words = tuple(self._word(value) for value in values if variable)
+        return Loop(self._text(variable) if variable else "", words)
 
     def _words(self, command: Node) -> list[Word]:
         if command.type == "variable_assignment":

@@ -43,17 +43,18 @@ ALIASES = {"tasks-per-node": "ntasks-per-node"}
 _HEADER = re.compile(r"^#SBATCH(?=[ \t-])(.*)", re.MULTILINE)
 _LONG_OPTION = re.compile(r"[ \t]*--([A-Za-z][A-Za-z0-9-]*)")
 # What a script writes to another file.
-_HEREDOC = re.compile(
-    r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?:.*?\n)??[ \t]*\2[ \t\r]*$", re.DOTALL | re.MULTILINE
+HEREDOC = re.compile(
+    r"<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n(?P<body>(?:.*?\n)??)[ \t]*(?P=end)[ \t\r]*$",
+    re.DOTALL | re.MULTILINE,
 )
 # sbatch stops reading there.
 _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may run on its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
-# The number of GPUs that a whole node usually has; a job with several nodes seldom uses only some
-# of each.
-_ALL_GPUS = 8
-_ALL_GPUS_OF_SEVERAL = 4
+# The number of GPUs that a whole node usually has, at least; the tasks of an array are there
+# together.
+ALL_GPUS = 4
+_ALL_GPUS_OF_ARRAY = 8
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Options:
         """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are
         used."""
         is_alone = "exclusive" in self.by_name and self.by_name["exclusive"] in _WHOLE
-        has_several = (self.number("nodes") or 1) > 1
-        all_gpus = _ALL_GPUS_OF_SEVERAL if has_several else _ALL_GPUS
+        is_array = "array" in self.by_name
+        all_gpus = _ALL_GPUS_OF_ARRAY if is_array else ALL_GPUS
         return is_alone or self.by_name.get("mem") == "0" or (self.gpus_per_node or 0) >= all_gpus
 
 
@@ -118,7 +119,7 @@ def header_lines(text: str) -> list[HeaderLine]:
     """The `#SBATCH` lines, without those that a script writes to another file."""
     first_command = _COMMAND.search(text)
     end = first_command.start() if first_command else len(text)
-    written = [heredoc.span() for heredoc in _HEREDOC.finditer(text)]
+    written = [heredoc.span() for heredoc in HEREDOC.finditer(text)]
     lines = []
     for header in _HEADER.finditer(text):
         if any(start < header.start() < stop for start, stop in written):

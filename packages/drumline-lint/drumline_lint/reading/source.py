@@ -21,6 +21,7 @@ Lines = tuple[int, int]
 """The first and the last line of a statement."""
 
 _RULE = r"(?:[A-Z]+[0-9]+|[A-Z]+(?:-[A-Z]+)+)"
+_TEST_FOLDERS = {"test", "tests", "unit_tests"}
 _NOQA = re.compile(rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re.IGNORECASE)
 
 
@@ -67,18 +68,22 @@ class Cell:
 
 @dataclass(eq=False)
 class Source:
-    """Python that could be parsed."""
+    """Python; what cannot be parsed has none."""
 
     path: Path
     text: str
     parsed: ast.Module | None = None
-    """None if an earlier run parsed the same text."""
+    """None before its tree is needed."""
     cells: list[Cell] = field(default_factory=list)
     """The cells of a notebook, in order."""
 
     @cached_property
     def tree(self) -> ast.Module:
         return self.parsed or parse_python(self.text)
+
+    @cached_property
+    def folder(self) -> str:
+        return str(self.path.parent)
 
     @cached_property
     def lines(self) -> list[str]:
@@ -92,7 +97,9 @@ class Source:
 
     @property
     def is_test(self) -> bool:
-        return self.path.name.startswith("test_") or self.path.name.endswith("_test.py")
+        is_by_folder = not _TEST_FOLDERS.isdisjoint(self.path.parts[-3:-1])
+        is_by_name = self.path.name.startswith("test_") or self.path.name.endswith("_test.py")
+        return is_by_name or is_by_folder
 
     @property
     def is_notebook(self) -> bool:

@@ -65,6 +65,11 @@ def scalar(node: YamlNode | None) -> str | None:
     return node.value if node is not None and node.id == "scalar" else None
 
 
+def is_text(node: YamlNode) -> bool:
+    """Whether a scalar is a string, or nothing."""
+    return str(node.tag).rpartition(":")[2] in {"str", "null"}
+
+
 def number(node: YamlNode | None) -> int | None:
     text = scalar(node) or ""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None

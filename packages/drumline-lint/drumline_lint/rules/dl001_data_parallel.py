@@ -1,33 +1,28 @@
-"""DL001: one process for all GPUs."""
+"""DL001: every rank drives the GPUs of all."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
-from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.shown import is_shown_on_every_rank
 from drumline_lint.program.names import DATA_PARALLEL
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
-RULE = rule("DL001", only_distributed=False)
+RULE = rule("DL001")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Where every rank comes to it, each drives the GPUs of all."""
+    """Every call that all ranks come to."""
     for call in program.calls(source, DATA_PARALLEL):
-        message = f"{source.code(call.func)} drives all GPUs from one process"
-        is_of_ranks = (
-            source in distributed_sources(program)
-            and is_on_every_rank(program, call)
-            and not _is_by_gpus(program, call)
-        )
-        if is_of_ranks:
-            message += ", and every rank does so"
-        yield RULE.at(source, call, message, severity=Severity.WARNING if is_of_ranks else None)
+        if is_shown_on_every_rank(program, call) and not _is_by_gpus(program, call):
+            message = (
+                f"{source.code(call.func)} drives all GPUs from one process, and every rank does so"
+            )
+            yield RULE.at(source, call, message)
 
 
 def _is_by_gpus(program: Program, call: ast.Call) -> bool:

@@ -44,12 +44,22 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 call,
                 f"{model_code} is still on the CPU when DDP wraps it: it is moved in line {line}",
             )
-        elif has_devices(program, call) and is_made_on_cpu(program, model):
+        elif (
+            has_devices(program, call)
+            and not _is_parameter(program, model)
+            and is_made_on_cpu(program, model)
+        ):
             yield RULE.at(
                 source,
                 call,
                 f"DDP is given device_ids, but {model_code} was never moved from the CPU",
             )
+
+
+def _is_parameter(program: Program, model: ast.expr) -> bool:
+    """Whoever else calls the function may have moved it."""
+    bindings = program.bindings(model) if isinstance(model, ast.Name) else []
+    return any(binding.kind == "parameter" for binding in bindings)
 
 
 def _moved_after(

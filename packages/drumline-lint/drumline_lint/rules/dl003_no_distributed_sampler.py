@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.origins import depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
@@ -36,7 +37,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             name = "the dataset" if dataset is None else source.code(dataset)
             message = f"every rank trains on all of {name}: no sampler splits it"
             fix = "" if given(call, "sampler") is None else "make the sampler a DistributedSampler"
-            yield RULE.at(source, call, message, fix=fix)
+            severity = Severity.WARNING if _draws_apart(program, call) else None
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
+
+
+def _draws_apart(program: Program, call: ast.Call) -> bool:
+    """Each rank has an order of its own where nothing is seeded: then it is a larger batch at
+    random."""
+    return _is_shuffled(program, call) and not any_text_near(
+        program, program.source_of(call), "seed"
+    )
+
+
+def _is_shuffled(program: Program, call: ast.Call) -> bool:
+    origins = written_values(program, given(call, "shuffle"))
+    return any(_is_true(origin) for origin in origins)
 
 
 def _gives_all(program: Program, call: ast.Call) -> bool:
@@ -44,12 +59,12 @@ def _gives_all(program: Program, call: ast.Call) -> bool:
     if has_unknown_arguments(call) or not all(_is_none(program, call, name) for name in _ORDERS):
         return False
     dataset = given(call, "dataset")
+    sampler = given(call, "sampler")
     # shuffle=True is refused for a dataset that can only be iterated over
-    is_shuffled = any(
-        _is_true(origin) for origin in written_values(program, given(call, "shuffle"))
-    )
+    is_shuffled = _is_shuffled(program, call)
     is_known = is_indexed(program, dataset) or _is_stream(program, dataset)
-    if not is_shuffled and not is_known and given(call, "sampler") is None:
+    is_ordered = any(isinstance(origin, ast.Call) for origin in written_values(program, sampler))
+    if not is_shuffled and not is_known and not is_ordered:
         return False
     sources = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
     return not any(depends_on_rank(program, part) for part in sources)

@@ -20,7 +20,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Both in one call: shuffle true in any case, the sampler something that is known not to be
     None."""
     for call in program.calls(source, LOADER):
-        if given(call, "sampler") is not None and _is_stream(program, given(call, "dataset")):
+        sampler = given(call, "sampler")
+        is_there = sampler is not None and _is_there(program, sampler)
+        if is_there and _is_stream(program, given(call, "dataset")):
             message = "an IterableDataset takes no sampler: DataLoader raises a ValueError"
             yield RULE.at(source, call, message, fix="divide the data by rank in its __iter__")
         if not _is_true(program, given(call, "shuffle")):

@@ -7,13 +7,20 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.loops import outer_loops
+from drumline_lint.flow.loops import batch_loops, outer_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import called_definitions, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import last_name
+from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import (
+    enclosing_function,
+    last_name,
+    nodes_in,
+    scope_of,
+    statement_of,
+)
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method, Values
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
@@ -30,7 +37,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in calls:
         is_candidate = _shuffles(program, call) and not _is_of_evaluation(call)
         fed = _loaders_of(program, call) if is_candidate else []
-        if fed and not _has_set_epoch(program, call, fed) and not _is_handed_on(program, call, fed):
+        is_same = (
+            not _has_set_epoch(program, call, fed) and not _is_handed_on(program, call, fed)
+            if fed
+            else is_candidate and _is_of_epochs(program, call)
+        )
+        if is_same:
             dataset = argument(call, 0, "dataset")
             of = "" if dataset is None else f" of {source.code(dataset)}"
             message = (
@@ -38,6 +50,49 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "every epoch has the same order"
             )
             yield RULE.at(source, call, message)
+
+
+def _is_of_epochs(program: Program, call: ast.Call) -> bool:
+    """Whether its program trains for epochs and has no set_epoch at all, where the way from the sampler
+    to the loop is not seen."""
+    source = program.source_of(call)
+    near = connected(program, source)
+    if source.is_test or any("set_epoch" in file.text or framework(program, file) for file in near):
+        return False
+    is_whole = any("DistributedDataParallel" in file.text for file in near)
+    trains_here = bool(batch_loops(program, source))
+    files = frozenset({source}) if trains_here else near
+    return is_whole and _is_given_to_loader(program, call) and _trains_for_epochs(program, files)
+
+
+def _is_given_to_loader(program: Program, call: ast.Call) -> bool:
+    """`kwargs["sampler"] = ...`, or a name that a loader of the same function gets."""
+    statement = statement_of(call)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    function = enclosing_function(call)
+    words = f"{ast.unparse(target) if target else ''}_{function.name if function else ''}".lower()
+    if target is None or any(word in words for word in ("val", "test", "dev")):
+        return False
+    loaders = [inner for inner in nodes_in(scope_of(call), ast.Call) if _loads(program, inner)]
+    samplers = [given(loader, "sampler") for loader in loaders]
+    is_key = isinstance(target, ast.Subscript) and "'sampler'" in ast.unparse(target.slice)
+    return is_key or any(
+        sampler is not None and ast.unparse(sampler) == ast.unparse(target) for sampler in samplers
+    )
+
+
+def _loads(program: Program, call: ast.Call) -> bool:
+    return program.name_of(call.func) == LOADER
+
+
+@cached_query
+def _trains_for_epochs(program: Program, sources: frozenset[Source]) -> bool:
+    return any(
+        isinstance(outer, ast.For) and "epoch" in ast.unparse(outer.iter).lower()
+        for source in sources
+        for loop in batch_loops(program, source)
+        for outer in outer_loops(program, loop)
+    )
 
 
 def _is_of_evaluation(call: ast.Call) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.program.calls import argument, default_of
-from drumline_lint.program.names import DDP, LOADER
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import given
 from drumline_lint.training.models import built_of, is_on_cpu_only, wrapped
 
 RULE = rule("DL006")
@@ -39,29 +38,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if model is not None and layer is not None and not is_synced:
             where = program.source_of(layer).code(layer)
             message = f"{source.code(model)} has BatchNorm ({where})"
-            is_small = _has_small_batch(program, source)
             yield RULE.at(
-                source,
-                call,
-                f"{message}, which sees only this rank's part of each batch",
-                severity=Severity.WARNING if is_small else None,
+                source, call, f"{message}, which sees only this rank's part of each batch"
             )
-
-
-def _has_small_batch(program: Program, source: Source) -> bool:
-    """Whether a loader, or an option that is named so, has a batch of two to four; one sample is
-    for an evaluation."""
-    index = program.index(source)
-    sizes = [given(call, "batch_size") for call in program.calls(source, LOADER)]
-    for function in (*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)):
-        parameters = [*function.args.args, *function.args.kwonlyargs]
-        named = [parameter for parameter in parameters if parameter.arg.startswith("batch")]
-        sizes += [default_of(function, parameter) for parameter in named]
-    for call in index.calls.get("add_argument", ()):
-        names = [str(name.value) for name in call.args if isinstance(name, ast.Constant)]
-        if any("batch" in name for name in names):
-            sizes.append(argument(call, None, "default"))
-    return any(isinstance(size, ast.Constant) and size.value in (2, 3, 4) for size in sizes)
 
 
 def _is_layer(program: Program, node: ast.AST) -> bool:

@@ -6,12 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
+from drumline_lint.flow.never_run import is_never_run
+from drumline_lint.flow.run_order import is_for_script
+from drumline_lint.flow.shown import joins_within
 from drumline_lint.flow.single_process import is_in_run, is_single_process, may_start
-from drumline_lint.program.imports import connected
+from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import calls_near, connected
 from drumline_lint.program.names import DDP, INIT
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
@@ -25,6 +29,8 @@ from drumline_lint.program.tree import (
     scope_of,
     statement_of,
 )
+from drumline_lint.program.value import ConstantValue
+from drumline_lint.reading.allocation import sees_one_gpu
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import devices_given, wrapped
 
@@ -32,6 +38,9 @@ RULE = rule("DL007")
 _FIXED = re.compile(r"cuda:\d+")
 _CHOOSING = ("set_device", "device_ids", "cuda.device(", "set_default_device", "device_id")
 _MASK = "CUDA_VISIBLE_DEVICES"
+_SEES_ONE = re.compile(
+    _MASK + r"=[\"']?\$(?:\d|\{?(?:i|gpu|rank|local_rank|SLURM_LOCALID)\b)", re.IGNORECASE
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -39,6 +48,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     there."""
     if framework(program, source) or not connected(program, source).isdisjoint(_masking(program)):
         return  # where each process sees one GPU only, its number is 0
+    started = program.launches_of(source)
+    if any(sees_one_gpu(run) or _SEES_ONE.search(run.script.text) for run in started):
+        return
     devices = {
         fixed
         for device in devices_given(program, source)
@@ -60,12 +72,22 @@ def _default_devices(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.calls(source, DDP):
         near = connected(program, source)
         is_whole = any(True for file in near for _ in program.calls(file, INIT))
-        is_chosen = not is_whole or any(word in file.text for file in near for word in _CHOOSING)
+        is_run = is_whole and not is_never_run(program, call)
+        is_chosen = not is_run or any(word in file.text for file in near for word in _CHOOSING)
         model = None if is_chosen or call.keywords else wrapped(call)
         for move in written_values(program, model):
             if isinstance(move, ast.Call) and _moves_to_default(program, move):
                 message = f"{source.code(move)} is the first GPU for all ranks of a host"
-                yield RULE.at(source, move, message)
+                severity = Severity.NOTE if _uses_gloo(program, source) else None
+                yield RULE.at(source, move, message, severity=severity)
+
+
+def _uses_gloo(program: Program, source: Source) -> bool:
+    """Gloo works where ranks share a GPU, as they do in demonstrations."""
+    backends = [
+        program.values(argument(init, 0, "backend")) for init in calls_near(program, source, INIT)
+    ]
+    return all(values == {ConstantValue("gloo")} for values in backends)
 
 
 def _before_choice(program: Program, source: Source) -> Iterator[Finding]:
@@ -139,11 +161,22 @@ def _is_number(expression: ast.expr) -> bool:
 
 def _is_for_all(program: Program, node: ast.AST) -> bool:
     is_fallback = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node))
+    # the properties of the first GPU are those of all
+    is_query = any(
+        isinstance(outer, ast.Call) and last_name(outer.func).startswith("get_device")
+        for outer in ancestors(node)
+    )
+    is_script = any(
+        isinstance(outer, ast.stmt) and is_for_script(outer) for outer in ancestors(node)
+    )
     return (
         not is_fallback
+        and not is_query
+        and (not is_script or joins_within(program, program.source_of(node).tree))
         and not is_on_some_only(program, node)
         and not is_single_process(program, node)
         and is_in_run(program, node)
+        and not is_never_run(program, node)
     )
 
 

@@ -11,6 +11,7 @@ from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import calls_in, loop_around
+from drumline_lint.flow.never_run import is_never_run
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
@@ -47,7 +48,7 @@ SWITCHES = {
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The backward of every micro-batch."""
     for call, step in _unswitched(program):
-        if program.source_of(call) is source:
+        if program.source_of(call) is source and not is_never_run(program, call):
             yield RULE.at(
                 source,
                 call,
@@ -128,6 +129,8 @@ def _unswitched(program: Program) -> list[tuple[ast.Call, ast.Call]]:
 def _is_switched(program: Program, accumulation: Accumulation) -> bool:
     """Whether something in the functions around and in it says when gradients are exchanged."""
     around = enclosing_function(accumulation.loop) or program.source_of(accumulation.loop).tree
+    if any("accum" in ast.unparse(check.test).lower() for check in _refusals(around)):
+        return True  # several ranks and several micro-batches do not come together
     for root in (around, *accumulation.roots):
         for node in nodes_in(root, ast.Attribute, ast.Name, ast.Constant):
             word = (
@@ -138,6 +141,13 @@ def _is_switched(program: Program, accumulation: Accumulation) -> bool:
             if isinstance(word, str) and (word in SWITCHES or "no_sync" in word):
                 return True
     return False
+
+
+def _refusals(function: ast.AST) -> Iterator[ast.Assert | ast.If]:
+    """`assert args.accumulation == 1`, and an `if` that raises."""
+    for check in nodes_in(function, ast.Assert, ast.If):
+        if isinstance(check, ast.Assert) or isinstance(check.body[0], ast.Raise):
+            yield check
 
 
 @dataclass(frozen=True, eq=False)

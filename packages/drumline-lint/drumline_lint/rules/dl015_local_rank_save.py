@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.guards import Guards, call_paths, is_main_only
+from drumline_lint.flow.hosts import NODES
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own_of_node, saves
 
-# On one node, there is one local rank 0.
-_NODES = re.compile(r"n_?nodes|num_nodes|node_?rank|nodeid|multi[-_ ]?node", re.IGNORECASE)
 RULE = rule("DL015", in_tests=False)
 
 
@@ -25,7 +23,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = (
                 f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
             )
-            severity = None if _NODES.search(source.text) else Severity.NOTE
+            severity = None if NODES.search(source.text) else Severity.NOTE
             yield RULE.at(source, save.call, message, severity=severity)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import (
     collectives_in,
     has_counterpart,
@@ -19,11 +20,20 @@ from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.some_ranks import rank_filter
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, enclosing_function, last_name
+from drumline_lint.program.tree import (
+    FunctionNode,
+    ancestors,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    parent_of,
+    scope_of,
+)
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL017", only_distributed=False)
+LONGEST_SHOWN = 3
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -36,12 +46,18 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.index(source).every(ast.Call):
         if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
-        collectives = _collectives_of_call(program, call)
-        tests = _certain(program, call) if collectives else ()
-        for name, chain in collectives if tests else ():
+        tests = _certain(program, call)
+        for name, chain in _collectives_of_call(program, call, tests) if tests else ():
             if not has_counterpart(program, call, name, tests, find):
-                yield RULE.at(source, call, _message(source, tests, name, chain))
+                message = _message(source, tests, name, chain)
+                severity = None if _is_sure(tests, chain) else Severity.WARNING
+                yield RULE.at(source, call, message, severity=severity)
                 break
+
+
+def _is_sure(tests: Sequence[RankTest], chain: Sequence[ast.Call]) -> bool:
+    """What a long chain needs to be so is seldom all seen; `rank < n` may choose all of them."""
+    return len(chain) <= LONGEST_SHOWN and any(test.is_main is not None for test in tests)
 
 
 def _has_conditions(program: Program, call: ast.Call) -> bool:
@@ -57,14 +73,64 @@ def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
 
 
 def _collectives_of_call(
-    program: Program, call: ast.Call
+    program: Program, call: ast.Call, tests: Sequence[RankTest]
 ) -> list[tuple[str, tuple[ast.Call, ...]]]:
     """The collectives of a call, directly or not, given its arguments; calls in arguments are
     checked separately."""
     if not any(chain[0] is call for _, chain in collectives_in(program, call)):
         return []
-    reached = reached_by(program, call, _certain(program, call))
-    return [(name, chain) for name, chain in reached if not _serves(chain)]
+    reached = reached_by(program, call, tests)
+    return [
+        (name, chain)
+        for name, chain in reached
+        if not _serves(chain) and not _is_over_nothing(program, chain)
+    ]
+
+
+def _is_over_nothing(program: Program, chain: Sequence[ast.Call]) -> bool:
+    """Whether a method goes over a dictionary of its object that nothing has filled there:
+    `for meter in self.meters.values(): meter.synchronize()`."""
+    return any(
+        _is_never_filled(program, call, loop.iter.func.value.attr)
+        for call, inner in pairwise(chain)
+        for loop in ancestors(inner)
+        if isinstance(loop, ast.For)
+        and isinstance(loop.iter, ast.Call)
+        and isinstance(loop.iter.func, ast.Attribute)
+        and loop.iter.func.attr in ("values", "items")
+        and isinstance(loop.iter.func.value, ast.Attribute)
+    )
+
+
+def _is_never_filled(program: Program, call: ast.Call, name: str) -> bool:
+    """Whether a call is of a method of an object that is made in this function, all of whose other
+    methods that are called there leave the dictionary alone."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if not isinstance(owner, ast.Name):
+        return False
+    makers = [binding.value for binding in program.bindings(owner)]
+    uses = [
+        parent_of(parent_of(use) or use)
+        for use in nodes_in(scope_of(call), ast.Name)
+        if use.id == owner.id and isinstance(use.ctx, ast.Load)
+    ]
+    methods = [
+        program.function_of(use)
+        for use in uses
+        if isinstance(use, ast.Call) and use is not call and isinstance(use.func, ast.Attribute)
+    ]
+    num_others = len([use for use in uses if use is not call])
+    return (
+        bool(makers)
+        and all(isinstance(maker, ast.Call) for maker in makers)
+        and len(methods) == num_others
+        and all(method is not None and not _names(method, name) for method in methods)
+    )
+
+
+def _names(function: FunctionNode, name: str) -> bool:
+    attributes = nodes_in(function, ast.Attribute)
+    return any(attribute.attr == name for attribute in attributes)
 
 
 def _serves(chain: Sequence[ast.Call]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, reached_in, short_name
 from drumline_lint.flow.conditions import are_exclusive, conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.exits import Exit, exits, what_others_do
@@ -27,11 +27,25 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         tests = _tests(program, exit_)
         # a rank within a group says nothing about other groups
         needed = [test for test in tests if test.is_needed and test.kind != "group"]
-        missed = _missed(program, exit_, tests) if needed and not _fails(exit_) else ""
+        if any(test.is_main is None for test in needed) and _is_asked_more(program, exit_):
+            continue
+        is_sure = bool(needed) and not _fails(exit_) and not _tries_again(exit_)
+        missed = _missed(program, exit_, tests) if is_sure else ""
         if missed:
+            # `rank >= count` may hold on none
+            is_known = all(test.is_main is not None for test in needed)
             yield RULE.at(
-                source, exit_, f"{_who(needed[0])} here, and the other ranks block in {missed}"
+                source,
+                exit_,
+                f"{_who(needed[0])} here, and the other ranks block in {missed}",
+                severity=None if is_known else Severity.NOTE,
             )
+
+
+def _is_asked_more(program: Program, exit_: Exit) -> bool:
+    """Whether a condition on something else decides, too."""
+    held = conditions(program, exit_, with_exits=False)
+    return not all(rank_tests(program, test, holds) for test, holds in held)
 
 
 def _fails(exit_: Exit) -> bool:
@@ -39,6 +53,12 @@ def _fails(exit_: Exit) -> bool:
     call = exit_.value if isinstance(exit_, ast.Expr) else None
     code = call.args[0] if isinstance(call, ast.Call) and call.args else None
     return isinstance(code, ast.Constant) and bool(code.value)
+
+
+def _tries_again(exit_: Exit) -> bool:
+    """`continue` in a loop without end: the rank comes to the collective later."""
+    loop = loop_around(exit_) if isinstance(exit_, ast.Continue) else None
+    return isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
 
 
 def _tests(program: Program, exit_: Exit) -> list[RankTest]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.run_order import MOST_STEPS, Run, runs_through
+from drumline_lint.flow.run_order import MOST_STEPS, Run, found_in_runs, steps_calling
 from drumline_lint.program.names import DESTROY, INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
@@ -21,25 +21,30 @@ RULE = rule("DL021", in_tests=False)
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Only in runs of scripts: a library with `setup()` and `cleanup()` leaves the calls to its
     users."""
-    if framework(program, source):
+    if framework(program, source) or next(program.calls(source, INIT), None) is None:
         return
-    for call in program.calls(source, INIT):
-        runs = [
-            run for run in runs_through(program, source) if any(step.call is call for step in run)
-        ]
-        if runs and not all(_may_be_destroyed(program, run) for run in runs):
-            message = f"{source.code(call.func)} is called, and nothing in this run calls destroy_process_group"
-            yield RULE.at(source, call, message)
+    for call, name in found_in_runs(program, source, _never_destroyed).items():
+        message = f"{name} is called, and nothing in this run calls destroy_process_group"
+        yield RULE.at(source, call, message)
+
+
+def _never_destroyed(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
+    """The calls that begin a group, with what is called."""
+    begun = [run[number].call for number in steps_calling(program, run, INIT)]
+    if begun and not _may_be_destroyed(program, run):
+        for call in begun:
+            yield call, program.source_of(call).code(call.func)
 
 
 def _may_be_destroyed(program: Program, run: Run) -> bool:
     """Whether the run calls it, or a file of the run names it where it may be called: not in an
     unused function."""
-    if len(run) >= MOST_STEPS or any(program.name_of(step.call.func) == DESTROY for step in run):
+    if len(run) >= MOST_STEPS or steps_calling(program, run, DESTROY):
         return True
+    sources = {program.source_of(step.call) for step in run}
     return any(
         last_name(node) == "destroy_process_group" and _may_be_called(program, node)
-        for source in {program.source_of(step.call) for step in run}
+        for source in sources
         if "destroy_process_group" in source.text
         for node in (
             *program.index(source).every(ast.Attribute),

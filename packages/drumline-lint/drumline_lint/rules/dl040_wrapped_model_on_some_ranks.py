@@ -7,7 +7,7 @@ import builtins
 import sys
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import has_counterpart, has_group, who_calls
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import guards
@@ -35,6 +35,7 @@ from drumline_lint.program.tree import (
     nodes_in,
     parent_of,
     position,
+    scope_of,
 )
 from drumline_lint.program.value import (
     CallResult,
@@ -66,6 +67,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     def find(node: ast.AST) -> Iterator[tuple[str, Chain]]:
         return ((_FORWARD, chain) for chain in forwards_in(program, node))
 
+    reported = set()
     for call in calls_under_rank_tests(program, source):
         ranks = None
         for chain in forwards_by(program, call):
@@ -74,13 +76,35 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 break
             effect = _effect(program, chain, ranks) if _is_open(program, chain) else ""
             if effect and not has_counterpart(program, call, _FORWARD, ranks.tests, find):
+                is_sure = effect != "broadcast" or _has_buffers(program, chain)
+                place = (ranks.region[0], ast.unparse(chain[-1].func))
+                if place in reported:
+                    break  # the first is enough
+                reported.add(place)
                 yield RULE.at(
                     source,
                     call,
                     _message(source, ranks, chain, effect),
                     fix=_fix(source, chain, effect),
+                    severity=None if is_sure else Severity.NOTE,
                 )
                 break
+
+
+def _has_buffers(program: Program, chain: Chain) -> bool:
+    """Whether some are seen in the models that it runs."""
+    return any(
+        _is_buffer(program, node)
+        for ddp_call in wrappings_by(program, chain)
+        for node in built_of(program, wrapped(ddp_call.call))
+    )
+
+
+def _is_buffer(program: Program, node: ast.AST) -> bool:
+    """A BatchNorm, a registered buffer, or a model of a library of images, which has BatchNorms."""
+    name = program.name_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    is_registered = isinstance(node, ast.Attribute) and node.attr == "register_buffer"
+    return is_registered or "BatchNorm" in name or name.startswith(("torchvision.models.", "timm."))
 
 
 def _is_open(program: Program, chain: Chain) -> bool:
@@ -105,9 +129,22 @@ def _effect(program: Program, chain: Chain, ranks: RankFilter) -> str:
     if can_go_back and has_backward(program, ranks.region):
         # Exits before a backward pass are reported by another rule.
         return "" if ranks.by_exit else "average"
-    if all(_sends_buffers(program, ddp_call) for ddp_call in ddp_calls):
+    is_sent = all(_sends_buffers(program, ddp_call) for ddp_call in ddp_calls)
+    if is_sent and not _is_evaluated_before(program, chain[0]):
         return "broadcast"
     return ""
+
+
+def _is_evaluated_before(program: Program, call: ast.Call) -> bool:
+    """Whether the last that runs the model before, on all ranks, does so without gradients: DDP sends
+    no buffers after that until it trains again."""
+    earlier = [
+        chain
+        for chain in forwards_in(program, scope_of(call))
+        if position(chain[0]) < position(call) and rank_filter(program, chain[0]) is None
+    ]
+    last = max(earlier, key=lambda chain: [position(inner) for inner in chain], default=())
+    return any(has_gradients_off(program, inner) for inner in last)
 
 
 def _is_wrapped_there(program: Program, wrapping: CallResult, ranks: RankFilter) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import rank_tests_at
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.shown import is_shown_on_every_rank, takes_turns
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import last_name, nodes_in, position, scope_of
+from drumline_lint.program.tree import last_name
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
@@ -31,15 +31,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Datasets with `download=True` on every rank; not if some ranks make the same one before the
     others."""
     for call in _downloads(program, source):
-        if is_on_every_rank(program, call) and not (
-            _is_made_before(program, call) or _takes_turns(program, call)
-        ):
+        is_ready = takes_turns(program, call) or _is_made_before(program, call)
+        if is_on_every_rank(program, call) and not is_ready:
             what = "extracts" if last_name(call.func) == "extractall" else "downloads"
             message = (
                 f"{source.code(call.func)} {what} on every rank: "
                 "all ranks write the same files at the same time"
             )
-            yield RULE.at(source, call, message)
+            severity = Severity.WARNING if is_shown_on_every_rank(program, call) else Severity.NOTE
+            yield RULE.at(source, call, message, severity=severity)
 
 
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
@@ -54,15 +54,6 @@ def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
     for call in program.index(source).calls.get("extractall", ()):
         if not is_own(program, argument(call, 0, "path")):
             yield call
-
-
-def _takes_turns(program: Program, call: ast.Call) -> bool:
-    """`if rank != 0: dist.barrier()` before it: the others wait until the first is done."""
-    return any(
-        position(barrier) < position(call) and any(rank_tests_at(program, barrier))
-        for barrier in nodes_in(scope_of(call), ast.Call)
-        if last_name(barrier.func) in ("barrier", "synchronize", "wait_for_everyone")
-    )
 
 
 def _is_made_before(program: Program, call: ast.Call) -> bool:

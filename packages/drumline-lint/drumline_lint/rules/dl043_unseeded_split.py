@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
-from drumline_lint.flow.run_order import Run, found_in_runs, process_of
+from drumline_lint.flow.run_order import Run, found_in_runs, process_of, steps_calling
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
@@ -17,7 +17,6 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.seeds import TORCH_SEEDS, kind_of_seed, seeds_torch
 
 RULE = rule("DL043")
-_WORDS = ("random_split", "train_test_split", "permutation")
 # Each with the generator that it draws from, and what gives it another.
 _SPLITS = {
     "torch.utils.data.random_split": ("torch", "generator"),
@@ -29,8 +28,9 @@ _SPLITS = {
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Random splits in runs that set no seed before, or one with the rank in it."""
-    if framework(program, source) or not any(word in source.text for word in _WORDS):
-        return
+    splits = program.calls(source, *_SPLITS)
+    if framework(program, source) or not any(_draws(program, call) for call in splits):
+        return  # most programs: their runs are not followed
     for call in found_in_runs(program, source, _unseeded):
         if is_on_every_rank(program, call):
             message = (
@@ -42,12 +42,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
     """A process that mp.spawn starts does not have the seed of its parent."""
-    for number, step in enumerate(run):
-        kind, option = _SPLITS.get(program.name_of(step.call.func), ("", ""))
-        if not kind or argument(step.call, 2 if kind == "torch" else None, option) is not None:
+    for number in steps_calling(program, run, *_SPLITS):
+        step = run[number]
+        if not _draws(program, step.call):
             continue
-        if has_unknown_arguments(step.call) or not _divides(program, step.call):
-            continue
+        kind, _ = _SPLITS[program.name_of(step.call.func)]
         seeds = [
             earlier.call
             for earlier in run[:number]
@@ -56,6 +55,13 @@ def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
         ]
         if not seeds or _has_rank(program, seeds[-1]):
             yield step.call, None
+
+
+def _draws(program: Program, call: ast.Call) -> bool:
+    """Whether a split draws from the generator of the process."""
+    kind, option = _SPLITS[program.name_of(call.func)]
+    generator = argument(call, 2 if kind == "torch" else None, option)
+    return generator is None and not has_unknown_arguments(call) and _divides(program, call)
 
 
 def _divides(program: Program, call: ast.Call) -> bool:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.collectives import collective, collectives_in, short_name
-from drumline_lint.flow.conditions import always_exits, conditions, rank_tests
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.collectives import (
+    collective,
+    collectives_in,
+    likely_collective_names,
+    short_name,
+)
+from drumline_lint.flow.conditions import always_exits, conditions, rank_tests, rest_of_block
 from drumline_lint.flow.exits import Exit, exits, what_others_do
 from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.hosts import is_started_alone
 from drumline_lint.flow.loops import batch_loops, evaluation_loops, loop_around
 from drumline_lint.flow.some_ranks import has_backward, is_within
 from drumline_lint.program.calls import argument
@@ -52,17 +60,29 @@ _OWN_CALLS = {
     "os.path.exists": "a file that it sees",
     "os.path.isfile": "a file that it sees",
 }
+# Only these are certain for collectives in functions that are called.
+_CERTAIN = ("its own clock", "its own memory", "a signal that it got")
 # They are the same on all ranks, as a sampler gives every rank batches of one size.
 _SIZES = ("len", "shape", "size")
 # Names of functions that are not given, and let ranks agree.
 _EXCHANGING = ("reduce", "gather", "sync", "broadcast", "agree")
 _PATIENCE = {"patience", "early", "stop", "stale", "improve", "improvement"}
+# DDP's way to let ranks leave early.
+_UNEVEN = re.compile(r"model\w*\.join\b|\bJoin\(")
 _FAILURES = {"RuntimeError", "OutOfMemoryError", "Exception", "FloatingPointError", ""}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Exits and collectives under a condition that each rank decides for itself."""
-    if wraps_any(program) and "backward" in source.text:
+    """Exits and collectives under a condition that each rank decides for itself; a note where
+    scripts start one process."""
+    for finding in _findings(program, source):
+        is_alone = is_started_alone(program, source)
+        yield replace(finding, severity=Severity.NOTE) if is_alone else finding
+
+
+def _findings(program: Program, source: Source) -> Iterator[Finding]:
+    trains = wraps_any(program) and "backward" in source.text
+    if trains and not _UNEVEN.search(source.text):
         yield from _early_exits(program, source)
         yield from _skipped_backward(program, source)
         yield from _caught_failures(program, source)
@@ -74,6 +94,8 @@ def _early_exits(program: Program, source: Source) -> Iterator[Finding]:
         if isinstance(exit_, ast.Expr) or not _is_in_training(program, exit_):
             continue  # a process that exits ends the job, which does not hang
         reason = _reason(program, exit_) if is_on_every_rank(program, exit_) else ""
+        if not reason and _stops_by_own_loss(program, exit_):
+            reason = "the losses of its own batches"
         if not reason and _stops_by_own_metric(program, exit_):
             reason = "the metric of its own part of the data"
         if reason and any(has_backward(program, [node]) for node in what_others_do(program, exit_)):
@@ -161,6 +183,29 @@ def _is_of_one_process(program: Program, call: ast.Call) -> bool:
     return name.startswith("torch.") and not name.startswith("torch.distributed.")
 
 
+def _stops_by_own_loss(program: Program, exit_: Exit) -> bool:
+    """`bad += 1` where the sum of this rank's losses is no better, and `if bad > 5: break`."""
+    loop = loop_around(exit_)
+    if loop is None or not isinstance(exit_, ast.Break) or _exchanges(program, loop):
+        return False
+    sums = {
+        dotted(statement.target)
+        for statement in nodes_in(loop, ast.AugAssign)
+        if "loss" in ast.unparse(statement.value) and ".item()" in ast.unparse(statement.value)
+    }
+    counted = {
+        dotted(statement.target)
+        for statement in nodes_in(loop, ast.AugAssign)
+        for test, _ in _conditions_in_step(program, statement)
+        if sums & set(map(dotted, nodes_in(test, ast.Name)))
+    }
+    tests = [test for test, _ in _conditions_in_step(program, exit_)]
+    return any(
+        counted & set(map(dotted, nodes_in(test, ast.Name))) and not rank_tests(program, test)
+        for test in tests
+    )
+
+
 def _stops_by_own_metric(program: Program, exit_: Exit) -> bool:
     """Early stopping by the metric of this rank's part of the data."""
     loop = loop_around(exit_)
@@ -181,8 +226,9 @@ def _stops_by_own_metric(program: Program, exit_: Exit) -> bool:
     )
 
 
-def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
-    """In words, what of this rank alone a condition asks about."""
+def _own_value(program: Program, test: ast.expr, depth: int = 0, *, is_empty: bool = False) -> str:
+    """In words, what of this rank alone a condition asks about. Of a batch, whether it is empty:
+    all else in it may be the same on all ranks."""
     for call in nodes_in(test, ast.Call):
         if reason := _OWN_CALLS.get(program.name_of(call.func), ""):
             return reason
@@ -196,10 +242,15 @@ def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
             continue
         if is_of_step(program, name) or _is_loss(program, name):
             return f"its own {name.id}"
-        if _is_of_batch(program, name):
+        if _asks_if_broken(name) and _is_of_batch(program, name):
+            return "its own batch"
+        asks_if_empty = is_empty or _asks_if_empty(name)
+        if asks_if_empty and _is_of_batch(program, name) and not _is_passed(name):
             return "its own batch"
         for value in program.assigned(name) if depth < DEEPEST else ():
-            if not _exchanges(program, value) and (reason := _own_value(program, value, depth + 1)):
+            if _exchanges(program, value):
+                continue
+            if reason := _own_value(program, value, depth + 1, is_empty=asks_if_empty):
                 return reason
     return ""
 
@@ -264,6 +315,33 @@ def _is_number_of_elements(name: ast.Name) -> bool:
     return isinstance(outer, ast.Attribute) and outer.attr in ("numel", "ndim", "dim")
 
 
+def _asks_if_empty(name: ast.Name) -> bool:
+    """`not batch`, `batch is None`, `len(batch) == 0`, `batch["x"].size(0) == 0`"""
+    for outer in ancestors(name):
+        if isinstance(outer, ast.UnaryOp):
+            return isinstance(outer.op, ast.Not)
+        if isinstance(outer, ast.Compare):
+            compared = outer.comparators[0]
+            return isinstance(compared, ast.Constant) and compared.value in (0, None)
+        if not isinstance(outer, ast.Attribute | ast.Subscript | ast.Call):
+            return False
+    return False
+
+
+def _asks_if_broken(name: ast.Name) -> bool:
+    """`torch.isnan(images).any()`"""
+    calls = [outer for outer in ancestors(name) if isinstance(outer, ast.Call)]
+    return any(last_name(call.func) in ("isnan", "isinf", "isfinite") for call in calls)
+
+
+def _is_passed(name: ast.Name) -> bool:
+    """To a function, of whose result nothing is known."""
+    return any(
+        isinstance(outer, ast.Call) and name in outer.args and last_name(outer.func) not in _SIZES
+        for outer in ancestors(name)
+    )
+
+
 def _is_of_batch(program: Program, name: ast.Name) -> bool:
     iterables = [value.of for value in program.values(name) if isinstance(value, LoopItem)]
     if any(_counts(program, iterable) for iterable in iterables):
@@ -289,7 +367,7 @@ def _caught_failures(program: Program, source: Source) -> Iterator[Finding]:
     for attempt in program.index(source).every(ast.Try):
         if loop_around(attempt) is None or not is_on_every_rank(program, attempt):
             continue
-        if not has_backward(program, attempt.body):
+        if not has_backward(program, attempt.body) and not _is_before_backward(program, attempt):
             continue
         for handler in attempt.handlers:
             is_repeated = has_backward(program, handler.body)
@@ -299,6 +377,19 @@ def _caught_failures(program: Program, source: Source) -> Iterator[Finding]:
                     "in the backward pass"
                 )
                 yield RULE.at(source, handler, message)
+
+
+def _is_before_backward(program: Program, attempt: ast.Try) -> bool:
+    """Whether it computes a loss that the statements after it run backward."""
+    names = {dotted(target) for part in nodes_in(attempt, ast.Assign) for target in part.targets}
+    is_skipped = any(always_exits(program, handler.body) for handler in attempt.handlers)
+    return is_skipped and any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "backward"
+        and dotted(call.func.value) in names
+        for statement in rest_of_block(attempt)
+        for call in nodes_in(statement, ast.Call)
+    )
 
 
 def _is_failure(handler: ast.ExceptHandler) -> bool:
@@ -319,10 +410,17 @@ def _ends_job(program: Program, handler: ast.ExceptHandler) -> bool:
 
 
 def _lone_collectives(program: Program, source: Source) -> Iterator[Finding]:
-    for call in program.calls(source, *COLLECTIVES):
-        name = collective(program, call)
+    likely = likely_collective_names(program)
+    for call in program.index(source).every(ast.Call):
+        if last_name(call.func) not in likely or argument(call, None, "group") is not None:
+            continue
+        if next(_conditions_in_step(program, call), None) is None:
+            continue
+        chains = collectives_in(program, call)
+        name = next((name for name, chain in chains if chain[0] is call), "")
         reason = _reason(program, call) if name else ""
-        if reason and argument(call, None, "group") is None:
+        is_direct = collective(program, call) in COLLECTIVES
+        if reason and (is_direct or reason in _CERTAIN):
             message = (
                 f"a rank calls {short_name(name)} by {reason}: it blocks until every rank calls it"
             )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.hosts import NODES, meets_on_one_host
+from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import depends_on_rank, parts
 from drumline_lint.program.program import Program
@@ -18,9 +20,11 @@ from drumline_lint.program.tree import (
     last_name,
     nodes_in,
     parent_of,
+    position,
     scope_of,
 )
 from drumline_lint.program.value import Instance
+from drumline_lint.reading.rendezvous import most_nodes
 from drumline_lint.reading.source import Source
 from drumline_lint.training.seeds import kind_of_seed
 
@@ -49,13 +53,23 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Lists in an arbitrary order that are divided among ranks, by a sampler or by hand."""
     if not any(word in source.text for word in _WORDS):
         return
-    for node in _unordered(program, source):
-        if _is_divided(program, node) and not _is_sorted(node) and not _is_put_by_key(node):
+    functions = set()
+    for node in sorted(_unordered(program, source), key=position):
+        function = _function_around(node)
+        is_new = function not in functions and not _is_sorted(node) and not _is_put_by_key(node)
+        is_new = is_new and not _is_only_asked(node)
+        if is_new and _is_divided(program, node):
+            functions.add(function)
+            # a folder has one order for all processes of a host
             message = (
                 f"the order of {source.code(node)} differs across hosts and processes, "
                 "and ranks take their samples from it by position"
             )
-            yield RULE.at(source, node, message)
+            is_listing = isinstance(node, ast.Call) and last_name(node.func) in _LISTINGS
+            is_same = is_listing and (
+                not _has_nodes(program, source) or _is_on_one_host(program, source)
+            )
+            yield RULE.at(source, node, message, severity=Severity.NOTE if is_same else None)
     for call in program.index(source).calls.get("hash", ()):
         if _chooses_rank(program, call):
             message = (
@@ -69,6 +83,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call)} has no seed, so each rank takes its part of another order"
             )
             yield RULE.at(source, call, message)
+
+
+def _has_nodes(program: Program, source: Source) -> bool:
+    launches = program.launches_of(source)
+    return bool(NODES.search(source.text)) or any(
+        (most_nodes(launch) or 1) > 1 for launch in launches
+    )
+
+
+def _is_on_one_host(program: Program, source: Source) -> bool:
+    """Whether a group of its program has an address of this host."""
+    near = connected(program, source)
+    return any(meets_on_one_host(program, file) for file in near)
 
 
 def _chooses_rank(program: Program, call: ast.Call) -> bool:
@@ -162,6 +189,17 @@ def _is_sorted(node: ast.expr) -> bool:
     return any(last_name(call.func) in ("sorted", "natsorted", "sort") for call in calls)
 
 
+def _is_only_asked(node: ast.expr) -> bool:
+    """`known = set(paths)`, and then only `path in known`."""
+    names = _names_bound_to(node)
+    uses = [
+        name
+        for name in nodes_in(_function_around(node), ast.Name)
+        if name.id in names and isinstance(name.ctx, ast.Load)
+    ]
+    return bool(uses) and all(isinstance(parent_of(use), ast.Compare) for use in uses)
+
+
 def _is_put_by_key(node: ast.expr) -> bool:
     """Whether a loop over it only fills dicts that nothing iterates over: `paths[name] = path`."""
     loop = parent_of(node)
@@ -170,8 +208,17 @@ def _is_put_by_key(node: ast.expr) -> bool:
     targets = [target for assign in nodes_in(loop, ast.Assign) for target in assign.targets]
     filled = {dotted(target.value) for target in targets if isinstance(target, ast.Subscript)}
     calls = nodes_in(loop, ast.Call)
-    is_listed = any(last_name(call.func) in ("append", "extend", "insert") for call in calls)
+    lists = [call.func for call in calls if last_name(call.func) in ("append", "extend", "insert")]
+    if lists and all(_is_of_key(added, loop.target) for added in lists):
+        return True
+    is_listed = bool(lists)
     return bool(filled) and not is_listed and not _are_iterated(node, filled)
+
+
+def _is_of_key(added: ast.expr, key: ast.expr) -> bool:
+    """`by_name[name].append`: the order of the names does not matter."""
+    items = added.value if isinstance(added, ast.Attribute) else None
+    return isinstance(items, ast.Subscript) and dotted(items.slice) == dotted(key) != ""
 
 
 def _are_iterated(node: ast.expr, names: set[str]) -> bool:

@@ -95,6 +95,9 @@ def _own_group(program: Program, source: Source, call: ast.Call) -> Iterator[Fin
     ranks = argument(call, 0, "ranks")
     if isinstance(ranks, ast.List) and len(ranks.elts) == 1:
         return  # a group of this rank alone waits for nobody
+    names = nodes_in(ranks, ast.Name) if ranks is not None else []
+    if any(binding.kind == "parameter" for name in names for binding in program.bindings(name)):
+        return  # whoever calls the function knows which groups there are
     members = parts(program, ranks)
     is_own = any(isinstance(value, Rank) for part in members for value in program.values(part))
     if is_own and argument(call, None, "use_local_synchronization") is None:
@@ -132,7 +135,9 @@ def _collectives_written(program: Program, block: list[ast.stmt]) -> list[tuple[
 
 def _partners(call: ast.Call) -> str:
     named = [argument(call, None, name) for name in ("src", "dst", "ranks")]
-    if last_name(call.func) in ("new_group", "broadcast") and call.args:
+    if last_name(call.func) == "new_group":
+        return " ".join(map(ast.unparse, call.args))
+    if last_name(call.func) == "broadcast" and call.args:
         named.append(call.args[-1])
     return " ".join(
         ast.dump(value) for value in named if isinstance(value, ast.Constant | ast.List)
@@ -161,8 +166,9 @@ def _used_everywhere(program: Program, source: Source, call: ast.Call) -> Iterat
 def _decides(program: Program, use: ast.Name) -> bool:
     """Whether it is in a condition, or what its function returns is in one of a caller."""
     statement = statement_of(use)
-    if isinstance(statement, ast.If | ast.While):
-        return use in nodes_in(statement.test, ast.Name)
+    if isinstance(statement, ast.If):
+        is_left = nodes_in(statement, ast.Break, ast.Continue, ast.Return)
+        return bool(is_left) and use in nodes_in(statement.test, ast.Name)
     function = enclosing_function(use)
     if not isinstance(statement, ast.Return) or function is None:
         return False

@@ -9,12 +9,21 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in
 from drumline_lint.flow.conditions import rank_tests_at, rest_of_block
 from drumline_lint.flow.guards import is_main_only
+from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.calls import argument
-from drumline_lint.program.names import FSDP
+from drumline_lint.program.names import ACCELERATOR, FABRIC, FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, dotted, last_name, nodes_in, position, scope_of
+from drumline_lint.program.tree import (
+    ancestors,
+    dotted,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    position,
+    scope_of,
+)
 from drumline_lint.reading.source import Source
-from drumline_lint.training.models import wraps_any
+from drumline_lint.training.models import is_wrapped_model, wraps_any
 from drumline_lint.training.steps import is_optimizer, is_scaler
 
 RULE = rule("DL053")
@@ -23,7 +32,9 @@ _OF_MODELS = {"ema", "model", "net", "module", "unet", "teacher"}
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Steps and restored states under a condition that holds on rank 0 only."""
-    if not wraps_any(program):
+    of_frameworks = program.calls(source, ACCELERATOR, FABRIC)
+    trains = "backward" in source.text and next(iter(of_frameworks), None) is not None
+    if not trains and not wraps_any(program):
         return
     calls = program.index(source).calls
     names = (
@@ -39,7 +50,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_on_main_only(program: Program, call: ast.Call) -> bool:
-    return is_main_only(frozenset(rank_tests_at(program, call)))
+    """Also on the first rank of each node."""
+    tests = frozenset(rank_tests_at(program, call))
+    return is_main_only(tests) or any(
+        test.kind == "local" and test.is_main and test.is_needed for test in tests
+    )
 
 
 def _changed(program: Program, call: ast.Call) -> str:
@@ -58,7 +73,11 @@ def _changed(program: Program, call: ast.Call) -> str:
         return f"calls {name}.step()" if is_state or is_schedule else ""
     if is_state or is_schedule:
         return f"restores {name}"
-    return f"restores {name}" if _is_sharded_later(program, call, name) else ""
+    if last_name(call.func) == "load_state_dict" and program.made(owner, *FSDP):
+        return f"restores the sharded {name}"
+    is_late = is_wrapped_model(program, owner) and _is_trained_later(program, call)
+    is_late = is_late or _is_sharded_later(program, call, name)
+    return f"restores {name}" if is_late else ""
 
 
 def _runs_average(program: Program, update: ast.Call) -> bool:
@@ -79,6 +98,16 @@ def _run_by(call: ast.Call) -> list[ast.expr]:
 def _is_average(model: ast.expr) -> bool:
     words = set(last_name(model).lower().split("_"))
     return "ema" in words and words <= _OF_MODELS
+
+
+def _is_trained_later(program: Program, call: ast.Call) -> bool:
+    """In the same function; where that is over, rank 0 may evaluate what it has restored."""
+    function = enclosing_function(call) or program.source_of(call).tree
+    return any(
+        position(inner) > position(call)
+        for inner in nodes_in(function, ast.Call)
+        if has_backward(program, [inner])
+    )
 
 
 def _is_sharded_later(program: Program, call: ast.Call, model: str) -> bool:

@@ -9,6 +9,7 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.imports import connected
 from drumline_lint.program.program import Program
+from drumline_lint.reading.launchers import TORCHRUN
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL056")
@@ -25,8 +26,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if not flags or _reads_variable(program, source):
             continue
         message = f"torchrun passes no {flags[0]}: it keeps its default on every rank"
-        is_started = source.path.name in program.started_by_torchrun
-        severity = None if is_started or "torchrun" in source.text else Severity.NOTE
+        is_started = any(launch.kind == TORCHRUN for launch in program.launches_of(source))
+        is_torchrun = is_started or "torchrun" in source.text
+        is_sure = is_torchrun and not framework(program, source)
+        severity = None if is_sure else Severity.NOTE
         yield RULE.at(source, call, message, severity=severity)
 
 

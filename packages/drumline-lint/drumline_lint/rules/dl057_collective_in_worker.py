@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in, short_name
-from drumline_lint.program.calls import argument
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import enclosing_class, last_name, nodes_in, source_of
+from drumline_lint.program.tree import enclosing_class, source_of
 from drumline_lint.program.value import ConstantValue, Function
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
@@ -29,10 +27,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "which is no rank: it blocks or fails"
             )
             yield RULE.at(source, chain[0], message)
-        for call in nodes_in(function, ast.Call) if _has_workers(program) else ():
-            if last_name(call.func) == "cuda" and not call.args:
-                message = "a worker process of the DataLoader is forked, and cannot use the GPU"
-                yield RULE.at(source, call, message, fix="return CPU tensors, and move the batch")
 
 
 def _run_by_workers(program: Program, source: Source) -> Iterator[ast.FunctionDef]:
@@ -48,24 +42,6 @@ def _run_by_workers(program: Program, source: Source) -> Iterator[ast.FunctionDe
                 function = value.node if isinstance(value, Function) else None
                 if isinstance(function, ast.FunctionDef) and source_of(function) is source:
                     yield function
-
-
-@cached_query
-def _has_workers(program: Program) -> bool:
-    """Whether all loaders are seen to have some, and none chooses another way to start them."""
-    calls = list(program.all_calls(LOADER))
-    numbers = [program.values(given(call, "num_workers")) for call in calls]
-    is_forked = not any(argument(call, None, "multiprocessing_context") for call in calls)
-    return (
-        bool(numbers)
-        and is_forked
-        and all(
-            isinstance(value, ConstantValue) and value.value
-            for values in numbers
-            for value in values
-        )
-        and all(numbers)
-    )
 
 
 def _is_dataset(program: Program, owner: ast.ClassDef) -> bool:

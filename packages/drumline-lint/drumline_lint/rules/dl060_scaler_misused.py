@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import always_exits, are_exclusive
 from drumline_lint.flow.loops import batch_loops, calls_made_in
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop
+from drumline_lint.program.tree import Loop, block_of, position, scope_of, statement_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, is_optimizer, is_scaler
 
 RULE = rule("DL060", only_distributed=False)
-_METHODS = ("scale", "step", "unscale_")
+_METHODS = ("scale", "step", "unscale_", "update")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -27,6 +28,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if any(is_method(call, "scale") for call in of_scaler) and not steps:
             yield from _unscaled_steps(program, source, calls)
         yield from _repeated(program, source, loop, of_scaler, steps)
+        yield from _updated_twice(program, source, of_scaler)
 
 
 def _is_of(program: Program, call: ast.Call, is_kind: Callable[[Program, ast.expr], bool]) -> bool:
@@ -44,6 +46,37 @@ def _unscaled_steps(program: Program, source: Source, calls: list[ast.Call]) -> 
             yield RULE.at(
                 source, call, message, fix="call scaler.step(optimizer) and scaler.update()"
             )
+
+
+def _updated_twice(
+    program: Program, source: Source, of_scaler: list[ast.Call]
+) -> Iterator[Finding]:
+    """One scaler for two optimizers, with an `update` after the step of each."""
+    updates = [call for call in of_scaler if is_method(call, "update")]
+    by_scaler = {ast.unparse(call.func): call for call in updates}
+    for first in updates:
+        last = by_scaler[ast.unparse(first.func)]
+        is_one_round = scope_of(first) is scope_of(last) and position(first) < position(last)
+        is_in_file = program.source_of(last) is source
+        is_left = always_exits(program, block_of(statement_of(first)))
+        if is_one_round and is_in_file and not is_left and not are_exclusive(program, first, last):
+            message = (
+                f"{source.code(last)} is the second in one step: "
+                "the scale changes between the two optimizers"
+            )
+            # a loss that is scaled after the first update has the new scale
+            is_rescaled = any(
+                is_method(call, "scale") and position(first) < position(call) < position(last)
+                for call in of_scaler
+            )
+            yield RULE.at(
+                source,
+                last,
+                message,
+                fix="call scaler.update() once, after the last scaler.step",
+                severity=Severity.NOTE if is_rescaled else None,
+            )
+            return
 
 
 def _repeated(

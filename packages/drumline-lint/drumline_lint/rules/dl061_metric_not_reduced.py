@@ -6,20 +6,24 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.loops import batch_loops, evaluation_loops
 from drumline_lint.program.calls import argument
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
+    dotted,
     enclosing_class,
     enclosing_function,
+    end_position,
     last_name,
     nodes_in,
     position,
     scope_of,
+    statement_of,
 )
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
@@ -28,6 +32,7 @@ from drumline_lint.training.loaders import goes_over_part
 RULE = rule("DL061", only_distributed=False, in_tests=False)
 _WORDS = ("rank", "Distributed", "accelerate", "lightning")
 _REPORTS = {"print", "info", "log", "add_scalar", "write"}
+_PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 _TRAINER = "pytorch_lightning.Trainer"
 _LOG = "pytorch_lightning.LightningModule.log"
 _EVALUATION_STEPS = ("validation_step", "test_step")
@@ -52,10 +57,35 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "every rank evaluates its own part of the data, and nothing reduces the result "
                 "over ranks: what rank 0 reports is the metric of its part"
             )
-            yield RULE.at(source, _counting(loop)[0], message)
+            yield RULE.at(source, _result(loop), message)
+    yield from _own_plateaus(program, source)
     for loop in batch_loops(program, source):
         if loop not in evaluations and _is_left_apart(program, loop):
             yield from _divisions(source, loop)
+
+
+def _own_plateaus(program: Program, source: Source) -> Iterator[Finding]:
+    """`plateau.step(loss)` with the loss of this rank's part: the learning rates differ."""
+    for call in program.calls(source, f"{_PLATEAU}.step"):
+        metric = argument(call, 0, "metrics")
+        for part in parts(program, metric):
+            if isinstance(part, ast.Name) and _is_of_part(program, part):
+                message = (
+                    f"{source.code(call.func)} gets the metric of this rank's part of the data: "
+                    "the ranks change their learning rates at different times"
+                )
+                yield RULE.at(source, call, message, severity=Severity.ERROR)
+                break
+
+
+def _is_of_part(program: Program, name: ast.Name) -> bool:
+    """Whether a loop over this rank's part adds up under that name, and nothing joins it."""
+    loops = [
+        loop
+        for loop in nodes_in(scope_of(name), ast.For)
+        if name.id in _counted(loop) and position(name) > end_position(loop)
+    ]
+    return any(_is_left_apart(program, loop) for loop in loops)
 
 
 def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
@@ -106,10 +136,38 @@ def _divisions(source: Source, loop: Loop) -> Iterator[Finding]:
             yield RULE.at(source, division, message)
 
 
-def _counting(loop: Loop) -> list[ast.AST]:
+def _counting(loop: Loop) -> list[ast.AugAssign | ast.Call]:
     """Where something is added up or collected in it."""
-    adding: list[ast.AST] = nodes_in(loop, ast.AugAssign)
-    return adding + [call for call in nodes_in(loop, ast.Call) if last_name(call.func) in _ADDING]
+    made_inside = {dotted(target) for made in nodes_in(loop, ast.Assign) for target in made.targets}
+    sums = nodes_in(loop, ast.AugAssign)
+    collected = [
+        call
+        for call in nodes_in(loop, ast.Call)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING
+    ]
+    return [part for part in sums if dotted(part.target) not in made_inside] + [
+        call for call in collected if dotted(call.func.value) not in made_inside
+    ]
+
+
+def _counted(loop: Loop) -> set[str]:
+    """The names under which it adds up or collects."""
+    places = [
+        place.target if isinstance(place, ast.AugAssign) else place.func
+        for place in _counting(loop)
+    ]
+    return {name.id for place in places for name in nodes_in(place, ast.Name)}
+
+
+def _result(loop: Loop) -> ast.AST:
+    """Where the metric is made of what was counted; else where that is counted."""
+    counted = _counted(loop)
+    after = [
+        statement_of(name)
+        for name in nodes_in(scope_of(loop), ast.Name)
+        if name.id in counted and position(name) > end_position(loop)
+    ]
+    return after[0] if after else _counting(loop)[0]
 
 
 def _is_reported(program: Program, loop: Loop) -> bool:

@@ -6,12 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.flow.loops import has_gradients_off
 from drumline_lint.program.calls import argument
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
+    ancestors,
     dotted,
     enclosing_class,
     enclosing_function,
@@ -31,6 +33,7 @@ _LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "logsumexp", "log_so
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Lists with one tensor many times or none at all, tensors of another length on each rank, and
     gathered features that a loss is computed from without a gradient."""
+    yield from _lists_of_others(program, source)
     for call in program.calls(source, *_GATHERING):
         buffers = written_values(program, argument(call, 0, "tensor_list"))
         buffers += written_values(program, argument(call, None, "object_list"))
@@ -41,14 +44,29 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         elif buffers and all(_is_empty(program, call, buffer) for buffer in buffers):
             message = "the list is empty, and needs a place for every rank"
             yield RULE.at(source, call, message, fix="make it [None] * world_size")
+        elif _is_none(program, argument(call, 0, "object_list")):
+            message = "the list is None, and needs a place for every rank"
+            yield RULE.at(source, call, message, fix="make it [None] * world_size")
         elif _is_selection(program, call):
             message = "each rank selects another number of rows, and the ranks gather one shape"
-            yield RULE.at(
-                source, call, message, fix="gather the sizes first, and pad to the largest"
-            )
+            fix = "gather the sizes first, and pad to the largest"
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
         elif program.name_of(call.func) == _GATHERING[0] and _loses_gradient(program, call):
             message = "what is gathered has no gradient, and a loss is computed from it"
             fix = "put this rank's own tensor back into the list, or use torch.distributed.nn"
+            yield RULE.at(source, call, message, fix=fix)
+
+
+def _lists_of_others(program: Program, source: Source) -> Iterator[Finding]:
+    """`gather_list` on every rank, though only one takes the parts."""
+    for call in program.calls(source, "torch.distributed.gather"):
+        listed = written_values(program, argument(call, 1, "gather_list"))
+        is_always = bool(listed) and all(
+            isinstance(part, ast.List | ast.ListComp | ast.BinOp) for part in listed
+        )
+        if is_always and not any(rank_tests_at(program, call)):
+            message = "gather_list is given on every rank: only dst may have it, the others fail"
+            fix = "pass gather_list=parts if rank == dst else None"
             yield RULE.at(source, call, message, fix=fix)
 
 
@@ -58,6 +76,13 @@ def _is_repeated(buffer: ast.expr) -> bool:
         return False
     listed = [side for side in (buffer.left, buffer.right) if isinstance(side, ast.List)]
     return any(isinstance(item, ast.Call) for items in listed for item in items.elts)
+
+
+def _is_none(program: Program, buffer: ast.expr | None) -> bool:
+    origins = written_values(program, buffer)
+    return bool(origins) and all(
+        isinstance(origin, ast.Constant) and origin.value is None for origin in origins
+    )
 
 
 def _is_empty(program: Program, call: ast.Call, buffer: ast.expr) -> bool:
@@ -108,11 +133,39 @@ def _loses_gradient(program: Program, call: ast.Call) -> bool:
     ):
         return False
     callers = [] if owner is not None else program.callers(function)
-    homes = [function, *(enclosing_function(caller) for caller in callers)]
+    if any(has_gradients_off(program, caller) for caller in callers):
+        return False
+    homes = [(function, call), *((enclosing_function(caller), caller) for caller in callers)]
     return any(
-        home is not None and "loss" in _names_around(home) and _computes_loss(home)
-        for home in homes
-    ) and not any(has_gradients_off(program, caller) for caller in callers)
+        home is not None
+        and "loss" in _names_around(home)
+        and _computes_loss(home)
+        and not _uses_local(home, gathering)
+        for home, gathering in homes
+    )
+
+
+def _uses_local(function: ast.AST, gathering: ast.Call) -> bool:
+    """Whether a product has what is gathered also as it was: through that the gradient goes."""
+    names = {name.id for part in gathering.args for name in nodes_in(part, ast.Name)}
+    gatherer = dotted(gathering.func)
+
+    def is_same_call(node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and dotted(node.func) == gatherer
+
+    return any(
+        name.id in names
+        for product in nodes_in(function, ast.BinOp, ast.Call)
+        if _is_product(product)
+        for name in nodes_in(product, ast.Name)
+        if not any(is_same_call(outer) for outer in ancestors(name))
+    )
+
+
+def _is_product(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    return isinstance(node, ast.Call) and last_name(node.func) in ("matmul", "mm")
 
 
 def _names_around(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -121,9 +174,9 @@ def _names_around(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _computes_loss(function: ast.AST) -> bool:
-    products = [part for part in nodes_in(function, ast.BinOp) if isinstance(part.op, ast.MatMult)]
+    has_product = any(map(_is_product, nodes_in(function, ast.BinOp, ast.Call)))
     names = {last_name(call.func) for call in nodes_in(function, ast.Call)}
-    return bool(products or names & {"matmul", "mm"}) and not names.isdisjoint(_LOSSES)
+    return has_product and not names.isdisjoint(_LOSSES)
 
 
 def _is_put_back(function: ast.AST) -> bool:

@@ -10,7 +10,15 @@ from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.program.names import DDP, SYNC_BATCH_NORM
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import dotted, last_name, nodes_in, position, scope_of, statement_of
+from drumline_lint.program.tree import (
+    block_of,
+    dotted,
+    last_name,
+    nodes_in,
+    position,
+    scope_of,
+    statement_of,
+)
 from drumline_lint.program.value import CallResult, Instance
 from drumline_lint.reading.source import Source
 
@@ -21,7 +29,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Layers that are replaced, frozen or converted in the function that wraps the model, after
     it does."""
     for call in program.calls(source, SYNC_BATCH_NORM):
-        if call.args and program.made(call.args[0], DDP):
+        if call.args and _is_wrapped_before(program, call):
             message = "the layers are replaced inside DDP, which has read those before"
             yield RULE.at(source, call, message, fix="convert the model first, then wrap it in DDP")
     for wrapping in program.calls(source, DDP):
@@ -30,6 +38,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             change = _change(program, statement, model)
             if change and not any(conditions(program, statement)):
                 yield RULE.at(source, statement, f"{change} after DDP has read the parameters")
+
+
+def _is_wrapped_before(program: Program, conversion: ast.Call) -> bool:
+    """Whether the last assignment of what is converted, in the same block, wraps it."""
+    model = dotted(conversion.args[0])
+    statement = statement_of(conversion)
+    block = block_of(statement)
+    before = block[: block.index(statement)] if statement in block else []
+    values = [
+        assignment.value
+        for assignment in before
+        if isinstance(assignment, ast.Assign) and dotted(assignment.targets[0]) == model
+    ]
+    last = values[-1] if model and values else None
+    return isinstance(last, ast.Call) and program.name_of(last.func) == DDP
 
 
 def _target(wrapping: ast.Call) -> str:

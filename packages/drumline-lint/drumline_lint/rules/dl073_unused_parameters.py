@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, last_name, nodes_in
+from drumline_lint.program.tree import FunctionNode, ancestors, last_name, nodes_in, scope_of
 from drumline_lint.program.value import CallResult, Instance
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wrapped
@@ -42,6 +43,8 @@ def _unused(program: Program, model: ast.ClassDef) -> str:
     making = program.method(model, "__init__")
     if forward is None or making is None:
         return ""
+    if part := _unreached(program, forward):
+        return part
     layers = _layers(program, making)
     for name, kind in layers.items():
         if kind in _LISTS and _is_one_chosen(program, forward, name):
@@ -51,6 +54,39 @@ def _unused(program: Program, model: ast.ClassDef) -> str:
         if _is_drawn(program, forward, name):
             return f"self.{name}"
     return ""
+
+
+def _unreached(program: Program, forward: FunctionNode) -> str:
+    """A layer of a part of the model, of which another method than `forward` is called:
+    `self.backbone.hidden(x)`, where only `forward` uses the head."""
+    run = [forward, *_functions_run(program, forward)]
+    for call in nodes_in(forward, ast.Call):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if not isinstance(owner, ast.Attribute) or last_name(owner.value) != "self":
+            continue
+        kinds = [value.of for value in program.values(owner) if isinstance(value, Instance)]
+        for kind in kinds if program.function_of(call) is not None else ():
+            making = program.method(kind, "__init__")
+            for name in _layers(program, making) if making is not None else ():
+                read = _readers(program, name)
+                if read and making not in read and not any(function in run for function in read):
+                    return f"self.{owner.attr}.{name}"
+    return ""
+
+
+def _functions_run(program: Program, function: FunctionNode) -> list[FunctionNode]:
+    called = [program.function_of(call) for call in calls_made_in(program, function)]
+    return [inner for inner in called if inner is not None]
+
+
+def _readers(program: Program, name: str) -> list[ast.AST]:
+    """The functions that use a layer; all code that names it counts, whatever it names."""
+    return [
+        scope_of(node)
+        for source in program.sources
+        for node in program.index(source).every(ast.Attribute)
+        if node.attr == name and isinstance(node.ctx, ast.Load)
+    ]
 
 
 def _layers(program: Program, making: ast.AST) -> dict[str, str]:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
+from drumline_lint.reading.allocation import processes_per_node
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import LOOPBACK, backend, most_nodes
+from drumline_lint.reading.rendezvous import backend, most_nodes
 from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Word
+from drumline_lint.reading.slurm import ALL_GPUS
 
 RULE = rule("DL102")
 DEFAULTS = {"static": "29500", "c10d": "29400"}
@@ -18,11 +20,8 @@ ON_SLURM = (
     "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
 )
 FROM_JOB = "from the job's number: $((20000 + SLURM_JOB_ID % 20000)); or ask for whole nodes with #SBATCH --exclusive"
-_SEVERAL_NODES = re.compile(
-    r"#.*(?:nnodes|multi[- ]?(?:node|machine)|(?:several|more|other|each|every|second|two) (?:node|machine|host)s?)",
-    re.IGNORECASE,
-)
 _DEEPEST = 8
+_PARTS = re.compile(r"gres|gpus|mem|cpus|array")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
     if script.container is not None:
         return  # It has a network, and so all ports, of its own.
     reported: set[int] = set()
-    for finding, start in [*_of_flags(script), *_of_variable(script)]:
+    for finding, start in [*_of_flags(script), *_of_variable(script), *_side_by_side(script)]:
         if start not in reported:
             reported.add(start)
             yield finding
@@ -70,31 +69,16 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
                     RULE.at(script, launch.name[-1], message, fix=f"give a port {FROM_JOB}"),
                     launch.name[0].start,
                 )
-        elif (
-            not script.on_slurm
-            and port is not None
-            and port.is_fixed
-            and _is_on_one_node(script, launch)
-            and not _is_meant_for_several(script, launch)
-            and not _runs_beside_another(script, launch)
-        ):
-            message = (
-                f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "
-                "joins the first, though neither needs a known port"
-            )
-            fix = "leave the port out and use torchrun --standalone, which takes a free one"
-            # whoever chose another port than the default has met a second run already
-            severity = Severity.NOTE
-            finding = RULE.at(script, port.source, message, fix=fix, severity=severity)
-            yield finding, port.source.start
 
 
 def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
-    """torchrun sets MASTER_PORT and does not read it; a script that srun starts does."""
+    """torchrun sets MASTER_PORT and does not read it; a script that srun starts often does, and the
+    tasks of an array begin together."""
     ranks = [
         launch for launch in launches(script) if launch.kind == PYTHON and launch.srun is not None
     ]
-    if not any(_is_on_shared_slurm(script, launch) for launch in ranks):
+    is_array = "array" in script.sbatch.by_name
+    if not is_array or not any(_is_on_shared_slurm(script, launch) for launch in ranks):
         return
     for assignment in script.assignments:
         port = Port(script.constant(assignment.value), assignment)
@@ -122,39 +106,47 @@ def _takes_default(launch: Launch, how: str) -> bool:
         if how == "static"
         else endpoint is not None
     )
-    return needs_port and launch.is_sure and (most_nodes(launch) or 1) > 1
+    is_array = "array" in launch.script.sbatch.by_name
+    return (
+        (needs_port or is_array) and launch.is_sure and ((most_nodes(launch) or 1) > 1 or is_array)
+    )
 
 
 def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
-    if not script.on_slurm or launch.is_elsewhere:
+    if "{{" in script.text:  # What a template asks for is not seen.
         return False
-    # In a batch file, srun's --exclusive is about the job's own steps.
-    if script.sbatch.by_name:
-        return not script.sbatch.has_whole_nodes
-    # A script without a header may have been given its options on sbatch's command line.
-    return launch.srun is not None and launch.srun.is_sure and not launch.srun.has_whole_nodes
-
-
-def _is_on_one_node(script: Script, launch: Launch) -> bool:
-    if launch.is_elsewhere or not launch.is_sure or most_nodes(launch) != 1:
+    # Where a job asks for nodes alone, it gets whole ones.
+    asks_for_parts = any(map(_PARTS.match, script.sbatch.by_name))
+    if not asks_for_parts or launch.is_elsewhere or script.sbatch.has_whole_nodes:
         return False
-    endpoint = launch.flags.get("rdzv-endpoint")
-    if endpoint is None or endpoint.value is None:
-        return endpoint is None
-    host, colon, _ = (script.constant(endpoint.value) or endpoint.value.head).rpartition(":")
-    return (host if colon else script.constant(endpoint.value)) in LOOPBACK
+    per_task = (script.sbatch.by_name.get("gpus-per-task") or "").rpartition(":")[2]
+    uses_all_gpus = (processes_per_node(launch) or 1) >= ALL_GPUS or per_task == "8"
+    return not uses_all_gpus or "array" in script.sbatch.by_name
 
 
-def _runs_beside_another(script: Script, launch: Launch) -> bool:
-    """Whether its port is there to keep two runs of this script apart."""
-    return launch.command.is_background and len(launches(script)) > 1
+def _side_by_side(script: Script) -> Iterator[tuple[Finding, int]]:
+    """Launches in the background that listen on the same port of this host."""
+    ports: dict[str, Launch] = {}
+    for launch in launches(script):
+        is_local = not launch.is_elsewhere and launch.srun is None and not launch.docker
+        if not launch.command.is_background or not is_local or not launch.is_torchrun:
+            continue
+        if most_nodes(launch) != 1 or backend(launch) != "static" or launch.command.loop:
+            continue
+        port = _port(script, launch)
+        value = DEFAULTS["static"] if port is None else port.value or ""
+        if value in ports and not _are_waited_for(script, ports[value], launch):
+            message = f"the launch before it runs beside this one, and has port {value}, too"
+            place = port.source if port is not None else launch.name[-1]
+            fix = "give each a --master-port, or --standalone"
+            yield RULE.at(script, place, message, fix=fix), place.start
+        elif value:
+            ports[value] = launch
 
 
-def _is_meant_for_several(script: Script, launch: Launch) -> bool:
-    """Whether the script is a template for several nodes, which --standalone would take away."""
-    has_address = "master-addr" in launch.flags
-    is_elsewhere = has_address and launch.value("master-addr") not in LOOPBACK
-    return is_elsewhere or "node-rank" in launch.flags or bool(_SEVERAL_NODES.search(script.text))
+def _are_waited_for(script: Script, first: Launch, second: Launch) -> bool:
+    waits = [command.start for command in script.commands if command.words[0].plain == "wait"]
+    return any(first.command.start < wait < second.command.start for wait in waits)
 
 
 def _port(script: Script, launch: Launch) -> Port | None:

@@ -2,73 +2,41 @@
 
 from __future__ import annotations
 
-import ast
-import itertools
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Edit, Finding, rule
-from drumline_lint.program.calls import argument
+from drumline_lint.findings import Edit, Finding, Severity, rule
+from drumline_lint.program.imports import connected
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import nodes_in
-from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.launchers import OLD_LAUNCH, Launch, launches
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL106", only_distributed=False)
-IN_COMMAND = re.compile(r"\bpython\S*\s+(?:-\w+\s+)*-m\s+torch\.distributed\.launch\b")
-RUNNERS = tuple(
-    "os.popen os.system subprocess.Popen subprocess.call subprocess.check_call subprocess.check_output "
-    "subprocess.getoutput subprocess.run".split()
-)
+# The launcher of older releases adds --local_rank.
+_NEW_TORCH = re.compile(r"torchrun|torch[\"'=<>~ ]+2\.|torch\.compile|weights_only")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Imported, or started from Python."""
-    if "launch" not in source.text:
-        return
-    for node in [
-        *_imports(program, source),
-        *_in_lists(program, source),
-        *_in_commands(program, source),
-    ]:
-        yield RULE.at(source, node, "torch.distributed.launch is deprecated in favour of torchrun")
-
-
-def _imports(program: Program, source: Source) -> Iterator[ast.AST]:
-    index = program.index(source)
-    for node in [*index.every(ast.Import), *index.every(ast.ImportFrom)]:
-        module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
-        names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
-        if any(f"{name}.".startswith(f"{OLD_LAUNCH}.") for name in names):
-            yield node
-
-
-def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
-    """`[sys.executable, "-m", "torch.distributed.launch", ...]`."""
-    index = program.index(source)
-    for node in [*index.every(ast.List), *index.every(ast.Tuple)]:
-        words = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
-        for position, pair in enumerate(itertools.pairwise(words)):
-            if pair == ("-m", OLD_LAUNCH):
-                yield node.elts[position + 1]
-
-
-def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
-    for call in program.calls(source, *RUNNERS):
-        command = (
-            argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
-        )
-        if command is None:
-            continue
-        texts: list[object] = [part.value for part in nodes_in(command, ast.Constant)]
-        texts += [
-            value.value for value in program.values(command) if isinstance(value, ConstantValue)
-        ]
-        if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
-            yield command
+    """It adds --local-rank, which a script has to take."""
+    for launch in program.launches_of(source):
+        is_added = launch.kind == OLD_LAUNCH and launch.is_sure and "use-env" not in launch.flags
+        texts = [launch.script.text, *(file.text for file in connected(program, source))]
+        # torch 1 adds --local_rank, torch 2 --local-rank.
+        takes_old = any("--local_rank" in text for text in texts)
+        is_new = any(_NEW_TORCH.search(text) for text in texts)
+        if (
+            is_added
+            and (is_new or not takes_old)
+            and "parse_args()" in source.text
+            and "local-rank" not in source.text
+        ):
+            message = f"torch.distributed.launch adds --local-rank, which {source.path.name} does not take"
+            fix = "start it with torchrun, and read LOCAL_RANK"
+            yield RULE.at(
+                launch.script, launch.name[-1], message, fix=fix, severity=Severity.WARNING
+            )
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -77,6 +45,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if launch.kind != OLD_LAUNCH:
             continue
         uses_env = "use-env" in launch.flags
+        is_plain = script.container is None and script.line_starts is None
         adds = (
             ""
             if uses_env
@@ -88,7 +57,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
             f"torch.distributed.launch is deprecated in favour of torchrun{adds}",
             fix="write torchrun instead of it, without --use-env" if uses_env else "",
             # YAML and Dockerfiles may have a word in quotes, or on a line of its own.
-            edits=_edits(script, launch) if uses_env and script.container is None else (),
+            edits=_edits(script, launch) if uses_env and is_plain else (),
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.allocation import gpus_per_node, started_on_nodes, tasks_per_node
-from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.job_settings import RANK, SIZE, job_name, job_setting
+from drumline_lint.reading.launchers import DEEPSPEED, PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import least_nodes, most_nodes, nodes_flag
 from drumline_lint.reading.shell import Script
 
@@ -23,6 +24,9 @@ _WITHOUT_OPERATOR = {"StatefulSet", "Job", "Deployment"}
 def check_shell(script: Script) -> Iterator[Finding]:
     yield from _only_first_node(script)
     yield from _only_first_task(script)
+    yield from _in_loop(script)
+    yield from _members(script)
+    yield from _without_hostfile(script)
     for launch in launches(script):
         expected = least_nodes(launch) or 0
         started = started_on_nodes(launch)
@@ -38,6 +42,46 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(script, flag.word, message)
 
 
+def _members(script: Script) -> Iterator[Finding]:
+    """Members of a job that a script starts by name."""
+    started = [launch for launch in launches(script) if launch.is_elsewhere and job_name(launch)]
+    jobs = {(job_name(launch), job_setting(launch, SIZE).number) for launch in started}
+    ranks = {job_setting(launch, RANK).number for launch in launches(script)}
+    if len(jobs) != 1 or None in ranks or len(ranks) < 2 or len(ranks) != len(launches(script)):
+        return
+    size = job_setting(started[0], SIZE)
+    if size.number is not None and size.number > len(ranks) and size.place is not None:
+        message = (
+            f"{started[0].kind} waits for {size.number} nodes, but the script starts {len(ranks)}"
+        )
+        yield RULE.at(script, size.place, message)
+
+
+def _without_hostfile(script: Script) -> Iterator[Finding]:
+    """deepspeed starts the ranks of the other nodes, which it knows from a file."""
+    if script.container is not None or script.sbatch.by_name or "hostfile" in script.text:
+        return
+    for launch in launches(script):
+        nodes = least_nodes(launch) or 1
+        is_by_others = {"no-ssh", "launcher"} & launch.flags.keys() or launch.srun is not None
+        if launch.kind == DEEPSPEED and nodes > 1 and launch.is_sure and not is_by_others:
+            message = f"without a hostfile, deepspeed knows 1 of {nodes} nodes and refuses to start"
+            place = launch.flags[nodes_flag(launch)].word
+            fix = "add --hostfile"
+            yield RULE.at(script, place, message, fix=fix, severity=Severity.WARNING)
+
+
+def _in_loop(script: Script) -> Iterator[Finding]:
+    """A loop over hosts."""
+    for launch in launches(script):
+        loop = launch.command.loop
+        hosts = script.loop_values(loop) if loop and launch.is_elsewhere else None
+        expected = least_nodes(launch) or 0
+        if hosts and expected > 1 and len(hosts) != expected and "node-rank" in launch.flags:
+            message = f"{launch.kind} waits for {expected} nodes, but the loop has {len(hosts)}"
+            yield RULE.at(script, launch.flags[nodes_flag(launch)].word, message)
+
+
 def _is_counted_pod(launch: Launch) -> bool:
     container = launch.script.container
     return container is not None and container.kind in {*_WITHOUT_OPERATOR, "PyTorchJob"}
@@ -46,7 +90,10 @@ def _is_counted_pod(launch: Launch) -> bool:
 def _only_first_node(script: Script) -> Iterator[Finding]:
     """Slurm runs a batch script on the first of its nodes."""
     nodes = script.sbatch.number("nodes") or 1
-    if nodes < 2 or _DISTRIBUTES.search(_without_comments(script.text)):
+    text = _without_comments(script.text)
+    if "hostfile" not in text:
+        text = text.replace("deepspeed", "")  # It knows no other hosts.
+    if nodes < 2 or _DISTRIBUTES.search(text):
         return
     started = [launch for launch in launches(script) if not launch.command.is_conditional]
     training = [launch for launch in started if launch.kind != PYTHON]

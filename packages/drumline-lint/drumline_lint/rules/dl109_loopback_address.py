@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.environment import variable
-from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.launchers import ACCELERATE, PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import (
     LOOPBACK,
     address_flag,
@@ -19,6 +19,7 @@ from drumline_lint.reading.rendezvous import (
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL109")
+_BRINGS_ADDRESS = {"config-file", "deepspeed-hostfile", "mpirun-hostfile", "rdzv-conf"}
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -54,6 +55,17 @@ def _of_flags(script: Script, launch: Launch) -> Iterator[Finding]:
         yield RULE.at(script, flag.word, message)
     elif flag is None and launch.is_torchrun and _takes_loopback(launch):
         yield _without_address(script, launch, nodes)
+    elif flag is None and _gets_no_address(launch):
+        message = f"{nodes} machines and no --main_process_ip: they do not find the first one"
+        place = launch.flags[nodes_flag(launch)].word
+        fix = "add --main_process_ip with the address of the first machine"
+        yield RULE.at(script, place, message, fix=fix, severity=Severity.WARNING)
+
+
+def _gets_no_address(launch: Launch) -> bool:
+    """What is left out may be in a configuration file of accelerate."""
+    is_read = launch.kind == ACCELERATE and launch.is_sure and nodes_flag(launch) in launch.flags
+    return is_read and not _BRINGS_ADDRESS & launch.flags.keys()
 
 
 def _takes_loopback(launch: Launch) -> bool:

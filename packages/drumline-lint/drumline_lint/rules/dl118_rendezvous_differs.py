@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.environment import variable
-from drumline_lint.reading.launchers import PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import address_flag, least_nodes, port_flag
+from drumline_lint.reading.job_settings import ADDRESS, PORT, RANK, SIZE, job_setting
+from drumline_lint.reading.launchers import PYTHON, Launch, launches, training_file
+from drumline_lint.reading.rendezvous import LOOPBACK, address_flag, least_nodes, port_flag
 from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Piece, Word
 
@@ -19,10 +21,15 @@ _OWN_HOST = re.compile(
 )
 _OTHER_BATCH = re.compile(r"^#(?:PBS|BSUB|PJM|COBALT|\$ -)", re.MULTILINE)
 _OWN_HOST_NAMES = {"HOSTNAME", "SLURMD_NODENAME", "POD_IP", "MY_POD_IP"}
+_SETTINGS = {ADDRESS: "address", PORT: "port", SIZE: "number of members"}
 _RANDOM = re.compile(r"\bRANDOM\b|\bshuf\b|\buuidgen\b|\bdate \+%|\bsocket\b|\$\$|\bmktemp\b")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    members = [launch for part in (*script.siblings, script) for launch in launches(part)]
+    for before, launch in itertools.pairwise(members):
+        if launch in launches(script):
+            yield from _between(script, before, launch)
     for launch in launches(script):
         if not _is_evaluated_on_each_node(launch):
             continue
@@ -33,6 +40,23 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 )
                 yield RULE.at(script, place, message)
                 break
+
+
+def _between(script: Script, before: Launch, launch: Launch) -> Iterator[Finding]:
+    """What a launch and the one of the rank before it say of their rendezvous."""
+    ranks = [job_setting(part, RANK).number for part in (before, launch)]
+    is_next = None not in ranks and ranks[1] == (ranks[0] or 0) + 1
+    is_same = before.kind == launch.kind and training_file(before) == training_file(launch)
+    if not is_next or not is_same:
+        return
+    for what, name in _SETTINGS.items():
+        first = job_setting(before, what)
+        second = job_setting(launch, what)
+        is_local = what == ADDRESS and {first.value, second.value} & LOOPBACK
+        differs = first.value and second.value and first.value != second.value
+        if differs and second.place is not None and not is_local:
+            message = f"the {name} is {second.value} here and {first.value} for the rank before it"
+            yield RULE.at(script, second.place, message)
 
 
 def _is_evaluated_on_each_node(launch: Launch) -> bool:

@@ -26,7 +26,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if launch.command.is_background and is_last and not _waits(launch.script):
             what = "Slurm ends the job" if script.sbatch.by_name else "the container ends"
             message = f"{launch.kind} runs in the background, and {what} when the script has ended"
-            yield RULE.at(script, launch.name[-1], message)
+            yield RULE.at(script, launch.srun_word or launch.name[-1], message)
 
 
 def _waits(script: Script) -> bool:

@@ -25,6 +25,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
             message = (
                 f"the container has {size >> 20} MB of /dev/shm, which NCCL and the workers of every rank's "
                 "DataLoader share"
+                if size
+                else "this /dev/shm is an emptyDir on a disk"
             )
             yield RULE.at(script, _place(launch), message, fix=_fix(launch))
 
@@ -32,9 +34,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _is_on_cpu(launch: Launch) -> bool:
     """Small trials, for which the default is enough."""
     container = launch.script.container
-    return _CPU.search(launch.script.text) is not None or bool(
-        container and container.is_without_gpu
-    )
+    is_without = container is not None and container.is_without_gpu and container.kind != "service"
+    return _CPU.search(launch.script.text) is not None or is_without
 
 
 def _container_size(launch: Launch) -> int | None:
@@ -60,7 +61,7 @@ def _place(launch: Launch) -> TextRange:
     if launch.docker:
         return launch.docker[0]
     container = launch.script.container
-    return container.place if container and container.place else launch.name[-1]
+    return container.name if container and container.name else launch.name[-1]
 
 
 def _fix(launch: Launch) -> str:

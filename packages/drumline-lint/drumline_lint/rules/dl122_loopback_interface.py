@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.reading.allocation import started_on_nodes
+from drumline_lint.reading.allocation import has_several_nodes
 from drumline_lint.reading.environment import launch_variables
-from drumline_lint.reading.launchers import Launch, launches
-from drumline_lint.reading.rendezvous import least_nodes
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL122")
@@ -16,7 +14,7 @@ _NAMES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
-    if "SOCKET_IFNAME" not in script.text or not _has_several_nodes(script):
+    if "SOCKET_IFNAME" not in script.text or not has_several_nodes(script):
         return
     for item in launch_variables(script):
         value = item.script.constant(item.assignment.value) or ""
@@ -24,15 +22,3 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if item.assignment.name in _NAMES and interfaces <= {"lo", "lo0"}:
             message = f"{item.assignment.name}={value} is the loopback interface, which no other node can reach"
             yield RULE.at(script, item.assignment, message)
-
-
-def _has_several_nodes(script: Script) -> bool:
-    if (script.sbatch.number("nodes") or 1) > 1:
-        return True
-    return any(map(_joins_nodes, launches(script)))
-
-
-def _joins_nodes(launch: Launch) -> bool:
-    """On one node, the loopback interface is a choice that works."""
-    nodes = max(started_on_nodes(launch) or 1, least_nodes(launch) or 1)
-    return nodes > 1 or "hostfile" in launch.flags

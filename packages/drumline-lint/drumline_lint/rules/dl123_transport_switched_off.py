@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.reading.allocation import has_several_nodes
 from drumline_lint.reading.environment import ScopedAssignment, comment_at, launch_variables
 from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.rendezvous import most_nodes
@@ -20,7 +21,7 @@ _LOST = {
 }
 _REASON = re.compile(
     r"\b(?:no|not|without|lacks?|broken|hangs?|bugs?|driver|ethernet|tcp|pcie|4090|3090|consumer|workaround|because|"
-    r"virtual|vm|cloud|only|unsupported|iommu|acs|until|issues?|if|needed)\b",
+    r"virtual|vm|cloud|only|unsupported|iommu|acs|until|issues?|if|needed|limits?|fail\w*|\w+n't)\b",
     re.IGNORECASE,
 )
 
@@ -34,7 +35,14 @@ def check_shell(script: Script) -> Iterator[Finding]:
         is_off = (item.script.constant(assignment.value) or "").lower() in _ON
         if assignment.name in _LOST.keys() - harmless and is_off and not _has_reason(item):
             message = f"{assignment.name}=1 switches off {_LOST[assignment.name]}"
-            yield RULE.at(script, assignment, message)
+            severity = None if _is_costly(script) else Severity.NOTE
+            yield RULE.at(script, assignment, message, severity=severity)
+
+
+def _is_costly(script: Script) -> bool:
+    """Consumer GPUs may need it, and who measures the network; the nodes of a cluster have fast
+    ones."""
+    return script.on_slurm and has_several_nodes(script)
 
 
 def _is_training(script: Script) -> bool:

@@ -14,8 +14,15 @@ from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Word
 
 RULE = rule("DL125")
-_LISTS = {"SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"}
+_SUBMIT_HOST = "SLURM_SUBMIT_HOST"
+_LISTS = {_SUBMIT_HOST, "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"}
 _ALL_HOSTS = re.compile(r"\$\(\s*scontrol show hostnames?\b[^|]*\)")
+# The first name of `node[07-10]` or `node7,node9`, as if it were always the second.
+_CUT_AT_COMMA = re.compile(
+    r"\$\{(SLURM_\w*NODELIST)%%,\*\}"
+    r"|[$`]\(?\s*echo \"?\$\{?(SLURM_\w*NODELIST)\}?\"?\s*\|\s*"
+    r"(?:cut (?:-d *[\"']?,[\"']? *-f *1|-f *1 *-d *[\"']?,[\"']?)|awk -F *[\"']?,[\"']? *'\{ *print \$1 *\}')\s*[)`]"
+)
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -25,7 +32,10 @@ def check_shell(script: Script) -> Iterator[Finding]:
             written = _node_list(launch.script, address)
             if written and _has_several_nodes(launch) and place.start not in reported:
                 reported.add(place.start)
-                message = f"{written} is the list of all nodes, not the address of one"
+                what = "a list of nodes such as gpu[07-10], not the address of one"
+                if written == f"${_SUBMIT_HOST}":
+                    what = "the host on which sbatch was called, and no rank runs there"
+                message = f"{written} is {what}"
                 yield RULE.at(script, place, message)
 
 
@@ -52,6 +62,7 @@ def _node_list(script: Script, word: Word, depth: int = 0) -> str:
     if piece.kind is Kind.UNKNOWN:
         name = re.fullmatch(r"\$\{(\w+)\}", piece.text)
         is_list = _ALL_HOSTS.fullmatch(piece.text) or (name and name[1] in _LISTS)
+        is_list = is_list or _CUT_AT_COMMA.fullmatch(piece.text)
         return piece.text if is_list else ""
     if piece.kind is not Kind.VARIABLE:
         return ""

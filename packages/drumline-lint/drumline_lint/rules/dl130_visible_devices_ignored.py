@@ -15,6 +15,11 @@ RULE = rule("DL130")
 def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
         flag = launch.flags.get("num-gpus")
+        include = launch.flags.get("include")
+        if launch.kind == DEEPSPEED and include is not None and flag is not None:
+            message = "deepspeed refuses --include beside --num_gpus"
+            yield RULE.at(script, include.word, message, fix="leave out --num_gpus")
+            continue
         processes = processes_per_node(launch) or 0
         devices = visible_devices(launch)
         if launch.kind != DEEPSPEED or flag is None or not processes or not devices:

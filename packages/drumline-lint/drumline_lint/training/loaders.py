@@ -78,7 +78,7 @@ def loaders_behind(program: Program, part: ast.expr, depth: int = 0) -> list[ast
 def _viewed(expression: ast.expr) -> ast.expr:
     """What is behind `batch.items()`."""
     if isinstance(expression, ast.Call) and last_name(expression.func) in _VIEWS:
-        assert isinstance(expression.func, ast.Name | ast.Attribute)
+        assert isinstance(expression.func, (ast.Name, ast.Attribute))
         return expression.func.value if isinstance(expression.func, ast.Attribute) else expression
     return expression
 
@@ -96,7 +96,7 @@ def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
 
 
 def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
-    if isinstance(loop, ast.For | ast.AsyncFor):
+    if isinstance(loop, (ast.For, ast.AsyncFor)):
         yield from loaders(program, loop.iter)
     for call in calls_made_in(program, loop):
         if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
@@ -158,7 +158,7 @@ def trains_together(program: Program, loop: ast.AST) -> bool:
 
 def goes_over_part(program: Program, loop: Loop) -> bool:
     """Whether each rank goes over its own part of the data: all loaders of a loop divide it."""
-    if not isinstance(loop, ast.For | ast.AsyncFor):
+    if not isinstance(loop, (ast.For, ast.AsyncFor)):
         return False
     origins = written_values(program, program.iterated(loop.iter))
     if any(isinstance(origin, ast.Call) and _prepares(program, origin) for origin in origins):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.flow.run_order import Run
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import DDP, FSDP, INIT
@@ -18,8 +17,10 @@ from drumline_lint.program.tree import (
     last_name,
     nodes_in,
     position,
+    scope_of,
+    statement_of,
 )
-from drumline_lint.program.value import CallResult, Class, ConstantValue, Instance, Rank, Value
+from drumline_lint.program.value import CallResult, ConstantValue, Instance, Rank, Value
 from drumline_lint.reading.source import Source
 
 _WORDS = ("cuda", "device", "gpu", "rank")
@@ -79,7 +80,7 @@ def devices_given(program: Program, source: Source) -> Iterator[ast.expr]:
             devices.append(argument(call, 1, "map_location"))
         elif name == DDP:
             for listed in written_values(program, argument(call, 1, "device_ids")):
-                devices += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
+                devices += listed.elts if isinstance(listed, (ast.List, ast.Tuple)) else []
             devices.append(argument(call, 2, "output_device"))
         yield from dict.fromkeys(device for device in devices if device is not None)
 
@@ -140,7 +141,7 @@ def _concerns_device(node: ast.AST) -> bool:
     """`.to(...)`, `.cuda()`, `device=...`, or a name that says so."""
     if isinstance(node, ast.keyword):
         return node.arg is None or "device" in node.arg
-    if isinstance(node, ast.Attribute | ast.Name):
+    if isinstance(node, (ast.Attribute, ast.Name)):
         name = last_name(node)
         return name in ("to", "cuda", "to_empty") or "device" in name.lower()
     return False
@@ -163,7 +164,7 @@ def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int 
         behind = [
             value
             for value in (model.args if isinstance(model, ast.Call) else ())
-            if isinstance(value, ast.Name | ast.Attribute)
+            if isinstance(value, (ast.Name, ast.Attribute))
         ]
         if any(_is_move(node) for node in built_of(program, model)):
             return True
@@ -190,10 +191,17 @@ def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
         call
         for call in (*calls.get("to", ()), *calls.get("cuda", ()))
         if isinstance(call.func, ast.Attribute)
-        and _is_written_so(call.func.value, model)
+        and _is_written_so(_chained(call.func.value), model)
         and (isinstance(model, ast.Attribute) or enclosing_function(call) is home)
         and moves_to_gpu(program, call)
     ]
+
+
+def _chained(expression: ast.expr) -> ast.expr:
+    """Of `model.train().half()`, the model: its methods that change it return it."""
+    while isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
+        expression = expression.func.value
+    return expression
 
 
 def _is_written_so(left: ast.expr, right: ast.expr) -> bool:
@@ -214,7 +222,7 @@ def _is_before(move: ast.AST, use: ast.AST) -> bool:
 def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool:
     """Whether it is given to something whose name, or whose arguments, have to do with devices."""
     home = enclosing_function(model) or program.source_of(model).tree
-    for call in nodes_in(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
+    for call in nodes_in(home, ast.Call) if isinstance(model, (ast.Name, ast.Attribute)) else ():
         is_given = position(call) < position(use) and any(
             _is_written_so(value, model) for value in call.args
         )
@@ -238,12 +246,12 @@ def _is_in_device_block(node: ast.AST) -> bool:
 
 def has_devices(program: Program, call: ast.Call) -> bool:
     origins = written_values(program, argument(call, 1, "device_ids"))
-    return any(isinstance(origin, ast.List | ast.Tuple) and bool(origin.elts) for origin in origins)
+    return any(
+        isinstance(origin, (ast.List, ast.Tuple)) and bool(origin.elts) for origin in origins
+    )
 
 
 WRAPPERS = (DDP, *FSDP)
-# Their weights are not drawn.
-_LOADED = ("from_pretrained", "load")
 
 
 def wraps_any(program: Program) -> bool:
@@ -251,42 +259,26 @@ def wraps_any(program: Program) -> bool:
     return next(program.all_calls(*WRAPPERS), None) is not None
 
 
-def wrapping_steps(program: Program, run: Run) -> list[int]:
-    return [
-        number for number, step in enumerate(run) if program.name_of(step.call.func) in WRAPPERS
-    ]
+def is_wrapped_model(program: Program, model: ast.expr) -> bool:
+    """Whether it is DDP, or the model inside it, by the same name or by one that it had before."""
+    if isinstance(model, ast.Attribute) and model.attr == "module":
+        model = model.value
+    return bool(program.made(model, DDP)) or (
+        isinstance(model, ast.Name)
+        and any(is_wrapped_by(program, model, wrapping) for wrapping in program.all_calls(DDP))
+    )
 
 
-def built_at(program: Program, run: Run, wrapping: int) -> int | None:
-    """The step in which the model that is wrapped there was built with weights of its own, if that
-    is known."""
-    values = program.values(argument(run[wrapping].call, 0, "module"))
-    made: set[ast.AST] = {
-        value.call
-        for value in values
-        if isinstance(value, CallResult)
-        and not _is_loaded(value.name)
-        and value.name not in WRAPPERS
-    }
-    made |= {
-        value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)
-    }
-    first = program.cached(("first made", id(run)), lambda: _first_made(program, run))
-    numbers = [first[node] for node in made if first.get(node, wrapping) < wrapping]
-    return min(numbers, default=None)
-
-
-def _first_made(program: Program, run: Run) -> dict[ast.AST, int]:
-    first_steps: dict[ast.AST, int] = {}
-    for number, step in enumerate(run):
-        first_steps.setdefault(step.call, number)
-        for value in program.values(step.call.func):
-            if isinstance(value, Class):
-                first_steps.setdefault(value.node, number)
-    return first_steps
-
-
-def _is_loaded(name: str) -> bool:
-    return name.rpartition(".")[2] in _LOADED or not name.startswith(
-        ("torch.nn.", "torchvision.", "timm.")
+def is_wrapped_by(program: Program, model: ast.Name, wrapping: ast.Call) -> bool:
+    """Whether that call wrapped this name before, and gave the result to another."""
+    inner = wrapped(wrapping)
+    statement = statement_of(wrapping)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return (
+        isinstance(inner, ast.Name)
+        and scope_of(inner) is scope_of(model)
+        and inner.id == model.id
+        and position(wrapping) < position(model)
+        and program.bindings(inner) == program.bindings(model)
+        and all(isinstance(target, ast.Name) and target.id != model.id for target in targets)
     )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drumline_lint.findings import Severity
 from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.hosts import is_started_alone
+from drumline_lint.flow.shown import is_shown_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.names import DISTRIBUTED_SAMPLER
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER, INIT
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, last_name
+from drumline_lint.program.tree import ancestors, enclosing_function, last_name, nodes_in, parent_of
 from drumline_lint.program.value import CallResult, ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
@@ -33,6 +37,13 @@ _HOST_WORDS = ("hostname", "host_name", "node_name", "nodename")
 _LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/dev/null")  # noqa: S108
 _LOCAL_WORDS = ("tmp", "temp", "scratch", "node_local", "local_dir", "local_path", "local_folder")
 _IN_MEMORY = ("io.BytesIO", "io.StringIO")
+_PREPARING = ("download", "cache", "extract", "fetch", "http", "prepare", "preprocess", "convert")
+_TOOLS = ("eval", "infer", "render", "demo", "visual")
+_APP = re.compile(r"^\s*(?:import|from) (?:gradio|streamlit|flask|fastapi)\b", re.MULTILINE)
+# The same on all ranks, and small: whoever writes it last, the file is the same.
+_SETTINGS = re.compile(
+    r"(^|[_.\W])(args?|config\w*|cfg|hparams|hps|opts?|options|vocab|dict|labels?)([_.\W]|$)"
+)
 _MEMORY_WORDS = ("buf", "buffer", "stream", "bytes_io", "bio")
 
 
@@ -148,3 +159,39 @@ def _word(part: ast.expr) -> str:
     if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isupper():
         return part.value.lower()
     return last_name(part).lower()
+
+
+def severity_of_race(program: Program, call: ast.Call) -> Severity:
+    """Of something that all ranks do to the same file: a note where it is not shown that all come
+    there, for what is prepared once, which is often there before ranks start, for settings, and for
+    programs and tools that are started as one process."""
+    function = enclosing_function(call)
+    name = "" if function is None else function.name.lower()
+    stem = program.source_of(call).path.stem.lower()
+    is_tool = any(word in part for word in _TOOLS for part in (stem, name))
+    is_tool = is_tool or _is_app(program, program.source_of(call))
+    is_alone = is_started_alone(program, program.source_of(call))
+    is_prepared = (
+        is_alone or is_tool or any(word in name for word in _PREPARING) or _is_of_settings(call)
+    )
+    is_shown = not is_prepared and is_shown_on_every_rank(program, call)
+    return Severity.WARNING if is_shown else Severity.NOTE
+
+
+def _is_app(program: Program, source: Source) -> bool:
+    """A page for a browser, which Python starts as one process."""
+    is_joining = next(program.calls(source, INIT), None) is not None
+    return not is_joining and _APP.search(source.text) is not None
+
+
+def _is_of_settings(call: ast.Call) -> bool:
+    """`pickle.dump(vars(args), file)`, `open("config.json", "w")`"""
+    if last_name(call.func) not in ("open", "dump"):
+        return False
+    names = [
+        last_name(part)
+        for part in nodes_in(call, ast.Name, ast.Attribute)
+        if not isinstance(parent_of(part), ast.Attribute)
+    ]
+    texts = [str(part.value) for part in nodes_in(call, ast.Constant)]
+    return any(_SETTINGS.search(word.lower()) for word in (*names, *texts))

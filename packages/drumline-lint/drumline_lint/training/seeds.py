@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TypeAlias
 
-from drumline_lint.flow.run_order import Run, Step
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, last_name
 from drumline_lint.program.value import Rank
@@ -63,11 +62,6 @@ def kind_of_seed(program: Program, call: ast.Call) -> str:
     return "torch" if name in TORCH_SEEDS[:3] else OTHER_SEEDS.get(name, "")
 
 
-def seeded_before(program: Program, run: Run, number: int) -> bool:
-    """Whether torch's generator is seeded in a run before one of its steps."""
-    return any(seeds_torch(program, step.call) for step in run[:number])
-
-
 def may_differ_by_rank(
     program: Program, expression: ast.expr | None, visited: Seen = frozenset()
 ) -> bool:
@@ -78,7 +72,7 @@ def may_differ_by_rank(
         return True
     if isinstance(expression, ast.Constant):
         return expression.value is None
-    if isinstance(expression, ast.Name | ast.Attribute):
+    if isinstance(expression, (ast.Name, ast.Attribute)):
         name = last_name(expression)
         bindings = [] if name in visited else _bindings(program, expression)
         says_rank = any(word in name.lower() for word in _WORDS_OF_RANKS)
@@ -127,30 +121,3 @@ def _binding_may_differ(program: Program, binding: Binding, visited: Seen) -> bo
             for value in program.arguments_for(binding.node)
         )
     return binding.kind != "import"
-
-
-def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
-    """The call that says which seed: of a helper that passes it on, the call of the helper."""
-    place: ast.AST = step.call
-    for way in reversed(step.through):
-        passed = _passed_by(program, expression, way)
-        if passed is None:
-            break
-        place = way
-        expression = passed
-    return place
-
-
-def _passed_by(program: Program, expression: ast.expr, way: ast.AST) -> ast.expr | None:
-    if not isinstance(expression, ast.Name) or not isinstance(way, ast.Call):
-        return None
-    parameters = [
-        binding.node
-        for binding in program.bindings(expression)
-        if isinstance(binding.node, ast.arg)
-    ]
-    passed_values = {
-        value for parameter in parameters for value in program.arguments_for(parameter)
-    }
-    every = [*way.args, *(keyword.value for keyword in way.keywords)]
-    return next((value for value in every if value in passed_values), None)

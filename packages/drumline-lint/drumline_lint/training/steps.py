@@ -22,6 +22,7 @@ from drumline_lint.program.tree import (
     last_name,
     nodes_in,
     parent_of,
+    scope_of,
 )
 from drumline_lint.program.value import CallResult, ConstantValue
 
@@ -70,7 +71,8 @@ def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
     """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed
     so."""
     return any(
-        _counts(program, test) or (holds and (_is_last(test) or _counts_from_last(test)))
+        _counts(program, test)
+        or (holds and (_is_last(test) or _counts_from_last(test) or _is_reset_there(test)))
         for test, holds in conditions(program, node)
         if parent_of(test) is not until and until in ancestors(test)
     )
@@ -93,7 +95,7 @@ def _is_last(test: ast.expr) -> bool:
 def _counts_from_last(test: ast.expr) -> bool:
     """`if step - last >= n: ...; last = step`"""
     block = parent_of(test)
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.GtE | ast.Gt | ast.Eq):
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.GtE, ast.Gt, ast.Eq)):
         return False
     if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Sub):
         return False
@@ -105,6 +107,24 @@ def _counts_from_last(test: ast.expr) -> bool:
     )
 
 
+def _is_reset_there(test: ast.expr) -> bool:
+    """`if micro == n: ...; micro = 0`, of a counter that another statement increments."""
+    block = parent_of(test)
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.GtE, ast.Eq)):
+        return False
+    counter = dotted(test.left)
+    if not counter or not isinstance(block, ast.If):
+        return False
+    resets = [
+        statement
+        for statement in nodes_in(block, ast.Assign)
+        if isinstance(statement.value, ast.Constant) and statement.value.value == 0
+    ]
+    is_reset = any(counter == dotted(target) for reset in resets for target in reset.targets)
+    added = nodes_in(scope_of(block), ast.AugAssign)
+    return is_reset and any(dotted(statement.target) == counter for statement in added)
+
+
 def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
     if any(isinstance(operation.op, ast.Mod) for operation in nodes_in(test, ast.BinOp)):
         return True
@@ -112,7 +132,7 @@ def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
     return depth < 2 and any(
         _is_last(value) or _counts(program, value, depth + 1)
         for value in values
-        if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
+        if isinstance(value, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp))
     )
 
 

@@ -113,7 +113,7 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
     if expression is None or depth > DEEPEST:
         return False
     deeper = depth + 1
-    if isinstance(expression, ast.Name | ast.Attribute) and goes_backward(program, expression):
+    if isinstance(expression, (ast.Name, ast.Attribute)) and goes_backward(program, expression):
         return True
     if isinstance(expression, ast.Name):
         changed = before_changes(program, expression)
@@ -126,7 +126,7 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
         return expression.attr not in HOST_ATTRIBUTES and is_of_step(
             program, expression.value, deeper
         )
-    if isinstance(expression, ast.Subscript | ast.Starred):
+    if isinstance(expression, (ast.Subscript, ast.Starred)):
         return is_of_step(program, expression.value, deeper)
     if isinstance(expression, ast.BinOp):
         return any(
@@ -134,7 +134,7 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
         )
     if isinstance(expression, ast.Compare):
         is_identity = any(
-            isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn)
+            isinstance(operator, (ast.Is, ast.IsNot, ast.In, ast.NotIn))
             for operator in expression.ops
         )
         return not is_identity and is_of_step(program, expression.left, deeper)
@@ -146,7 +146,7 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
         return any(
             is_of_step(program, branch, deeper) for branch in (expression.body, expression.orelse)
         )
-    if isinstance(expression, ast.GeneratorExp | ast.ListComp):
+    if isinstance(expression, (ast.GeneratorExp, ast.ListComp)):
         return is_of_step(program, expression.elt, deeper)
     return False
 

@@ -1,0 +1,140 @@
+"""Findings in launch files whose severity is not that of their rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline_lint.findings import Severity
+from reading_cases import findings_in
+
+HEADER = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=1 --gres=gpu:8\n"
+SEVERITIES = {
+    "P2P off, beside an unknown number of GPUs": (
+        "DL123",
+        "export NCCL_P2P_DISABLE=1\npython ddp.py\n",
+        Severity.NOTE,
+    ),
+    "P2P off, beside eight ranks of one host": (
+        "DL123",
+        "export NCCL_P2P_DISABLE=1\ntorchrun --nproc-per-node=8 ddp.py\n",
+        Severity.NOTE,
+    ),
+    "P2P off, in a job of two nodes": (
+        "DL123",
+        "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_P2P_DISABLE=1\nsrun python ddp.py\n",
+        Severity.WARNING,
+    ),
+    "a switch for debugging, for a trial": (
+        "DL124",
+        "export TORCH_DISTRIBUTED_DEBUG=DETAIL\ntorchrun --nproc_per_node=1 train.py\n",
+        Severity.NOTE,
+    ),
+    "blocking launches": (
+        "DL124",
+        "export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nproc-per-node=8 ddp.py\n",
+        Severity.WARNING,
+    ),
+    "a log of NCCL that is written to the terminal": (
+        "DL124",
+        "export NCCL_DEBUG=TRACE\ntorchrun --nproc-per-node=8 ddp.py\n",
+        Severity.WARNING,
+    ),
+    "a log of NCCL that is written to a file": (
+        "DL124",
+        "export NCCL_DEBUG=TRACE\nexport NCCL_DEBUG_FILE=/tmp/nccl.%h.%p\n"
+        "torchrun --nproc-per-node=8 ddp.py\n",
+        Severity.NOTE,
+    ),
+    "a switch of CUDA beside those of Ascend": (
+        "DL124",
+        "export HCCL_CONNECT_TIMEOUT=1200\nexport CUDA_LAUNCH_BLOCKING=1\n"
+        "torchrun --nproc-per-node=8 ddp.py\n",
+        Severity.NOTE,
+    ),
+    "one rank on purpose": (
+        "DL115",
+        HEADER + "torchrun --standalone --nproc-per-node=1 train.py\n",
+        Severity.NOTE,
+    ),
+    "one rank by the number of tasks": (
+        "DL115",
+        HEADER + "torchrun --standalone --nproc-per-node=$SLURM_NTASKS_PER_NODE train.py\n",
+        Severity.WARNING,
+    ),
+    "minutes": ("DL110", HEADER + "#SBATCH --time=48\nsrun a\n", Severity.WARNING),
+    "megabytes": ("DL110", HEADER + "#SBATCH --mem=64\nsrun a\n", Severity.ERROR),
+    "the number of GPUs after deepspeed's script": (
+        "DL113",
+        "deepspeed train.py --num_gpus 4\n",
+        Severity.WARNING,
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "text", "severity"), SEVERITIES.values(), ids=SEVERITIES)
+def test_the_severity_of_a_finding(rule: str, text: str, severity: Severity) -> None:
+    findings = [finding for finding in findings_in((("case.sh", text),)) if finding.rule == rule]
+    assert [finding.severity for finding in findings] == [severity]
+
+
+def test_an_argument_that_a_script_has_under_no_name() -> None:
+    start = "python -m torch.distributed.launch --nproc_per_node=4 main.py\n"
+    code = (
+        "import argparse\nimport torch.distributed as dist\n"
+        "args = argparse.ArgumentParser().parse_args()\ndist.barrier()\n"
+    )
+    findings = findings_in((("run.sh", start), ("main.py", code)))
+    severities = {finding.severity for finding in findings if finding.rule == "DL106"}
+    assert Severity.WARNING in severities
+
+
+INIT = "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
+CLOCK = INIT + (
+    "import time\nmodel = torch.nn.parallel.DistributedDataParallel(net)\nfor x in batches:\n"
+    "    model(x).backward()\n    if time.time() > end:\n        break\n"
+)
+PARSED = "import argparse\nparser = argparse.ArgumentParser()\n"
+FOLDER = INIT + "if not os.path.exists(out):\n    os.makedirs(out)\n"
+ONE = "torchrun --nproc-per-node=1 --nnodes=1 train.py\n"
+EIGHT = "torchrun --nproc-per-node=8 train.py\n"
+OLD = "python -m torch.distributed.launch --nproc_per_node=8 train.py\n"
+STARTED = {
+    "a clock of one process": ("DL045", ONE, CLOCK, Severity.NOTE),
+    "a clock of eight processes": ("DL045", EIGHT, CLOCK, Severity.WARNING),
+    "a clock of one process, and of eight": ("DL045", ONE + EIGHT, CLOCK, Severity.WARNING),
+    "a clock of python alone": ("DL045", "python train.py\n", CLOCK, Severity.NOTE),
+    "a clock of several pythons": (
+        "DL045",
+        "export RANK=$1\npython train.py\n",
+        CLOCK,
+        Severity.WARNING,
+    ),
+    "a save of one process": ("DL014", ONE, INIT + "torch.save(net, 'a.pt')\n", Severity.NOTE),
+    "a save of eight processes": (
+        "DL014",
+        EIGHT,
+        INIT + "torch.save(net, 'a.pt')\n",
+        Severity.WARNING,
+    ),
+    "a folder that the script makes": (
+        "DL046",
+        "mkdir -p $OUT\ntorchrun --nproc-per-node=8 train.py --out $OUT\n",
+        FOLDER,
+        Severity.NOTE,
+    ),
+    "a folder that no script makes": ("DL046", EIGHT, FOLDER, Severity.WARNING),
+    "a program that takes the local rank of older releases": (
+        "DL106",
+        OLD,
+        INIT + PARSED + "parser.add_argument('--local_rank')\noptions = parser.parse_args()\n",
+        Severity.NOTE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "script", "text", "severity"), STARTED.values(), ids=STARTED)
+def test_the_severity_by_how_a_program_is_started(
+    rule: str, script: str, text: str, severity: Severity
+) -> None:
+    findings = findings_in((("train.py", text), ("run.sh", script)))
+    assert max(finding.severity for finding in findings if finding.rule == rule) == severity
