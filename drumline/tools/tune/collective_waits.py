@@ -26,7 +26,8 @@ UNEVEN_SIZES = {"SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE"}
 EARLY = 3  # a collective with this number or a lower one is among the first of its group
 
 LONG_WORK = (
-    "work of its own that took longer (evaluating, saving, preparing data on one rank alone)"
+    "work of its own that took longer (evaluating, saving a checkpoint, loading or preparing data on "
+    "one rank alone)"
 )
 FIRST_OF_ALL = (
     "; as it is among the first collectives, it may be that no data passes between them (P2P "

@@ -4,25 +4,34 @@ collectives, and lines that look like an error and are not known."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from drumline.tools.tune.collective_waits import CollectiveWaits, rank_in
+from drumline.tools.tune.fault_context import FaultContext, LinePlace
 from drumline.tools.tune.known_messages import KnownMessage, Role, known_messages
 
 MAX_FAULTS = 20_000
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
 MAX_RANKS = 50_000
+MAX_WAIT_PLACES = 1000
+MAX_FAULT_PLACES = 20  # of lines that say the same
 EXCEPTION = re.compile(
-    r"(?:^|[\s\]:|)(])(?P<name>(?:[a-z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception)"
-    r"|StopIteration|TimeoutExpired|BrokenProcessPool))"
-    r"(?:: ?(?P<text>\S.{0,300})?)?$"
+    r"(?:^|[\s\]:|)(])(?<!except )(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,8}"
+    r"(?:[A-Z]\w{0,60}Error|(?:[A-Z]\w{0,60})?Exception|StopIteration|TimeoutExpired|BrokenProcessPool)"
+    r"|(?:[A-Za-z_]\w{0,40}\.){1,8}(?:Error|Timeout|Unsupported|Empty)|what\(\))"
+    r"(?:: *(?:(?P<text>\S.{0,300}).*)?)?$"
 )
-EXCEPTION_NAMES = ("Error", "Exception", "StopIteration", "TimeoutExpired", "BrokenProcessPool")
+EXCEPTION_NAMES = (
+    "Error", "Exception", "StopIteration", "TimeoutExpired", "BrokenProcessPool", ".Timeout", ".Unsupported", ".Empty",
+    "what()",
+)  # fmt: skip
+WARNING_BEFORE = re.compile(r"\b(?:WARN(?:ING)?|\w*Warning)\b|\[W\d|^W\d{4}")
 LOOKS_WRONG = re.compile(
     r"\[[EF]\d{3,4} |\[[EF] [\w.]+:\d|(?:^|[\s\]])[EF]\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
     r"|\b(?:ERROR|FATAL|CRITICAL|WARN|Fatal|fatal|panic)\b|<warn>"
-    r"|\b[Ee]rror:(?! *-?[\d.]+\b)"  # with a number it is a metric
+    r"|\b[Ee]rror:(?!:| *-?[\d.]+\b)"  # with a number it is a metric, with a colon C++
     r"|\b(?:[Tt]imed[ -]out|[Tt]ime-?out (?:after|exceeded|expired|waiting|while|error))\b"
 )
 WRONG_STEMS = (
@@ -39,7 +48,7 @@ STAMP_WITHIN = 100  # characters at the begin of a line
 WORK = re.compile(
     r"\b(?:running tokenizer|tokeniz(?:ing|er on)|pre-?process(?:ing)?"
     r"|(?:running |start(?:ing)? (?:of )?)?(?:evaluation|validation)|evaluating|validating"
-    r"|generating|predictions?|sav(?:ing|ed?) (?:a )?(?:checkpoint|model|state)|downloading"
+    r"|generating|predictions?|sav(?:ing|ed?) (?:\S{1,20} ){0,2}(?:checkpoint|model|state|weights)|downloading"
     r"|(?:loading|building) extension|loading checkpoint|building (?:the )?(?:index|dataset)"
     r"|map(?:ping)?(?= \(num_proc|:)|filter(?:ing)?(?= \(num_proc|:)|extracting|compiling|converting"
     r"|caching)\b.{0,60}",
@@ -67,6 +76,8 @@ class LoggedFault:
     origin: str
     """A key of its process, or where it is, for lines that name no process."""
     moment: LogMoment
+    places: list[LinePlace] = field(default_factory=list)
+    """Of its line, and of some that say the same."""
     is_info: bool = False
     """NCCL went on after it."""
 
@@ -79,6 +90,8 @@ class PlainFault:
     origin: str
     moment: LogMoment
     is_exception: bool
+    is_warning: bool  # of NCCL
+    places: tuple[LinePlace, ...] = ()
     num_like_it: int = 1
 
 
@@ -100,10 +113,13 @@ class JobFaults:
     plain: dict[str, PlainFault] = field(default_factory=dict)
     waits: CollectiveWaits = field(default_factory=CollectiveWaits)
     first_wait: LogMoment | None = None
+    wait_places: list[LinePlace] = field(default_factory=list)
+    context: FaultContext = field(default_factory=FaultContext)
     ranks: set[int] = field(default_factory=set)  # all that torch's lines name
     work: str = ""  # the last long work before the first time-out
     num_unkept: int = 0  # lines that are not explained, beyond those that are kept
     _num_lines: int = 0
+    _num_lines_of: Counter[str] = field(default_factory=Counter)  # of a process or a file
     _time: tuple[int, int, float] = (0, 0, 0.0)
 
     def begin_file(self) -> None:
@@ -116,8 +132,12 @@ class JobFaults:
             line.rank = rank_in(line.text)
         if line.rank is not None and len(self.ranks) < MAX_RANKS:
             self.ranks.add(line.rank)
+        self._count(line)
+        self.context.read(line.text, self._places(line)[0])
         if self.waits.read(line.text, line.rank):
             self.first_wait = self.first_wait or self._moment()
+            if len(self.wait_places) < MAX_WAIT_PLACES:
+                self.wait_places.extend(self._places(line))
             return
         read = known_messages().read(
             line.source + line.text, is_info=line.is_info, setting=line.setting
@@ -127,8 +147,18 @@ class JobFaults:
         elif not read.message.is_harmless:
             self._add(LoggedFault(
                 message=read.message, what=read.what, fix=read.fix, origin=self._origin(line), moment=self._moment(),
-                is_info=line.is_info,
+                places=[*self._places(line)], is_info=line.is_info,
             ))  # fmt: skip
+
+    def _count(self, line: LogLine) -> None:
+        for name in {self._origin(line), line.file}:
+            if name in self._num_lines_of or len(self._num_lines_of) < MAX_RANKS:
+                self._num_lines_of[name] += 1
+
+    def _places(self, line: LogLine) -> tuple[LinePlace, ...]:
+        """Among the lines of its process, and of its file: not all lines name their process."""
+        names = dict.fromkeys((self._origin(line), line.file))
+        return tuple(LinePlace(name, self._num_lines_of[name]) for name in names)
 
     def _origin(self, line: LogLine) -> str:
         of_torch = line.file if line.rank is None else f"rank {line.rank}"
@@ -136,13 +166,16 @@ class JobFaults:
 
     def _add(self, fault: LoggedFault) -> None:
         key = (fault.message.kind, fault.what, fault.origin)
-        if len(self.messages) < MAX_FAULTS:
-            self.messages.setdefault(key, fault)
+        earlier = self.messages.get(key)
+        if earlier is None and len(self.messages) < MAX_FAULTS:
+            self.messages[key] = fault
+        elif earlier is not None and len(earlier.places) < MAX_FAULT_PLACES:
+            earlier.places.extend(fault.places)
 
     def _read_unknown(self, line: LogLine) -> None:
         if line.is_info:
             return
-        exception = EXCEPTION.search(line.text) if _may_be_exception(line.text) else None
+        exception = _exception_in(line.text)
         if exception is not None:
             text = exception["name"] + (f": {exception['text']}" if exception["text"] else "")
             self._add_plain(line, text, is_exception=True)
@@ -166,6 +199,8 @@ class JobFaults:
                 origin=origin,
                 moment=self._moment(),
                 is_exception=is_exception,
+                is_warning=line.is_warning,
+                places=self._places(line),
             )
         else:
             self.num_unkept += 1
@@ -186,7 +221,7 @@ class JobFaults:
 
     def kinds(self) -> set[str]:
         """Of all faults that are not only conditions."""
-        names = self._kinds_of("cause", "failure", "symptom", "outcome", "echo")
+        names = self._kinds_of("cause", "failure", "symptom", "disconnect", "outcome", "echo")
         if self.waits:
             names.add("collective timeout")
         if self.waits.is_first:
@@ -211,5 +246,14 @@ def _looks_wrong(text: str) -> bool:
     return any(stem in text for stem in WRONG_STEMS) and LOOKS_WRONG.search(text) is not None
 
 
-def _may_be_exception(text: str) -> bool:
-    return any(name in text for name in EXCEPTION_NAMES)
+def _exception_in(text: str) -> re.Match[str] | None:
+    """An exception that ended something: one of a warning was handled."""
+    if not any(name in text for name in EXCEPTION_NAMES):
+        return None
+    exception = EXCEPTION.search(text)
+    # A log's label for what follows says nothing itself.
+    if exception is not None and exception["name"] == "Exception" and not exception["text"]:
+        exception = None if exception.start("name") else exception
+    if exception is None or WARNING_BEFORE.search(text, 0, exception.start()):
+        return None
+    return exception

@@ -28,14 +28,18 @@ from typing import Any, Literal
 
 from drumline.tools.doctor.finding import Level
 
-Role = Literal["cause", "failure", "symptom", "condition", "outcome", "echo", "harmless"]
+Role = Literal[
+    "cause", "failure", "symptom", "disconnect", "condition", "outcome", "echo", "harmless"
+]
 """A cause names what is wrong; a failure names what failed, and the reason is outside of the line; a
-symptom follows from a fault of another rank; a condition is no error, and may explain one; an
+symptom follows from a fault of another rank; a disconnect shows only that another process ended, and
+leads to its log; a condition is no error, and may explain one; an
 outcome is how a job that hung or was slow ended; an echo
 repeats or sums up other lines, and counts only without them."""
 
 FILES = (
     "program",
+    "frameworks",
     "start",
     "host",
     "gpu",
@@ -43,6 +47,7 @@ FILES = (
     "infiniband",
     "library",
     "sockets",
+    "python",
     "consequences",
 )
 MAX_VALUE = 160
@@ -108,7 +113,7 @@ class MessageCatalogue:
             (text, number) for number, message in enumerate(self.messages) for text in message.texts
         ]
         # Most lines of a log have no text of any message: one search shows it.
-        self._any_text = re.compile(_any_of(text for text, _ in self._texts))
+        self._any_text = re.compile(any_of(text for text, _ in self._texts))
 
     def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
         """`setting`: of the process, which some texts show."""
@@ -128,7 +133,7 @@ class MessageCatalogue:
         return None
 
 
-def _any_of(texts: Iterable[str]) -> str:
+def any_of(texts: Iterable[str]) -> str:
     """A pattern that tries all texts at once: those that begin alike share their beginning."""
     root: LetterTree = {}
     for text in texts:

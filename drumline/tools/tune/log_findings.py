@@ -109,8 +109,8 @@ def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]
 
 
 def _differences(log: NcclLog) -> Iterator[RankedFinding]:
-    if len(log.versions) > 1:
-        what = f"the version of NCCL differs across ranks: {', '.join(sorted(log.versions))}"
+    if versions := log.differing_versions():
+        what = f"the version of NCCL differs across ranks: {', '.join(versions)}"
         finding = Finding("problem", "version", "every host", what, SAME_TORCH)
         yield RankedFinding(finding=finding, precedence="cause")
     networks = {process.network for process in log.processes.values() if process.network}
@@ -166,7 +166,7 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
             level: Level = "problem" if is_unreached else "warning"
             yield replace(_interface_finding(level, host, what), precedence=precedence)
     yield from _link_local_findings(log, is_unreached=is_unreached)
-    yield from _shared_network_findings(log)
+    yield from _shared_network_findings(log, precedence if is_unreached else "condition")
     if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
         names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
@@ -188,15 +188,16 @@ def _link_local_findings(log: NcclLog, *, is_unreached: bool) -> Iterator[Ranked
         yield ranked if is_unreached else replace(ranked, precedence="condition")
 
 
-def _shared_network_findings(log: NcclLog) -> Iterator[RankedFinding]:
+def _shared_network_findings(log: NcclLog, precedence: Precedence) -> Iterator[RankedFinding]:
+    level: Level = "warning" if precedence == "condition" else "problem"
     for shared in log.routes.shared_networks():
         names = join_names(shared.interfaces)
         what = (
             f"{names} are in the same network ({shared.network}): the kernel's routing decides which "
             "of them sends, whatever NCCL_SOCKET_IFNAME says"
         )
-        finding = Finding("warning", "shared network", shared.host, what, OTHER_SUBNET)
-        yield RankedFinding(finding=finding, precedence="condition")
+        finding = Finding(level, "shared network", shared.host, what, OTHER_SUBNET)
+        yield RankedFinding(finding=finding, precedence=precedence)
 
 
 def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[RankedFinding]:

@@ -11,6 +11,7 @@ import re
 from typing import BinaryIO
 
 from drumline.tools.tune.bounded_lines import BoundedLines
+from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LogLine
 from drumline.tools.tune.logged_links import CHANNEL, LoggedLink, LoggedLinks
 from drumline.tools.tune.logged_process import INIT, LoggedProcess
@@ -30,6 +31,7 @@ LAUNCHER_HOST = re.compile(
 )
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
+ERROR_VERSION = re.compile(r"2\.\d+\.\d+")  # of torch's errors; older ones print 2.12.12 as 21.2.12
 DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
 DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
 NETWORK = re.compile(r"Using network (\S.{0,60})|Assigned NET plugin (\S.{0,60}?) to comm")
@@ -55,11 +57,13 @@ class NcclLog:
     def __init__(self) -> None:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
         self.versions: set[str] = set()
+        self.versions_of_errors: set[str] = set()
         self.num_lines = 0  # of NCCL
         self._is_cut = False  # whether the middle of a long log was not read
         self.faults = JobFaults()
         self.rdma_setting = ""  # what shows that the job is meant to use InfiniBand
         self.routes = LoggedRoutes()
+        self._file = ""  # that is read
         self._interface = ""  # the last value of NCCL_SOCKET_IFNAME
         self._links = LoggedLinks()
         self._processes_by_origin: dict[str, LoggedProcess] = {}
@@ -67,6 +71,7 @@ class NcclLog:
     def read(self, file: BinaryIO, name: str) -> None:
         """Add a log; `name`: for messages about lines that name no process."""
         self.faults.begin_file()
+        self._file = name
         lines = BoundedLines(file)
         for line in lines:
             text = line.decode(errors="replace")
@@ -86,8 +91,10 @@ class NcclLog:
         prefixes = [*PREFIX.finditer(line)]
         cut = None if prefixes else CUT_PREFIX.search(line)
         if version := VERSION.search(line):
-            if "+" in version[1]:  # torch's errors name it without `+cuda`
+            if "+" in version[1]:
                 self.versions.add(version[1])
+            elif ERROR_VERSION.fullmatch(version[1]):
+                self.versions_of_errors.add(version[1])
             self.num_lines += not prefixes and cut is None
         if cut is not None:
             self._read_cut_line(line, cut, name)
@@ -135,6 +142,7 @@ class NcclLog:
         elif match := INIT.search(text):
             process.read_init(match)
         elif match := DEVICES.match(text):
+            self.faults.context.read(text, LinePlace(self._file, 0))
             for number, device, details in DEVICE.findall(match[2].partition("; OOB")[0]):
                 process.devices[f"{match[1]}/{number}"] = f"{device} {details}".strip()
         else:
@@ -155,7 +163,9 @@ class NcclLog:
         elif CONNECTED.match(text):
             process.is_connected = True
         else:
-            self.faults.read(LogLine(text=text, origin=self._origin(process), is_info=True))
+            self.faults.read(
+                LogLine(text=text, origin=self._origin(process), file=self._file, is_info=True)
+            )
 
     def _origin(self, process: LoggedProcess) -> str:
         origin = f"{process.host}:{process.pid}"
@@ -186,6 +196,7 @@ class NcclLog:
                 text=text,
                 source=f"{source}NCCL WARN ",
                 origin=self._origin(process),
+                file=self._file,
                 is_warning=True,
                 setting=_interface_setting(process.interface),
             )
@@ -212,6 +223,12 @@ class NcclLog:
             if process.rank is not None and process.world_size == world_size
         }
         return dict(sorted(by_rank.items()))
+
+    def differing_versions(self) -> list[str]:
+        """The versions of NCCL that banners and errors name; none if they are the same."""
+        numbers = {version.partition("+")[0] for version in self.versions}
+        names = self.versions | (self.versions_of_errors - numbers)
+        return sorted(names) if len(names) > 1 else []
 
     def expected_rdma(self) -> str:
         """What shows that the job is meant to use InfiniBand; empty: nothing does."""

@@ -3,6 +3,7 @@ earliest first."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,19 +11,32 @@ from typing import Literal
 from drumline.base.text import plural
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
 from drumline.tools.tune.collective_waits import WaitExplanation
+from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.known_messages import Role
 
 Precedence = Literal[
-    "cause", "explanation", "failure", "symptom", "condition", "outcome", "unexplained", "echo"
+    "cause",
+    "explanation",
+    "failure",
+    "warned",
+    "symptom",
+    "disconnect",
+    "condition",
+    "outcome",
+    "unexplained",
+    "echo",
 ]
 """An explanation is a condition that explains a fault of these logs, or follows from several
-lines. An outcome is how a log or a job ends."""
+lines. NCCL has warned of something that no message explains. An outcome is how a log or a job
+ends."""
 PRECEDENCES: tuple[Precedence, ...] = (
     "cause",
     "explanation",
     "failure",
+    "warned",
     "symptom",
+    "disconnect",
     "condition",
     "outcome",
     "unexplained",
@@ -32,6 +46,7 @@ PRECEDENCE_OF_ROLE: Mapping[Role, Precedence] = {
     "cause": "cause",
     "failure": "failure",
     "symptom": "symptom",
+    "disconnect": "disconnect",
     "condition": "condition",
     "outcome": "outcome",
     "echo": "echo",
@@ -39,11 +54,12 @@ PRECEDENCE_OF_ROLE: Mapping[Role, Precedence] = {
 }
 START = LogMoment((0, 0, 0.0), 0)
 LAST = LogMoment((99, 0, 0.0), 0)
+CONSEQUENCES: tuple[Precedence, ...] = ("symptom", "disconnect", "outcome", "echo")
 UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
 NO_INFINIBAND = ("no InfiniBand", "no InfiniBand library")
 NO_P2P = (
     "NCCL_P2P_DISABLE=1 shows whether it is that, and trains without it; then turn off ACS and the "
-    "IOMMU (BIOS, iommu=pt), or leave P2P off for GeForce cards; nvidia-smi topo -p2p r"
+    "IOMMU (BIOS, iommu=pt), update the driver, or leave P2P off for GeForce cards; nvidia-smi topo -p2p r"
 )
 NO_RDMA = (
     "NCCL_NET_GDR_LEVEL=LOC, then NCCL_IB_DISABLE=1 show which part it is; ib_write_bw between the "
@@ -51,7 +67,7 @@ NO_RDMA = (
 )
 READ_FIRST = (
     "the job failed, and no other line shows why: read the lines around this one, and look for its "
-    "text"
+    "text in the issues of that project; a newer NCCL or driver may have it fixed"
 )
 EXCEPTION_FIRST = (
     "correct this first: what other ranks report after it, such as time-outs and closed "
@@ -92,7 +108,8 @@ class RankedFinding:
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
     """An echo counts only where nothing else is a problem. It shows that the job failed: an error
-    that is not explained is then the likely cause, and comes first."""
+    that is not explained is then the likely cause, and comes first. So does what NCCL warned of
+    where all problems follow from something else."""
     candidates = [*ranked]
     problems = [item for item in candidates if item.finding.level == "problem"]
     echoes = [item for item in problems if item.precedence == "echo"]
@@ -100,6 +117,13 @@ def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
         candidates = [item for item in candidates if item.precedence != "echo"]
     elif echoes:
         candidates = [_as_likely_cause(item) for item in candidates]
+    if problems and all(item.precedence in CONSEQUENCES for item in problems):
+        # A time-out names ranks and likely causes, which says more than an error of any program.
+        is_explained = any(item.precedence == "symptom" for item in problems)
+        likely = ("warned",) if is_explained else ("warned", "unexplained")
+        candidates = [
+            _as_likely_cause(item) if item.precedence in likely else item for item in candidates
+        ]
     return [item.finding for item in sorted(candidates, key=lambda item: item.order)]
 
 
@@ -107,7 +131,7 @@ def _as_likely_cause(item: RankedFinding) -> RankedFinding:
     if item.finding.check != UNEXPLAINED:
         return item
     finding = replace(item.finding, level="problem", fix=READ_FIRST)
-    return replace(item, finding=finding)
+    return replace(item, finding=finding, precedence="warned")
 
 
 def fault_findings(
@@ -120,18 +144,32 @@ def fault_findings(
     """`name_of`: the name of an origin; `transports`: those between hosts; `expected_rdma`: what
     shows that InfiniBand is to be used."""
     kinds = FaultKinds(every=faults.kinds(), failures=faults.failures())
+    counts = Counter(fault.message.kind for fault in faults.messages.values())
     for fault in faults.messages.values():
         only_over = fault.message.only_over
         if not only_over or only_over in transports:
             ranked = _message_finding(fault, name_of(fault.origin), kinds, faults.work)
+            ranked = _refined(
+                ranked, faults, fault.places, is_repeated=counts[fault.message.kind] > 1
+            )
             is_missed = expected_rdma and fault.message.kind in NO_INFINIBAND
             yield _as_missed(ranked, expected_rdma) if is_missed else ranked
     for plain in faults.plain.values():
-        yield _plain_finding(plain, name_of(plain.origin))
+        ranked = _plain_finding(plain, name_of(plain.origin))
+        yield _refined(ranked, faults, plain.places, is_repeated=False)
     if faults.num_unkept:
         what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
         finding = Finding("warning", UNEXPLAINED, "these logs", what)
         yield RankedFinding(finding=finding, precedence="unexplained", moment=LAST)
+
+
+def _refined(
+    ranked: RankedFinding, faults: JobFaults, places: Collection[LinePlace], *, is_repeated: bool
+) -> RankedFinding:
+    finding = faults.context.refined(
+        ranked.finding, places, work=faults.work, is_repeated=is_repeated
+    )
+    return replace(ranked, finding=finding)
 
 
 def _as_missed(ranked: RankedFinding, expected_rdma: str) -> RankedFinding:
@@ -165,7 +203,8 @@ def _plain_finding(fault: PlainFault, where: str) -> RankedFinding:
         finding = Finding("problem", "exception", where, what, EXCEPTION_FIRST)
         return RankedFinding(finding=finding, precedence="failure", moment=fault.moment)
     finding = Finding("warning", UNEXPLAINED, where, f"{fault.text}{likes}")
-    return RankedFinding(finding=finding, precedence="unexplained", moment=fault.moment)
+    precedence: Precedence = "warned" if fault.is_warning else "unexplained"
+    return RankedFinding(finding=finding, precedence=precedence, moment=fault.moment)
 
 
 def wait_findings(
@@ -177,7 +216,8 @@ def wait_findings(
     for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
         finding = Finding("problem", wait.kind, wait.where, wait.what, wait.fix)
         precedence: Precedence = "failure" if wait.is_cause else "symptom"
-        yield RankedFinding(finding=finding, precedence=precedence, moment=moment)
+        ranked = RankedFinding(finding=finding, precedence=precedence, moment=moment)
+        yield _refined(ranked, faults, faults.wait_places, is_repeated=False)
         if wait.is_early and (explained := _silent_link(wait, links)):
             yield replace(explained, moment=moment)
 

@@ -64,9 +64,8 @@ def test_a_rank_of_the_log_that_does_not_wait_is_late() -> None:
 
 def test_what_was_done_last_is_shown() -> None:
     text = "Running tokenizer on dataset:   7%\n" + timed_out(1, 5) + timed_out(2, 5)
-    assert findings(text)[0].what.endswith(
-        "the last work in the log: Running tokenizer on dataset:   7%"
-    )
+    what = findings(text)[0].what
+    assert "the last work in the log: Running tokenizer on dataset:   7%" in what
 
 
 @pytest.mark.parametrize(
@@ -326,3 +325,69 @@ def test_colours_and_progress_bars_hide_no_message() -> None:
     bar = "  7%|7 | 70/1000\r  8%|8 | 80/1000\r"
     text = f"{bar}\x1b[36m(RayWorker pid=1)\x1b[0m a:1:2 [0] x.cc:1 NCCL WARN Cuda failure 'out of memory'\n"
     assert checks(text) == ["CUDA memory"]
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank3]: ValueError: " + "a long text " * 60,
+        "[rank3]: Exception: something",
+        "[rank3]: XYZ.core.SomeError: something",
+        "[rank3]: queue.Empty",
+        "  what():  something",
+        "ValueError:",
+    ],
+)
+def test_an_exception_has_any_length_and_module(line: str) -> None:
+    assert checks(line + "\n" + timed_out(1, 5))[0] == "exception"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING:root:could not import it: SomeError: nothing is there",
+        "/lib/a.py:3: UserWarning: falling back: SomeError: nothing is there",
+        "        except ValueError:",
+    ],
+)
+def test_an_exception_that_was_handled_is_no_problem(line: str) -> None:
+    assert "exception" not in checks(line + "\n")
+
+
+def test_an_error_that_is_not_known_comes_before_a_closed_connection() -> None:
+    closed = warn("a", 1, "socketProgress: Connection closed by remote peer b<4242>")
+    first = findings(closed + "ERROR the flux capacitor is empty\n")[0]
+    assert (first.level, first.check) == ("problem", "unknown")
+    assert checks(timed_out(1, 900) + "ERROR the flux capacitor is empty\n")[0] != "unknown"
+
+
+def test_a_time_out_says_more_than_a_closed_connection() -> None:
+    closed = warn("a", 1, "socketProgress: Connection closed by remote peer b<4242>")
+    assert checks(closed + timed_out(1, 900)) == ["collective timeout", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(31, "illegal memory access"), (94, "ECC"), (149, "NVLink"), (119, "GSP"), (79, "bus")],
+)
+def test_the_number_of_an_xid_is_not_that_of_the_bus(code: int, text: str) -> None:
+    what = findings(f"NVRM: Xid (PCI:0000:48:00): {code}, pid=1, name=python\n")[0].what
+    assert text in what
+    assert str(code) in what
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has errored already.",
+        "asyncio.exceptions.CancelledError",
+        "DeadlockDetectedException: DeadLock detected from rank: 3",
+        "[rank3]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.",
+        "[rank3]: DistBackendError: NCCL communicator was aborted on rank 3.",
+    ],
+)
+def test_an_exception_that_another_fault_caused_comes_after_a_time_out(line: str) -> None:
+    assert checks(line + "\n" + timed_out(1, 900))[0] == "collective timeout"

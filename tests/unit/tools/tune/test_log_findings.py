@@ -120,6 +120,26 @@ def test_a_condition_comes_before_how_the_job_ended(text: str, check: str) -> No
     assert first_finding(text).check == check
 
 
+ROUTES = """10.0.0.0/20 dev eno1 proto kernel scope link src 10.0.3.1
+10.0.0.0/20 dev eno2 proto kernel scope link src 10.0.5.1
+"""
+NO_ANSWER = "socketPollConnect: connect to 10.0.0.2<42> returned Connection timed out, exceeded error retry count"
+
+
+def test_two_interfaces_in_one_network_explain_a_connection_that_fails() -> None:
+    assert first_finding(ROUTES + warn("a", 1, NO_ANSWER)).check == "shared network"
+    assert first_finding(warn("a", 1, NO_ANSWER)).check == "timeout"
+
+
+def test_what_nccl_warned_of_comes_before_a_timeout_that_nothing_explains() -> None:
+    text = "something that NCCL warns of for the first time"
+    finding = first_finding(warn("a", 1, text) + timed_out(0, 9) + timed_out(1, 9))
+    assert finding.what == f"NCCL warns: {text}"
+    assert finding.level == "problem"
+    known = first_finding(warn("a", 1, text) + warn("a", 1, NO_ANSWER) + timed_out(0, 9))
+    assert known.check == "timeout"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -142,3 +162,24 @@ def test_a_line_without_a_prefix_shows_the_setting_of_the_job() -> None:
 
 def test_a_warning_without_the_name_of_its_process_is_shown() -> None:
     assert first_finding("[1] a.cc:7 NCCL WARN a new one\n").what == "NCCL warns: a new one"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "W1118 09:58:00.1 run.py:793] master_addr is only used for static rdzv_backend and when rdzv_endpoint is not "
+        "specified.",
+        "E0000 00:00:1763459881.123456 4103 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register "
+        "factory for plugin cuDNN when one has already been registered",
+        "Failed to load image Python extension: '/a.so: undefined symbol: _ZN3c10'If you don't plan on using image "
+        "functionality, you can ignore this warning.",
+        "collect2: error: ld returned 1 exit status",
+        "WARNING:root:Could not import flash_attn: No module named 'flash_attn'",
+        "+ python -m torch.distributed.run --rdzv-endpoint=n1:29500 --hostfile hosts train.py --ntasks=8",
+        "pyxis: imported docker image: nvcr.io/nvidia/pytorch:24.05-py3",
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f in /a/libc10.so)",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+    ],
+)
+def test_what_healthy_jobs_print_is_no_problem(line: str) -> None:
+    assert log_findings(read(four_ranks() + line + "\n")) == []

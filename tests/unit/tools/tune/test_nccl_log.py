@@ -130,7 +130,8 @@ def test_what_is_printed() -> None:
         "NET/IB/GDRDMA over mlx5_1 1/RoCE: 1 -> 2 and 3 -> 0 (1 channel)",
         "P2P/CUMEM: 0 <-> 1 and 2 <-> 3 (2 channels)",
         "problem: rank 2 on gpu-01: the process at gpu-00<4242> closed its connection: it exited, or was killed",
-        "  fix: read the log of that rank first; drumline launch --watch names the rank that failed first",
+        "  fix: read the log of that rank first; drumline launch --watch names the rank that failed first; "
+        "if the address is no host of the job: a port scan or health check, which NCCL 2.27.3 and newer ignore",
         "result: 1 problem, the first to look at: rank 2 on gpu-01",
     ]
 
