@@ -31,8 +31,8 @@ Row = dict[str, Any]
 CELLS = 30
 MOST_S = 2.5
 """A cell has about 35 steps."""
-SIZES = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
-ROUNDS = 5
+SIZES = (4096, 1 << 18, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
+ROUNDS = 9
 PROFILE_CAP_MB = 25.0
 PROFILED_STEPS = 8
 STEPS = 8

@@ -238,7 +238,7 @@ def set_priority(nice: int) -> None:
 def main(folder: Path, nice: int) -> None:
     set_priority(nice)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")  # noqa: DL021 - it ends with its host
+    dist.init_process_group("gloo")
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     groups = {

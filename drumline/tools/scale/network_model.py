@@ -37,15 +37,17 @@ class Link:
     """`network`, `pcie` or `nvlink`."""
     source: str = "measured"
     rates: tuple[tuple[float, float], ...] = ()
-    """The bytes of a hop, and the bandwidth with them, where it was measured by size."""
+    """The bytes that an all-reduce sends over the link, and the bandwidth with them, where it was
+    measured by size. Not the bytes of a hop: what limits a link's bandwidth (bursts that it lets
+    pass, TCP's windows and queues) depends on how much follows each other."""
 
-    def rate(self, hop_bytes: float) -> float:
-        """The bandwidth for hops of this size: between two measured sizes, by their ratio."""
-        place = bisect_left(self.rates, (hop_bytes, 0.0))
+    def rate(self, sent_bytes: float) -> float:
+        """The bandwidth for so many bytes: between two measured sizes, by their ratio."""
+        place = bisect_left(self.rates, (sent_bytes, 0.0))
         if place in (0, len(self.rates)):
             return self.rates[place and -1][1] if self.rates else self.bytes_per_s
         (low, slow), (high, fast) = self.rates[place - 1 : place + 1]
-        return slow + (fast - slow) * math.log(hop_bytes / low) / math.log(high / low)
+        return slow + (fast - slow) * math.log(sent_bytes / low) / math.log(high / low)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,15 +167,15 @@ def link_from_points(
 ) -> Link:
     """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives
     the latency of a hop, the larger ones the bandwidth by size."""
-    hops = [
-        (num_bytes / world_size, seconds / (2 * (world_size - 1)))
-        for num_bytes, seconds in sorted(points)
-    ]
+    num_hops = 2 * (world_size - 1)
+    hops = [(num_bytes / world_size, seconds / num_hops) for num_bytes, seconds in sorted(points)]
     small, small_s = hops[0]
     large, large_s = hops[-1]
     latency_s = max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
     # A hop that is not much longer than the latency says little about the bandwidth.
-    rates = tuple((size, size / seconds) for size, seconds in hops if seconds >= 4 * latency_s)
+    rates = tuple(
+        (num_hops * size, size / seconds) for size, seconds in hops if seconds >= 4 * latency_s
+    )
     if backend == "nccl":
         rates = ()
         latency_s = max(0.0, latency_s - NCCL[0]["network"][RING] * 1e-6)
@@ -277,9 +279,9 @@ def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Tr
     ranks = nodes * per_node
     used = network.used(nodes, per_node)
     chunk = num_bytes / ranks
-    segment_s = chunk / SEGMENTS / min(link.rate(chunk) for link in used)
-    hop_s = max(SEGMENTS * segment_s, segment_s + max(link.latency_s for link in used))
     hops = 2 * (ranks - 1)
+    segment_s = chunk / SEGMENTS / min(link.rate(hops * chunk) for link in used)
+    hop_s = max(SEGMENTS * segment_s, segment_s + max(link.latency_s for link in used))
     return Transfer(alone_s=hops * hop_s, busy_s=hops * SEGMENTS * segment_s)
 
 

@@ -10,19 +10,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from drumline.base.errors import UsageError
 from drumline.base.terminal import one_line
 from drumline.base.text import MIB
 from drumline.report.profile.bucket_plan import ReadyGradients, planned
-from drumline.runs.profile_result import Bucket, ProfileResult, sent_part
+from drumline.runs.profile_result import Bucket, GradientTensor, ProfileResult, RankSteps, sent_part
 from drumline.tools.scale.network_model import Network, Transfer, all_reduce
 
 SMALL_BYTES = 4096
 MAX_PACES = 64
 """Of more steps of ranks, as many even quantiles are kept."""
+STALL = 1.5
+"""A step is a stall if it is so many times as long as the others on average."""
+STEPS_PER_STALL = 4
+"""More stalls are a part of the job. One may be seen in two steps: in that of the rank which
+stalled, and in the next one of a rank that waited for it."""
 SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
 """The settings with which DDP reduces all gradients in each step."""
+
+
+Gradients = TypeVar("Gradients", Bucket, GradientTensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +134,8 @@ def shape_of(profile: ProfileResult) -> StepShape:
     that its job is none that is simulated."""
     _check_mode(profile)
     _check_buckets(profile)
-    compute_s = _mean([seconds for rank in profile.ranks for seconds in rank.compute_s])
+    profile = _without_stalls(profile)
+    compute_s = _compute_s(profile)
     host_s = _host_s(profile)
     if not compute_s > 0 or not all(map(math.isfinite, [compute_s, host_s, *_times(profile)])):
         raise UsageError("the profile has no compute time", next_step="profile the job again")
@@ -164,8 +174,61 @@ def shape_of(profile: ProfileResult) -> StepShape:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
+def _without_stalls(profile: ProfileResult) -> ProfileResult:
+    """Without single steps that are far longer than the others, if the steps that were not profiled
+    say that they are no part of the job: another program that used the CPU, say."""
+    if profile.unprofiled_step_s is None:
+        return profile
+    by_rank = (rank.step_s for rank in profile.ranks)
+    lengths = [max(seconds) for seconds in zip(*by_rank, strict=True)]
+    usual_steps = _usual_steps(lengths, profile.unprofiled_step_s)
+    if len(usual_steps) == len(lengths):
+        return profile
+    ranks = tuple(_of_steps(rank, usual_steps) for rank in profile.ranks)
+    usual = replace(profile, ranks=ranks, step_s=fmean(lengths[step] for step in usual_steps))
+    host_s = _host_s(profile)
+    pace = Pace(
+        compute=_compute_s(usual) / _compute_s(profile),
+        host=_host_s(usual) / host_s if host_s else 1.0,
+    )
+    return replace(
+        usual,
+        buckets=tuple(_at_pace(bucket, pace) for bucket in profile.buckets),
+        tensors=tuple(_at_pace(tensor, pace) for tensor in profile.tensors),
+    )
+
+
+def _usual_steps(lengths: Sequence[float], unprofiled_s: float) -> list[int]:
+    """All but the few long ones without which the mean is nearer to that of the other steps."""
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _ in range(len(lengths) // STEPS_PER_STALL):
+        mean_s = fmean(lengths[step] for step in by_length)
+        shorter_s = fmean(lengths[step] for step in by_length[:-1])
+        is_stall = lengths[by_length[-1]] > STALL * shorter_s
+        if not is_stall or abs(shorter_s - unprofiled_s) >= abs(mean_s - unprofiled_s):
+            break
+        by_length.pop()
+    return sorted(by_length)
+
+
+def _of_steps(rank: RankSteps, steps: Sequence[int]) -> RankSteps:
+    host_s = tuple(rank.host_s[step] for step in steps) if rank.host_s else ()
+    return replace(
+        rank,
+        step_s=tuple(rank.step_s[step] for step in steps),
+        compute_s=tuple(rank.compute_s[step] for step in steps),
+        host_s=host_s,
+    )
+
+
+def _at_pace(gradients: Gradients, pace: Pace) -> Gradients:
+    host_s = None if gradients.host_s is None else gradients.host_s * pace.host
+    return replace(gradients, ready_s=gradients.ready_s * pace.compute, host_s=host_s)
+
+
+def _compute_s(profile: ProfileResult) -> float:
+    times = [seconds for rank in profile.ranks for seconds in rank.compute_s]
+    return fmean(times) if times else 0.0
 
 
 def _host_s(profile: ProfileResult) -> float:
