@@ -136,7 +136,8 @@ def finished(commands: list[list[str]], folder: str, limit_s: float) -> str:
     processes = []
     for rank, command in enumerate(commands):
         variables = dict(os.environ)
-        variables["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
+        paths = [str(Path(__file__).resolve().parent.parent), variables.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if len(commands) > 1:
             variables["NCCL_HOSTID"] = f"h{rank}"
             variables["NCCL_SOCKET_IFNAME"] = "lo"

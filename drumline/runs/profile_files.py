@@ -24,6 +24,10 @@ DATA_MARK = "drumline.data"
 """The names of the ranges with which a trace is divided into steps: the last step lasts until the
 end mark."""
 
+CLIPPING = "gradient clipping"
+WORKERS = "start of workers"
+"""Names of phases: DataLoader workers start or end in the second."""
+
 MOST_RANKS_MERGED = 64
 """More would not open in a browser."""
 
@@ -106,6 +110,11 @@ class StackSamples:
     phases: tuple[str, ...] = ()
     lines: tuple[SampledLine, ...] = ()
     samples: tuple[StackSample, ...] = ()
+    statements: tuple[int, ...] = ()
+    """For each sample, a number in `lines`: the line of the training loop, or of the task, that led
+    there. Empty: not recorded."""
+    detects_anomalies: bool = False
+    """Whether torch.autograd.set_detect_anomaly was on."""
     collections: tuple[Collection, ...] = ()
     threads: tuple[ThreadUse, ...] = ()
     """Those that used the most CPU time."""
@@ -148,6 +157,8 @@ class RankFacts:
     num_steps: int
     bucket_bytes: tuple[int, ...] = ()
     """The sizes of DDP's buckets, in the order in which they are reduced."""
+    num_models: int = 1
+    """How many models of DDP there are; the buckets are those of the first."""
     tensor_bytes: tuple[int, ...] = ()
     """The sizes of the gradients, in the order in which DDP puts them into buckets; empty: not
     known."""
@@ -166,6 +177,8 @@ class RankFacts:
     """Unix time in ns and source line of calls that blocked the host until the device had
     finished."""
     optimizer: OptimizerFacts | None = None
+    num_optimizers: int | None = None
+    """How many take steps; None: not known."""
     workers: WorkerUse | None = None
     """None: there are none, or they are not known."""
     has_sync_batchnorm: bool = False
@@ -205,10 +218,12 @@ def _check_samples(stacks: StackSamples) -> None:
     lines = [row.line for row in stacks.samples]
     lines += [row.line for row in stacks.collections]
     lines += [row.line for row in stacks.threads]
+    lines += stacks.statements
     times = [stacks.began_ns, *(sample.until_ns for sample in stacks.samples)]
     if (
         not all(0 <= line < len(stacks.lines) for line in lines)
         or not all(0 <= sample.phase < len(stacks.phases) for sample in stacks.samples)
         or times != sorted(times)
+        or len(stacks.statements) not in (0, len(stacks.samples))
     ):
         raise ValueError("its samples of stacks are damaged")

@@ -16,6 +16,7 @@ from drumline.base.untrusted import make_own_folder, parse_json, read_regular, r
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
 from drumline.runs.profile_files import OptimizerFacts, WorkerUse
+from drumline.runs.step_times import StepTimes
 
 PART_NAMES = {
     "compute": "compute",
@@ -50,6 +51,11 @@ class LineCost:
     """Of these, those in which neither torch's code ran nor the device: Python, or a wait."""
     cpu_s: float
     """Of `own_s`, how long the thread could run: on a CPU, or in the queue for one."""
+    operations: float = 0.0
+    """How many operations with a gradient the line itself calls, not a library for it; where it
+    clips gradients, how many calls."""
+    caller: str = ""
+    """The line of the training loop, or of the task, that led there; empty: not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,16 @@ class Collections:
     """The line that ran in most of them."""
     is_asked_for: bool = False
     """Whether that line calls gc.collect()."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStarts:
+    """DataLoader workers that start in the steps, as in each of many short epochs."""
+
+    num_steps: int
+    """In how many of the steps."""
+    seconds: float
+    """How long that takes, with the wait for the first batch: the mean over all steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +206,8 @@ class ProfileResult:
     hidden_communication_s: float
     ranks: tuple[RankSteps, ...]
     buckets: tuple[Bucket, ...]
+    reductions: int = 1
+    """How often a step reduces all gradients: once, but for micro-batches without `no_sync`."""
     other_collectives_s: float
     """Open collectives that are no buckets (SyncBatchNorm, buffers, a user's own), a step."""
     other_collectives: float
@@ -230,11 +248,20 @@ class ProfileResult:
     """Evaluations and saves, a step: they come on top of `step_s`."""
     lines: tuple[LineCost, ...] = ()
     """The costliest lines of the user's code, over all ranks."""
+    undifferentiated: tuple[LineCost, ...] = ()
+    """What the user's code computes with torch between the data and the backward pass, and has no
+    gradient."""
+    anomaly_s: float = 0.0
+    """What torch.autograd.set_detect_anomaly takes of a step."""
+    worker_starts: WorkerStarts | None = None
+    """None: no workers start, or it is not known."""
     collections: Collections | None = None
     threads: tuple[BusyThread, ...] = ()
     """Threads of any rank that competed with its steps."""
     missing_ranks: Mapping[str, str] = field(default_factory=dict)
     """Ranks without a trace that can be read, and why; the means are over the others."""
+    run_steps: StepTimes | None = None
+    """All steps of the run, not only those that were profiled; None: not recorded."""
 
 
 class CrowdedRank(NamedTuple):

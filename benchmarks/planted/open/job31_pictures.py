@@ -26,7 +26,12 @@ class DeepNet(nn.Module):
 
 
 class Pictures(PictureTask):
-    defaults: ClassVar[dict[str, Any]] = {**PictureTask.defaults, "train.step": "eager"}
+    # 24 layers without a norm do not bear a larger rate.
+    defaults: ClassVar[dict[str, Any]] = {
+        **PictureTask.defaults,
+        "train.step": "eager",
+        "optim.lr": 1e-6,
+    }
 
     def model(self) -> nn.Module:
         return DeepNet()

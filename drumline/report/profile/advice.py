@@ -100,13 +100,24 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
     )
 
 
+def _without_worker_starts(result: ProfileResult) -> ProfileResult:
+    """Their start, and the wait for their first batch, have advice of their own."""
+    if result.worker_starts is None:
+        return result
+    data_s = result.parts_s["data"]
+    start_s = min(data_s, result.worker_starts.seconds)
+    parts_s = {**result.parts_s, "data": data_s - start_s}
+    return replace(result, step_s=result.step_s - start_s, parts_s=parts_s)
+
+
 def _data(result: ProfileResult) -> Iterator[Advice]:
     """Several processes make several batches at once, as far as there are cores for what loading
     computes; the rest of the step remains."""
-    waited = result.parts_s["data"]
+    running = _without_worker_starts(result)
+    waited = running.parts_s["data"]
     if waited < MIN_GAIN * result.step_s:
         return
-    loading = Loading.of(result)
+    loading = Loading.of(running)
     text = f"a rank waits {of_step(result, waited)} for its batch"
     if loading.workers:
         text += f", which {plural(loading.workers, 'worker')} load"
@@ -178,12 +189,15 @@ class Loading:
         if result.workers is not None:
             workers = result.workers.number
             load = result.workers.cores / workers
-        elif is_script(result) and line is not None:
+        elif line is not None and line.own_s > waited / 2:
+            # With the time in the queue for a core, which `loading_cores` leaves out.
             load = line.cpu_s / max(line.own_s, 1e-9)
         batch_s = workers * result.step_s if workers else waited
         cores = result.cores_per_rank or USUAL_CORES
         is_storage = load is not None and load < 0.5
         most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if is_storage else cores)))
+        if cores <= 1 and load is not None and not is_storage and not is_gpu(result):
+            most = 0  # the training needs the core
         return cls(
             workers=workers,
             load=load,
@@ -196,6 +210,8 @@ class Loading:
 
     def saved_s(self, load: float) -> float:
         """By more workers that each keep so much of a core busy."""
+        if self.more_workers <= self.workers:
+            return 0.0
         all_cores_s = (self.computes_s + load * self.batch_s) / self.cores
         waited_s = (
             self.batch_s if not self.workers else self.batch_s / self.workers - self.working_s

@@ -17,6 +17,7 @@ Bottleneck = Literal[
     "data",
     "bucket_size",
     "network",
+    "micro_batches",
     "slow_rank",
     "uneven_ranks",
     "host_sync",
@@ -24,6 +25,8 @@ Bottleneck = Literal[
     "launches",
     "fp32",
     "python",
+    "no_gradients",
+    "anomaly_detection",
     "on_device",
     "hook",
     "garbage_collection",
@@ -33,6 +36,7 @@ Bottleneck = Literal[
     "evaluation",
     "save",
     "workers",
+    "worker_starts",
     "thread",
 ]
 MIN_GAIN = 0.03

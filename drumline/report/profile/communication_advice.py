@@ -47,11 +47,33 @@ def communication_rules(result: ProfileResult) -> Iterator[Advice]:
     """Another bucket size against latency, fewer bytes against bandwidth, fewer all-reduces against
     both."""
     exposed, _ = _exposed_s(result)
-    if result.buckets and exposed:
+    if result.reductions > 1:
+        yield _one_reduction(result, exposed)
+    elif result.buckets and exposed:
         advice = [_fewer_all_reduces(result, exposed)]
         if all(bucket.num_bytes for bucket in result.buckets):
             advice = [*_fewer_bytes(result, exposed), *advice, *_other_bucket_size(result, exposed)]
         yield from sorted(advice, key=_preference, reverse=True)
+
+
+def _one_reduction(result: ProfileResult, exposed: float) -> Advice:
+    """For all micro-batches together."""
+    times = result.reductions
+    waiting = _wait_in_collectives_s(result)
+    cost_s = exposed + waiting
+    fewer = 1 - 1 / times
+    hidden = _freed_s(result, result.hidden_communication_s, result.hidden_communication_s / times)
+    return Advice(
+        bottleneck="micro_batches",
+        text=f"gradients are reduced {times} times in each step, in every micro-batch: {of_step(result, cost_s)} is "
+        "exposed communication and the wait in it",
+        remedy="run all micro-batches but the last of a step, forward and backward, in `with model.no_sync():`",
+        cost_s=cost_s,
+        saved_s=Savings(
+            fewer * (exposed + waiting / 2), fewer * (cost_s + hidden), fewer * exposed / 2
+        ),
+        derivation="one reduction of the summed gradients",
+    )
 
 
 def _preference(advice: Advice) -> float:

@@ -19,6 +19,7 @@ from drumline.report.profile.bottleneck import (
     of_step,
     slower_line,
 )
+from drumline.runs.profile_files import CLIPPING
 from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, most_crowded
 
 MIN_PYTHON = 0.06
@@ -26,8 +27,16 @@ MIN_PYTHON = 0.06
 MIN_PHASE = 0.1
 """Of the step: `on_device`, hooks and optimizers do necessary work, and less of it is usual."""
 PYTHON_PHASES = ("forward", "backward", "rest", "to the device")
+MIN_NO_GRADIENTS = 0.15
+"""Of the step: some of what a loss computes usually has no gradient."""
+PASSES = ("forward", "backward", "rest")
 MOSTLY_PYTHON = 0.3
 """Of the time of a function: the rest is operations as short as the Python between them."""
+SOME_PYTHON = 0.1
+LOOPED = 50
+"""A line that calls so many operations in a step is in a loop, which could be one operation."""
+FEW_CLIPPINGS = 2
+"""A step: a script with two optimizers clips the gradients of each."""
 FEWER = 10
 """Log lines, evaluations and saves are proposed so many times as seldom."""
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
@@ -47,14 +56,18 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
     if result.phases_s:
         yield from _threads(result)
         yield from _python(result)
+        yield from _no_gradients(result)
+        yield from _anomaly_detection(result)
         yield from _on_device(result)
         yield from _hooks(result)
         yield from _collections(result)
         yield from _optimizer(result)
+        yield from _clipping(result)
         yield from _small_tensors(result)
         yield from _log(result)
         yield from _pauses(result)
         yield from _workers(result)
+        yield from _worker_starts(result)
 
 
 def at_line(line: LineCost) -> str:
@@ -80,9 +93,10 @@ def _in_words(cost_s: float) -> Savings:
 
 def _threads(result: ProfileResult) -> Iterator[Advice]:
     """One thread at a time runs Python: each return of the training thread from torch waits for
-    the other one."""
+    the other one, also that from a collective, and so do the ranks that wait for this one."""
     for thread in result.threads[:1]:
-        waited_s = result.parts_s["gaps"] + result.parts_s["data"]
+        parts = ("gaps", "data", "exposed_communication", "waiting_for_rank")
+        waited_s = sum(result.parts_s[part] for part in parts)
         cost_s = min(waited_s, thread.cores * result.step_s)
         yield Advice(
             bottleneck="thread",
@@ -102,14 +116,19 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
     for line in result.lines:
         # A line that cannot run while another thread computes waits for the GIL.
         cost_s = line.cpu_s if result.threads else line.own_s
-        if cost_s > line.seconds * MOSTLY_PYTHON:  # with operations that Python calls one by one
-            cost_s = line.seconds
+        is_loop = line.operations >= LOOPED and cost_s > line.seconds * SOME_PYTHON
+        if is_loop or cost_s > line.seconds * MOSTLY_PYTHON:
+            cost_s = line.seconds  # with operations that Python calls one by one
+        if is_loop:
+            cost_s += _backward_s(result, line)
         least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
         phase = line.phase
         is_named = slower is not None and (slower.phase, slower.function) == (phase, line.function)
         if is_named or phase not in PYTHON_PHASES or cost_s < least * result.step_s:
             continue
         where = "between the phases of the step" if phase == "rest" else f"in {phase}"
+        if is_loop:
+            where += f", with the backward pass of its {line.operations:.0f} operations"
         does = "waits" if is_waiting(line) else "runs Python"
         yield Advice(
             bottleneck="python",
@@ -119,6 +138,46 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
             saved_s=_in_words(cost_s),
             derivation="the step without it at best",
         )
+
+
+def _backward_s(result: ProfileResult, line: LineCost) -> float:
+    """The part of the backward pass that belongs to a line of the forward pass."""
+    phases_s = result.phases_s
+    if line.phase != "forward" or not phases_s.get("forward"):
+        return 0.0
+    return phases_s.get("backward", 0.0) * min(1.0, line.seconds / phases_s["forward"])
+
+
+def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
+    """What torch computes for the user and the backward pass has no counterpart of: constants,
+    metrics, evaluations, averages of weights."""
+    for line in result.undifferentiated:
+        if line.seconds < MIN_NO_GRADIENTS * result.step_s:
+            continue
+        caller = f", which {one_line(line.caller)} runs" if line.caller else ""
+        yield Advice(
+            bottleneck="no_gradients",
+            text=f"your code computes {of_step(result, line.seconds)} without a gradient, mostly at {at_line(line)}"
+            f"{caller}",
+            remedy="compute once what is the same in every step, and what is measured (a metric, an evaluation) "
+            "less often",
+            cost_s=line.seconds,
+            saved_s=_in_words(line.seconds),
+            derivation="the step without it at best",
+        )
+
+
+def _anomaly_detection(result: ProfileResult) -> Iterator[Advice]:
+    passes_s = sum(result.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
+    yield Advice(
+        bottleneck="anomaly_detection",
+        text=f"anomaly detection (torch.autograd.set_detect_anomaly) takes {of_step(result, result.anomaly_s)}: a "
+        "traceback of each operation, and a check of each gradient",
+        remedy="turn it on only to find a NaN",
+        cost_s=result.anomaly_s,
+        saved_s=Savings(result.anomaly_s, max(passes_s, result.anomaly_s), result.anomaly_s / 2),
+        derivation="without what was seen of it; operations may be shorter as well",
+    )
 
 
 def _on_device(result: ProfileResult) -> Iterator[Advice]:
@@ -211,7 +270,7 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
         remedy = ""
     if is_own and line is not None:
         text += f", mostly at {at_line(line)}"
-        remedy = "compute less there, less often, or for many tensors at once (torch._foreach_add_ and its like)"
+        remedy = "compute less there, less often, or for many tensors in one operation"
     saved_s = Savings(0.5 * cost_s, 0.95 * cost_s, 0.1 * cost_s) if kind else _in_words(cost_s)
     yield Advice(
         bottleneck="optimizer",
@@ -224,6 +283,23 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
         if kind
         else "the step without it at best",
     )
+
+
+def _clipping(result: ProfileResult) -> Iterator[Advice]:
+    """A script's: one call clips all gradients at once."""
+    line = first_line(result, CLIPPING)
+    cost_s = result.phases_s.get(CLIPPING, 0.0)
+    if line is None or line.operations <= FEW_CLIPPINGS:
+        return
+    if cost_s >= MIN_PHASE * result.step_s:
+        yield Advice(
+            bottleneck="optimizer",
+            text=f"gradient clipping takes {of_step(result, cost_s)}, mostly at {at_line(line)}",
+            remedy="clip all gradients in one call, and do not read their norms there",
+            cost_s=cost_s,
+            saved_s=Savings(0.8 * cost_s, cost_s, 0.0),
+            derivation="one call for all tensors in place of one for each",
+        )
 
 
 def _is_by_settings(result: ProfileResult) -> bool:
@@ -241,7 +317,20 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     if optimizer is None or optimizer.num_tensors < MANY_TENSORS:
         return
     mean_bytes = optimizer.num_bytes / optimizer.num_tensors
-    cost_s = result.parts_s["gaps"] + result.phases_s.get("optimizer", 0.0)
+    phases_s = result.phases_s
+    passes_s = sum(phases_s.get(phase, 0.0) for phase in PASSES)
+    # One that is not of torch has a line of its own.
+    optimizer_s = phases_s.get("optimizer", 0.0) if optimizer.name in (*FUSED, *FOREACH) else 0.0
+    others_s = sum(
+        seconds
+        for phase, seconds in phases_s.items()
+        if phase in (CLIPPING, "optimizer", "on_device", "log") or phase.startswith("hook ")
+    )
+    host_s = max(passes_s + others_s, 1e-12)
+    gaps_s = result.parts_s["gaps"] * (passes_s + optimizer_s) / host_s
+    # Of the optimizer's time, as much is gaps as of what the host does otherwise.
+    computes = result.parts_s["compute"] / max(result.parts_s["compute"] + gaps_s, 1e-12)
+    cost_s = gaps_s + computes * optimizer_s
     if mean_bytes > SMALL_BYTES or cost_s < 2 * MIN_PHASE * result.step_s:
         return
     yield Advice(
@@ -328,4 +417,22 @@ def _workers(result: ProfileResult) -> Iterator[Advice]:
         cost_s=cost_s,
         saved_s=Savings(cost_s / 2, cost_s, 0.0),
         derivation=f"they need {workers.cores:.2g} cores for their batches",
+    )
+
+
+def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
+    """Of each short epoch."""
+    starts = result.worker_starts
+    if starts is None:
+        return
+    settings = {"data.persistent_workers": "true"}
+    yield Advice(
+        bottleneck="worker_starts",
+        text=f"the workers start again in {starts.num_steps} of {plural(result.num_steps, 'step')}, as in every epoch: "
+        f"{of_step(result, starts.seconds)} goes to that and to the wait for their first batch",
+        remedy="persistent_workers=True of the DataLoader" if is_script(result) else "",
+        settings=None if is_script(result) else settings,
+        cost_s=starts.seconds,
+        saved_s=Savings(0.8 * starts.seconds, starts.seconds, 0.3 * starts.seconds),
+        derivation="the workers of the first epoch stay",
     )

@@ -27,6 +27,8 @@ CROWDED = 0.02
 SHORT = 0.01
 """Phases and lines of less than this part of the step are not shown."""
 MOST_NAME = 60
+FEW_STEPS = 20
+"""The percentile of fewer steps says nothing."""
 
 
 def words_of(result: ProfileResult) -> list[str]:
@@ -36,6 +38,7 @@ def words_of(result: ProfileResult) -> list[str]:
         headline(result),
         "",
         *_parts(result),
+        *_of_all_steps(result),
         *_utilization(result),
         *_phases(result),
         *_lines(result),
@@ -87,12 +90,15 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
         "data": f"data is slow: the ranks wait {share} of the step for their batches",
         "bucket_size": f"{exposed}, in {plural(len(result.buckets), 'bucket')}",
         "network": exposed,
+        "micro_batches": f"gradients are reduced in every micro-batch: that takes {share} of the step",
         "slow_rank": f"{slow} is slow: the others wait {share} of the step for it",
         "uneven_ranks": f"ranks wait for each other {share} of the step, and not always for the same one",
         "host_sync": host,
         "other_collectives": f"collectives besides the gradients' take {share} of the step",
         "launches": f"the host is slow: the device waits {share} of the step for its launches",
         "python": f"the host is slow: a function of yours takes {share} of the step",
+        "no_gradients": f"code without gradients computes {share} of the step",
+        "anomaly_detection": f"anomaly detection takes {share} of the step",
         "on_device": f"on_device() takes {share} of the step",
         "hook": f"a hook takes {share} of the step",
         "garbage_collection": f"garbage collection takes {share} of the step",
@@ -102,6 +108,7 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
         "evaluation": f"evaluations take {share} of the time",
         "save": f"saves take {share} of the time",
         "workers": f"there are too many workers: the ranks wait {share} of the step for a core",
+        "worker_starts": f"workers start again and again: the ranks wait {share} of the step for that",
         "thread": f"another thread computes in Python: the steps wait {share} of their time for it",
     }
     return sentences[largest.bottleneck]
@@ -119,6 +126,24 @@ def _parts(result: ProfileResult) -> Iterator[str]:
         slowdown = result.step_s / result.unprofiled_step_s - 1
         cost = f"{slowdown:.0%}" if slowdown > 0.005 else "nothing that shows"
         yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: profiling costs {cost}"
+
+
+def _of_all_steps(result: ProfileResult) -> Iterator[str]:
+    """Profiled steps may all be short where now and then one is not."""
+    times = result.run_steps
+    if times is None or times.count < FEW_STEPS:
+        return
+    yield (
+        f"  of {times.count:,} steps since the start (evaluations and saves left out): median "
+        f"{_ms(times.median_s).strip()}, 99th percentile {_ms(times.p99_s).strip()}"
+    )
+    if times.stalls:
+        longest = times.longest[0]
+        yield (
+            f"  {plural(times.stalls, 'stall')} of more than twice the median took "
+            f"{times.stalled_part:.1%} of the time, the longest {_ms(longest.seconds).strip()} "
+            f"(step {longest.step})"
+        )
 
 
 def _utilization(result: ProfileResult) -> Iterator[str]:

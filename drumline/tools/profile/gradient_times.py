@@ -8,14 +8,24 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drumline.base.text import MIB
 from drumline.report.profile.bucket_plan import FIRST_BYTES, filled
 from drumline.runs.profile_files import RankFacts
 from drumline.runs.profile_result import Bucket, GradientTensor, sent_part
 from drumline.tools.profile.breakdown import MatchedCollective
-from drumline.tools.profile.intervals import Intervals, clipped, difference, length, union
+from drumline.tools.profile.intervals import (
+    Intervals,
+    clipped,
+    difference,
+    length,
+    length_until,
+    union,
+)
 from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep
+
+Seconds = NDArray[np.float64]
 
 # The host
 
@@ -45,19 +55,20 @@ def ready_instant(trace: RankTrace, step: TraceStep, call: CollectiveCall) -> fl
     kernels that were launched before had ended."""
     if call.host_call is None:
         return call.start
-    return _computed_at(trace, step, call.host_call)
+    [ready] = _computed_at(trace, step, np.array([call.host_call]))
+    return float(ready)
 
 
-def _computed_at(trace: RankTrace, step: TraceStep, host_time: float) -> float:
-    """When what the host had launched at this time in a step was computed."""
+def _computed_at(trace: RankTrace, step: TraceStep, host_times: Seconds) -> Seconds:
+    """When what the host had launched at each of these times in a step was computed."""
     if not trace.is_device:
-        return host_time
+        return host_times
     launches = trace.launches
-    ends = launches[
-        (launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end),
-        2,
-    ]
-    return float(ends.max(initial=step.start))
+    of_step = launches[(launches[:, 1] >= step.start) & (launches[:, 1] < step.end)]
+    of_step = of_step[np.argsort(of_step[:, 0])]
+    computed = np.maximum.accumulate([step.start, *of_step[:, 2]])
+    until: Seconds = computed[np.searchsorted(of_step[:, 0], host_times)]
+    return until
 
 
 # Buckets
@@ -197,7 +208,7 @@ def tensors_of(
         row
         for rank, trace in traces.items()
         for step in trace.steps
-        if (row := _tensor_row(trace, step, len(sizes), hosts[rank]))
+        if len(row := _tensor_row(trace, step, len(sizes), hosts[rank]))
     ]
     times = np.mean(np.array(rows), axis=0).tolist() if rows else _between(sizes, buckets)
     return [
@@ -217,22 +228,22 @@ def _are_buckets_of(facts: RankFacts) -> bool:
     )
 
 
-def _tensor_row(
-    trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals
-) -> list[TensorTimes]:
-    """Of the last backward pass; empty where the trace does not have it, as in a CUDA graph."""
+def _tensor_row(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Seconds:
+    """The `TensorTimes` of the last backward pass; empty where the trace does not have it, as in a
+    CUDA graph."""
     times = trace.gradients[(trace.gradients >= step.start) & (trace.gradients < step.end)]
     calls = bucket_calls(trace, step, 0)
     if not calls or len(times) < num_tensors or len(times) % num_tensors:
-        return []
-    before_s = _before_backward_s(trace, step, calls)
-    row = []
-    for time in times[-num_tensors:]:
-        ready = _computed_at(trace, step, time)
-        ready_s = length(clipped(trace.compute, step.start, ready))
-        host_s = length(clipped(host, step.start, ready))
-        row.append(TensorTimes(ready_s, max(0.0, ready_s - before_s), host_s))
-    return row
+        return np.empty((0, 3))
+    ready = _computed_at(trace, step, times[-num_tensors:])
+    ready_s = _since(step.start, trace.compute, ready)
+    backward_s = np.maximum(0.0, ready_s - _before_backward_s(trace, step, calls))
+    return np.stack([ready_s, backward_s, _since(step.start, host, ready)], axis=1)
+
+
+def _since(start: float, intervals: Intervals, times: Seconds) -> Seconds:
+    """How much of the set is between the start and each of these times."""
+    return length_until(intervals, times) - length_until(intervals, np.array([start]))
 
 
 def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTimes]:

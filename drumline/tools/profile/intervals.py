@@ -28,16 +28,15 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
     """The instants of both."""
-    if not len(left) or not len(right):
-        return np.empty((0, 2))
-    times = np.concatenate([left.reshape(-1), right.reshape(-1)])
-    changes = np.tile([1, -1], len(left) + len(right))
-    order = np.lexsort((changes, times))  # at the same time an end comes before a start
-    times = times[order]
-    depth = np.cumsum(changes[order])
-    begins = np.flatnonzero(depth[:-1] == 2)
-    rows = np.stack([times[begins], times[begins + 1]], axis=1)
-    return rows[rows[:, 1] > rows[:, 0]]
+    first = np.searchsorted(right[:, 1], left[:, 0], "right")
+    last = np.searchsorted(right[:, 0], left[:, 1], "left")
+    counts = np.maximum(0, last - first)
+    of_left = np.repeat(np.arange(len(left)), counts)
+    before = np.cumsum(counts) - counts
+    of_right = np.arange(len(of_left)) + (first - before)[of_left]
+    starts = np.maximum(left[of_left, 0], right[of_right, 0])
+    ends = np.minimum(left[of_left, 1], right[of_right, 1])
+    return np.stack([starts, ends], axis=1)
 
 
 def difference(intervals: Intervals, removed: Intervals) -> Intervals:

@@ -1,5 +1,5 @@
 """One trace of ranks by one clock, for https://ui.perfetto.dev: a process for each rank, and one
-for its GPU.
+for its GPU. It is written while the traces of the ranks are read.
 
 Processes and flows have whole numbers, since Perfetto's importer takes text for hexadecimal and
 drops flows that it cannot read. It also drops times before 0, and a kernel that begins before the
@@ -8,86 +8,135 @@ one before it on the stream has ended.
 
 from __future__ import annotations
 
-import gzip
-import itertools
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from drumline.base.untrusted import replacing
-from drumline.runs.profile_files import MERGED_FILE, MOST_RANKS_MERGED, trace_path
-from drumline.tools.profile.trace_entries import TraceEntry, read_trace
-from drumline.tools.profile.trace_file import ON_DEVICE, RankTrace
+from drumline.runs.profile_files import MERGED_FILE, MOST_RANKS_MERGED
+from drumline.tools.profile.trace_entries import TraceEntry
+from drumline.tools.profile.trace_file import ON_DEVICE
 
 PROCESSES = 100
 """Numbers of processes for each rank: its own, its GPU's streams. They begin at 100: Perfetto takes
 0 for the idle process, and shows it last."""
 EARLY_US = 3.6e9
 """An hour for what comes before the instant that all ranks share: Perfetto drops times before 0."""
-
-LINES_AT_ONCE = 1000
-
-
-def write_merged(folder: Path, hosts: Mapping[int, str], traces: Mapping[int, RankTrace]) -> Path:
-    """Write it beside the traces of these ranks; of more than `MOST_RANKS_MERGED`, it has the first
-    ones."""
-    path = folder / MERGED_FILE
-    encode = msgspec.json.Encoder().encode
-    with replacing(path) as file, gzip.open(file, "wb", compresslevel=1) as packed:
-        packed.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
-        separator = b""
-        for rank in sorted(hosts)[:MOST_RANKS_MERGED]:
-            trace = read_trace(trace_path(folder, rank))
-            shift_us = EARLY_US + traces[rank].shift_s * 1e6
-            cut_us = cut_durations(trace.entries()) if traces[rank].is_device else {}
-            entries = renumbered(trace.entries(), rank, hosts[rank], shift_us, cut_us)
-            lines = map(encode, entries)
-            # A write costs as much as a line.
-            while part := list(itertools.islice(lines, LINES_AT_ONCE)):
-                packed.write(separator + b",\n".join(part))
-                separator = b",\n"
-        packed.write(b"\n]}\n")
-    return path
+GZIP = 31
+"""As zlib calls the format."""
 
 
-def renumbered(
-    entries: Iterable[TraceEntry],
-    rank: int,
-    host: str,
-    shift_us: float,
-    cut_us: Mapping[int, float],
-) -> Iterator[TraceEntry]:
+@contextmanager
+def merged_trace(folder: Path) -> Iterator[MergedTrace]:
+    """Write it beside the traces of the ranks."""
+    with replacing(folder / MERGED_FILE) as file:
+        merged = MergedTrace(file)
+        yield merged
+        merged.finish()
+
+
+class MergedTrace:
+    """The file. Of more than `MOST_RANKS_MERGED` ranks, it has the first ones."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._packer = zlib.compressobj(level=1, wbits=GZIP)
+        self._encoder = msgspec.json.Encoder()
+        self._num_ranks = 0
+        self._separator = b""
+        self._write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+
+    @contextmanager
+    def adding(self, rank: int, host: str) -> Iterator[MergedRank]:
+        """A rank, which is taken out again if its trace turns out to be none."""
+        packer = self._packer.copy()
+        separator = self._separator
+        position = self._file.tell()
+        try:
+            added = MergedRank(self, rank, host)
+            yield added
+            added.finish()
+            self._num_ranks += 1
+        except BaseException:
+            self._file.seek(position)
+            self._file.truncate()
+            self._packer = packer
+            self._separator = separator
+            raise
+
+    def write(self, entries: Sequence[TraceEntry]) -> None:
+        if entries and self._num_ranks < MOST_RANKS_MERGED:
+            self._write(self._separator)
+            self._write(memoryview(self._encoder.encode(entries))[1:-1])
+            self._separator = b",\n"
+
+    def finish(self) -> None:
+        self._write(b"\n]}\n")
+        self._file.write(self._packer.flush())
+
+    def _write(self, content: bytes | memoryview) -> None:
+        self._file.write(self._packer.compress(content))
+
+
+class MergedRank:
     """A rank's entries, with processes, flows and times that do not clash with those of other
     ranks. The profiler's own rows, whose process is no number, are left out. Ids of flows stay
-    whole numbers, which Perfetto needs to join them. `cut_us`: shorter durations, by position.
-    """
-    numbers: dict[int, int] = {}
-    for position, entry in enumerate(entries):
-        process = entry.pid
-        if not isinstance(process, int):
-            continue
-        is_name = entry.ph == "M"
-        is_kept = entry.name == "thread_name" if is_name else entry.ts is not None
-        if not is_kept:
-            continue
-        # The rank's own process is the first that its trace names.
-        entry.pid = numbers.setdefault(
-            process, (rank + 1) * PROCESSES + min(len(numbers), PROCESSES - 1)
-        )
-        if not is_name and entry.ts is not None:
-            entry.ts += shift_us
-        if isinstance(entry.id, int):
-            entry.id += rank << 40
-        entry.dur = cut_us.get(position, entry.dur)
-        yield entry
-    for process, number in numbers.items():
-        what = f"rank {rank} on {host}" + (f", GPU {process}" if number % PROCESSES else "")
-        yield process_fact(number, "process_name", {"name": what})
-        yield process_fact(number, "process_sort_index", {"sort_index": number})
+    whole numbers, which Perfetto needs to join them."""
+
+    def __init__(self, merged: MergedTrace, rank: int, host: str) -> None:
+        self._merged = merged
+        self._rank = rank
+        self._host = host
+        self._numbers: dict[int, int] = {}
+        self._kernels: list[TraceEntry] = []
+
+    def add(self, entries: Sequence[TraceEntry], shift_s: float) -> None:
+        """Changes the entries. Kernels wait for those that follow them on their stream."""
+        shift_us = EARLY_US + shift_s * 1e6
+        written = []
+        for entry in entries:
+            process = entry.pid
+            if not isinstance(process, int):
+                continue
+            if entry.ph == "M":
+                if entry.name != "thread_name":
+                    continue
+            elif entry.ts is None:
+                continue
+            else:
+                entry.ts += shift_us
+            entry.pid = self._numbers.get(process) or self._new_number(process)
+            if isinstance(entry.id, int):
+                entry.id += self._rank << 40
+            if entry.cat in ON_DEVICE:
+                entry.args = entry.args.copy()  # not the whole part that it was read with
+                self._kernels.append(entry)
+            else:
+                written.append(entry)
+        self._merged.write(written)
+
+    def _new_number(self, process: int) -> int:
+        """The rank's own process is the first that its trace names."""
+        number = (self._rank + 1) * PROCESSES + min(len(self._numbers), PROCESSES - 1)
+        self._numbers[process] = number
+        return number
+
+    def finish(self) -> None:
+        cut_kernels(self._kernels)
+        self._merged.write(self._kernels)
+        names = []
+        for process, number in self._numbers.items():
+            gpu = f", GPU {process}" if number % PROCESSES else ""
+            what = f"rank {self._rank} on {self._host}{gpu}"
+            names.append(process_fact(number, "process_name", {"name": what}))
+            names.append(process_fact(number, "process_sort_index", {"sort_index": number}))
+        self._merged.write(names)
 
 
 def process_fact(number: int, name: str, facts: Mapping[str, Any]) -> TraceEntry:
@@ -95,18 +144,13 @@ def process_fact(number: int, name: str, facts: Mapping[str, Any]) -> TraceEntry
     return TraceEntry(ph="M", name=name, pid=number, tid=0, ts=0.0, args=arguments)
 
 
-def cut_durations(entries: Iterable[TraceEntry]) -> dict[int, float]:
-    """Durations, by position, of kernels that end after the next one of their stream has begun,
-    which Perfetto would drop: up to where that begins."""
+def cut_kernels(kernels: Sequence[TraceEntry]) -> None:
+    """A kernel that ends after the next one of its stream has begun, which Perfetto would drop,
+    lasts until that begins."""
     streams: dict[tuple[int | str, int | str], list[tuple[float, float, int]]] = defaultdict(list)
-    for position, entry in enumerate(entries):
-        is_kernel = entry.cat in ON_DEVICE and entry.ph == "X"
-        if is_kernel and entry.ts is not None and entry.dur is not None:
-            streams[entry.pid, entry.tid].append((entry.ts, entry.dur, position))
-    durations_us = {}
-    for kernels in streams.values():
-        for (start_us, lasts_us, position), (next_us, _, _) in pairwise(sorted(kernels)):
-            room_us = next_us - start_us
-            if lasts_us > room_us:
-                durations_us[position] = room_us
-    return durations_us
+    for position, kernel in enumerate(kernels):
+        if kernel.ts is not None and kernel.dur is not None and kernel.ph == "X":
+            streams[kernel.pid, kernel.tid].append((kernel.ts, kernel.dur, position))
+    for rows in streams.values():
+        for (start_us, lasts_us, position), (next_us, _, _) in pairwise(sorted(rows)):
+            kernels[position].dur = min(lasts_us, next_us - start_us)

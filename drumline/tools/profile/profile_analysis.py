@@ -38,11 +38,12 @@ from drumline.tools.profile.breakdown import (
 )
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
 from drumline.tools.profile.intervals import Intervals, clipped, length
-from drumline.tools.profile.merged_trace import write_merged
+from drumline.tools.profile.merged_trace import MergedRank, MergedTrace, merged_trace
 from drumline.tools.profile.phases import (
     mean_collections,
     mean_lines,
     mean_phases,
+    mean_worker_starts,
     pauses_of,
     phases_of_rank,
 )
@@ -68,17 +69,18 @@ wait."""
 def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
     """The result of the traces in a run folder, which is also written there."""
     folder = run / PROFILE_FOLDER
-    facts, traces, missing = read_ranks(folder)
+    with merged_trace(folder) as merged:
+        facts, traces, missing = read_ranks(folder, merged)
     result = result_of(facts, traces, missing, network_bytes_per_s)
-    hosts = {rank: rank_facts.host for rank, rank_facts in facts.items()}
-    write_merged(folder, hosts, traces)
     write_profile(run, result)
     return result
 
 
-def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace], dict[int, str]]:
-    """The facts and traces that can be read, by one clock; and for each other rank, why its own
-    cannot."""
+def read_ranks(
+    folder: Path, merged: MergedTrace
+) -> tuple[dict[int, RankFacts], dict[int, RankTrace], dict[int, str]]:
+    """The facts and traces that can be read, by one clock, which are also merged; and for each
+    other rank, why its own cannot."""
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
@@ -89,8 +91,10 @@ def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace]
         try:
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
-            trace = _read_rank(trace_path(folder, rank), facts[rank], traces, ahead)
-            traces[rank] = replace(trace, steps=counted_steps(trace, facts[rank]))
+            with merged.adding(rank, facts[rank].host) as merged_rank:
+                path = trace_path(folder, rank)
+                trace = _read_rank(path, facts[rank], traces, ahead, merged_rank)
+                traces[rank] = replace(trace, steps=counted_steps(trace, facts[rank]))
         except (OSError, ValueError) as error:
             missing[rank] = one_line(error)
             if rank not in facts and not traces:
@@ -107,20 +111,29 @@ def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace]
 
 
 def _read_rank(
-    path: Path, facts: RankFacts, traces: Mapping[int, RankTrace], ahead: dict[str, float]
+    path: Path,
+    facts: RankFacts,
+    traces: Mapping[int, RankTrace],
+    ahead: dict[str, float],
+    merged: MergedRank,
 ) -> RankTrace:
     """A trace by the clock of the first one in `traces`; `ahead`: by how much each host's clock is
     ahead of that."""
-    trace = from_events(*read_events(path))
     if not traces:
         ahead.clear()
         ahead[facts.host] = 0.0
-        return with_sources(trace, facts)
+        events = read_events(path, lambda entries, _: merged.add(entries, 0.0))
+        return with_sources(from_events(*events), facts)
     first = traces[min(traces)]
     if facts.host not in ahead:
-        ahead[facts.host] = clock_difference(trace, first)
-    shift_s = (trace.base_ns - first.base_ns) / 1e9 - ahead[facts.host]
-    return with_sources(shifted(trace, shift_s), facts)
+        ahead[facts.host] = clock_difference(from_events(*read_events(path)), first)
+
+    def shift_s(base_ns: int) -> float:
+        return (base_ns - first.base_ns) / 1e9 - ahead[facts.host]
+
+    events = read_events(path, lambda entries, base_ns: merged.add(entries, shift_s(base_ns)))
+    trace = from_events(*events)
+    return with_sources(shifted(trace, shift_s(trace.base_ns)), facts)
 
 
 def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
@@ -187,6 +200,7 @@ def result_of(
         hidden_communication_s=statistics.fmean(rank.hidden_communication_s for rank in ranks),
         ranks=tuple(ranks),
         buckets=tuple(buckets),
+        reductions=reductions_of(first, len(buckets)),
         tensors=tuple(tensors_of(facts, traces, buckets, hosts)),
         other_collectives_s=statistics.fmean(step.other_s for step in every),
         other_collectives=statistics.fmean(step.num_other for step in every),
@@ -215,10 +229,24 @@ def result_of(
         workers=first.workers,
         has_sync_batchnorm=first.has_sync_batchnorm,
         off_cpu_s=mean_known([of_rank.off_cpu_s for of_rank in phases.values()]),
+        undifferentiated=tuple(
+            mean_lines([of_rank.undifferentiated for of_rank in phases.values()], len(ranks))
+        ),
+        anomaly_s=statistics.fmean(of_rank.anomaly_s for of_rank in phases.values()),
+        worker_starts=mean_worker_starts([of_rank.worker_starts for of_rank in phases.values()]),
         collections=mean_collections(list(phases.values())),
         threads=tuple(thread for of_rank in phases.values() for thread in of_rank.threads),
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
+
+
+def reductions_of(facts: RankFacts, num_calls: int) -> int:
+    """How often a step with so many all-reduces of buckets reduces all gradients. With several
+    optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch."""
+    num_buckets = len(facts.bucket_bytes)
+    is_single = facts.num_models == 1 and facts.num_optimizers == 1
+    is_known = is_single and num_buckets > 0 and num_calls % num_buckets == 0
+    return max(1, num_calls // num_buckets) if is_known else 1
 
 
 def mean_known(numbers: Iterable[float | None]) -> float | None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,9 +26,10 @@ from numpy.typing import NDArray
 from drumline.base.untrusted import whole_number
 from drumline.runs.profile_files import DATA_MARK, END_MARK, STEP_MARK
 from drumline.tools.profile.intervals import Intervals, difference, union
-from drumline.tools.profile.trace_entries import TraceEntry, decoded, read_trace
+from drumline.tools.profile.trace_entries import TraceEntry, TraceReader, decoded
 
-MOST_SECONDS = 1e11
+Mask = NDArray[np.bool_]
+MOST_US = 1e17
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
 """What a trace without an end mark ends with."""
@@ -40,6 +40,8 @@ WAITS = frozenset(
 BLOCKING_COPY_S = 50e-6
 """A cudaMemcpyAsync that takes longer waits for the device: its host memory is not pinned."""
 LOADER_NEXT = re.compile(r"enumerate\(DataLoader\).*__next__")
+TO_BACKWARD = "fwdbwd"
+"""The kind of the arrow from an operation to that of its gradient."""
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATES = f"{NODE}torch::autograd::AccumulateGrad"
 OF_TORCH = re.compile(r"Backward\d+$|^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFx")
@@ -70,15 +72,25 @@ class Details(msgspec.Struct, frozen=True):
 NO_DETAILS = Details()
 
 
+class Label(NamedTuple):
+    """What thousands of events have in common."""
+
+    name: str
+    kind: str
+    thread: str
+
+
 class Event(NamedTuple):
     """A range of a trace, in seconds since the trace's base time."""
 
     start: float
     end: float
-    name: str
-    kind: str
-    thread: str
+    label: Label
     details: Details
+
+    @property
+    def name(self) -> str:
+        return self.label.name
 
 
 class TraceStep(NamedTuple):
@@ -114,14 +126,16 @@ class OperationTime(NamedTuple):
     calls: int
 
 
+CLIPS = ("aten::_foreach_norm", "aten::_foreach_clamp_min_")
+"""What clip_grad_norm_ and clip_grad_value_ call once for all their tensors."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     base_ns: int
     """Unix time to which all other times are relative, by the clock of its host."""
     is_device: bool
     """Whether a GPU computes."""
-    shift_s: float = 0.0
-    """What was added to the times of its file."""
     steps: tuple[TraceStep, ...]
     compute: Intervals
     data: Intervals
@@ -130,6 +144,10 @@ class RankTrace:
     syncs: tuple[Event, ...]
     backward: Intervals
     """Operations of backward passes, on the host."""
+    differentiated: Intervals
+    """Operations of forward passes that have a gradient, on the host."""
+    clippings: NDArray[np.float64] = field(repr=False)
+    """When each call began that clips gradients."""
     gradients: NDArray[np.float64] = field(repr=False)
     """When the host had the gradient of each parameter, in each backward pass."""
     launches: NDArray[np.float64] = field(repr=False)
@@ -139,80 +157,172 @@ class RankTrace:
     """Of the steps."""
 
 
-def read_events(path: Path) -> tuple[list[Event], int]:
-    """The ranges of a trace, and the Unix time in ns that they are relative to. Raises OSError for
-    a file that cannot be read, ValueError for one that is no trace."""
-    trace = read_trace(path)
-    events = sorted(_events(trace.entries()), key=lambda event: (event.start, -event.end))
-    return events, trace.base_ns
+@dataclass(frozen=True, kw_only=True)
+class EventColumns:
+    """The events of a trace by their starts, the outer before the inner ones. A trace has hundreds
+    of thousands: few of them become an `Event`."""
 
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    label: NDArray[np.int32]
+    """Places in `labels`."""
+    number: NDArray[np.int64]
+    """Their keys in `details`."""
+    labels: list[Label]
+    details: Mapping[int, Details]
+    """Of those that have any."""
+    differentiated: NDArray[np.float64]
+    """When operations began that have one in the backward pass."""
 
-def _events(entries: Iterable[TraceEntry]) -> Iterator[Event]:
-    for entry in entries:
-        start_us = entry.ts
-        lasts_us = entry.dur
-        if entry.ph != "X" or start_us is None or lasts_us is None:
-            continue
-        if 0 <= start_us / 1e6 < MOST_SECONDS and 0 <= lasts_us / 1e6 < MOST_SECONDS:
-            yield Event(
-                start_us / 1e6,
-                (start_us + lasts_us) / 1e6,
-                # Thousands of events share a name, a kind and a thread.
-                sys.intern(entry.name),
-                sys.intern(entry.cat),
-                sys.intern(f"{entry.pid}:{entry.tid}"),
-                _details(entry),
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def where(self, chosen: Mask | NDArray[np.int64]) -> EventColumns:
+        return replace(
+            self,
+            start=self.start[chosen],
+            end=self.end[chosen],
+            label=self.label[chosen],
+            number=self.number[chosen],
+        )
+
+    def labelled(self, is_meant: Callable[[Label], object]) -> Mask:
+        """Which events have such a label."""
+        return np.array([bool(is_meant(label)) for label in self.labels], dtype=bool)[self.label]
+
+    def named(self, is_meant: Callable[[str], object]) -> Mask:
+        return self.labelled(lambda label: is_meant(label.name))
+
+    def of_kinds(self, kinds: Container[str]) -> Mask:
+        return self.labelled(lambda label: label.kind in kinds)
+
+    def numbered(self, part: Callable[[Label], str]) -> tuple[NDArray[np.int64], list[str]]:
+        """This part of the labels: for each event a place in the list of its values."""
+        values, places = np.unique([part(label) for label in self.labels], return_inverse=True)
+        return places[self.label], values.tolist()
+
+    def times(self) -> Intervals:
+        return np.stack([self.start, self.end], axis=1)
+
+    def events(self) -> list[Event]:
+        return [
+            Event(start, end, self.labels[label], self.details.get(number, NO_DETAILS))
+            for start, end, label, number in zip(
+                self.start.tolist(),
+                self.end.tolist(),
+                self.label.tolist(),
+                self.number.tolist(),
+                strict=True,
             )
+        ]
 
 
-def _details(entry: TraceEntry) -> Details:
-    """Operations on the host, which most events are, have none that are read."""
-    if entry.cat == "cpu_op":
-        return NO_DETAILS
-    details: Details = decoded(entry.args, Details)
-    return details
+class ColumnBuilder:
+    """Makes columns of the entries of a trace, part by part."""
+
+    def __init__(self) -> None:
+        self._labels: dict[tuple[str, str, int | str, int | str], int] = defaultdict(
+            itertools.count().__next__
+        )
+        self._places: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+        self._starts_us = [np.empty(0)]
+        self._lasts_us = [np.empty(0)]
+        """NaN: the entry has none."""
+        self._details: dict[int, Details] = {}
+        self._differentiated_us: list[float] = []
+        self._num_events = 0
+
+    def add(self, entries: Sequence[TraceEntry]) -> None:
+        ranges = [entry for entry in entries if entry.ph == "X"]
+        self._differentiated_us += [
+            entry.ts or 0.0 for entry in entries if entry.ph == "s" and entry.cat == TO_BACKWARD
+        ]
+        labels = [self._labels[entry.name, entry.cat, entry.pid, entry.tid] for entry in ranges]
+        self._places.append(np.array(labels, dtype=np.int32))
+        self._starts_us.append(np.array([entry.ts for entry in ranges], dtype=np.float64))
+        self._lasts_us.append(np.array([entry.dur for entry in ranges], dtype=np.float64))
+        for number, entry in enumerate(ranges, start=self._num_events):
+            # Operations on the host, which most events are, have none that are read.
+            if entry.cat != "cpu_op":
+                self._details[number] = decoded(entry.args, Details)
+        self._num_events += len(ranges)
+
+    def columns(self) -> EventColumns:
+        starts_us = np.concatenate(self._starts_us)
+        lasts_us = np.concatenate(self._lasts_us)
+        starts = starts_us / 1e6
+        ends = (starts_us + lasts_us) / 1e6
+        order = np.lexsort((-ends, starts))
+        order = order[(_are_times(starts_us) & _are_times(lasts_us))[order]]
+        return EventColumns(
+            start=starts[order],
+            end=ends[order],
+            label=np.concatenate(self._places)[order],
+            number=order,
+            labels=[
+                Label(name, kind, f"{process}:{thread}")
+                for name, kind, process, thread in self._labels
+            ],
+            details=self._details,
+            differentiated=np.array(self._differentiated_us, dtype=np.float64) / 1e6,
+        )
 
 
-def from_events(events: Sequence[Event], base_ns: int) -> RankTrace:
+def _are_times(numbers_us: NDArray[np.float64]) -> Mask:
+    return (numbers_us >= 0) & (numbers_us < MOST_US)
+
+
+def read_events(
+    path: Path, then: Callable[[Sequence[TraceEntry], int], None] | None = None
+) -> tuple[EventColumns, int]:
+    """The ranges of a trace, and the Unix time in ns that they are relative to. `then` gets all
+    entries and this time, part by part, and may change them. Raises OSError for a file that cannot
+    be read, ValueError for one that is no trace."""
+    reader = TraceReader(path)
+    builder = ColumnBuilder()
+    for entries in reader.parts():
+        builder.add(entries)
+        if then is not None:
+            then(entries, reader.base_ns)
+    return builder.columns(), reader.base_ns
+
+
+def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     """What a breakdown needs of a trace."""
-    is_device = any(event.kind == "kernel" for event in events)
-    gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
-    host = [
-        event for event in events if event.kind == "cpu_op" and event.thread not in gloo_threads
-    ]
-    data = union(_times(e for e in events if e.name == DATA_MARK or LOADER_NEXT.match(e.name)))
-    operations: Iterator[tuple[str, float, float]]
+    is_device = any(label.kind == "kernel" for label in columns.labels)
+    gloo = {label.thread for label in columns.labels if label.name.startswith("gloo:")}
+    is_host = columns.labelled(lambda label: label.kind == "cpu_op" and label.thread not in gloo)
+    host = columns.where(is_host)
+    is_data = columns.named(lambda name: name == DATA_MARK or LOADER_NEXT.match(name))
+    data = union(columns.where(is_data).times())
     if is_device:
-        work = [
-            event for event in events if event.kind in ON_DEVICE and not is_communication(event)
-        ]
-        operations = ((event.name, event.start, event.end - event.start) for event in work)
-        compute = union(_times(work))
-        launches = _launches(events, work)
+        is_work = columns.of_kinds(ON_DEVICE) & ~columns.named(is_communication)
+        work = columns.where(is_work)
+        seconds = work.end - work.start
+        compute = union(work.times())
+        launches = _launches(columns, work)
     else:
-        starts = np.searchsorted(data.reshape(-1), [event.start for event in host], "right")
         # What makes a batch is data.
-        work = [
-            event
-            for event, place in zip(host, starts, strict=True)
-            if place % 2 == 0 and is_compute(event.name)
-        ]
-        operations = _self_times(work)
-        compute = difference(union(_times(work)), data)
+        is_outside = np.searchsorted(data.reshape(-1), host.start, "right") % 2 == 0
+        work = host.where(is_outside & host.named(is_compute))
+        seconds = _self_times(work)
+        compute = difference(union(work.times()), data)
         launches = np.empty((0, 3))
-    steps = tuple(_steps(events, work, launches))
+    steps = tuple(_steps(columns, work, launches))
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
         steps=steps,
         compute=compute,
         data=data,
-        collectives=tuple(_collectives(events, host)),
-        syncs=tuple(_syncs(events)) if is_device else (),
-        backward=union(_times(event for event in host if event.name.startswith(NODE))),
-        gradients=np.sort([event.end for event in host if event.name == ACCUMULATES]),
+        collectives=tuple(_collectives(columns, host)),
+        syncs=tuple(_syncs(columns)) if is_device else (),
+        backward=union(host.where(host.named(lambda name: name.startswith(NODE))).times()),
+        differentiated=union(host.where(np.isin(host.start, columns.differentiated)).times()),
+        clippings=np.sort(host.start[host.named(lambda name: name in CLIPS)]),
+        gradients=np.sort(host.end[host.named(lambda name: name == ACCUMULATES)]),
         launches=launches,
-        operations=tuple(_operation_times(operations, steps)),
+        operations=tuple(_operation_times(work, seconds, steps)),
     )
 
 
@@ -225,7 +335,6 @@ def shifted(trace: RankTrace, shift_s: float) -> RankTrace:
     return replace(
         trace,
         base_ns=trace.base_ns - round(shift_s * 1e9),
-        shift_s=shift_s,
         steps=tuple(
             TraceStep(step.number, step.start + shift_s, step.end + shift_s) for step in trace.steps
         ),
@@ -234,6 +343,8 @@ def shifted(trace: RankTrace, shift_s: float) -> RankTrace:
         collectives=tuple(_moved_call(call, shift_s) for call in trace.collectives),
         syncs=tuple(map(moved, trace.syncs)),
         backward=trace.backward + shift_s,
+        differentiated=trace.differentiated + shift_s,
+        clippings=trace.clippings + shift_s,
         gradients=trace.gradients + shift_s,
         launches=trace.launches + shift_s,
     )
@@ -249,11 +360,12 @@ def _moved_call(call: CollectiveCall, shift_s: float) -> CollectiveCall:
     )
 
 
-def _launches(events: Sequence[Event], kernels: Sequence[Event]) -> NDArray[np.float64]:
-    called = {event.details.correlation: event.start for event in events if event.kind in LAUNCHES}
+def _launches(columns: EventColumns, kernels: EventColumns) -> NDArray[np.float64]:
+    runtime = columns.where(columns.of_kinds(LAUNCHES))
+    called = {event.details.correlation: event.start for event in runtime.events()}
     rows = [
         (called.get(kernel.details.correlation, kernel.start), kernel.start, kernel.end)
-        for kernel in kernels
+        for kernel in kernels.events()
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
@@ -266,55 +378,41 @@ def is_compute(name: str) -> bool:
     return "::" in name or OF_TORCH.search(name) is not None
 
 
-def is_communication(event: Event) -> bool:
-    return "nccl" in event.name[:5]
-
-
-def _times(events: Iterable[Event]) -> Iterator[tuple[float, float]]:
-    return ((event.start, event.end) for event in events)
+def is_communication(name: str) -> bool:
+    return "nccl" in name[:5]
 
 
 def _steps(
-    events: Sequence[Event], work: Sequence[Event], launches: NDArray[np.float64]
+    columns: EventColumns, work: EventColumns, launches: NDArray[np.float64]
 ) -> Iterator[TraceStep]:
     """A step lasts until the next one starts. On a GPU it starts with the first kernel that it
     launches on the stream that computes most: the host may be ahead by whole steps."""
     starts: dict[int, float] = {}
-    for event in events:
-        digits = event.name.removeprefix(STEP_MARK)
-        if (
-            event.kind == "user_annotation"
-            and digits != event.name
-            and (number := whole_number(digits)) is not None
-        ):
+    is_mark = columns.named(lambda name: name.startswith(STEP_MARK))
+    for event in columns.where(is_mark & columns.of_kinds({"user_annotation"})).events():
+        number = whole_number(event.name.removeprefix(STEP_MARK))
+        if number is not None:
             starts.setdefault(number, event.start)
     if not starts:
         raise ValueError("it has no steps")
-    ends = [event.end for event in events if event.name == END_MARK]
-    end = (
-        ends[-1]
-        if ends
-        else max((event.end for event in events if event.kind in ENDING), default=0.0)
-    )
-    times = (
-        _device_starts(list(starts.values()), work, launches)
-        if len(launches)
-        else list(starts.values())
-    )
+    ends = columns.end[columns.named(lambda name: name == END_MARK)]
+    end = ends[-1] if len(ends) else columns.end[columns.of_kinds(ENDING)].max(initial=0.0)
+    times = list(starts.values())
+    if len(launches):
+        times = _device_starts(times, work, launches)
     if any(later <= earlier for earlier, later in itertools.pairwise([*times, end])):
         raise ValueError("its steps are not in order")
-    for number, start, until in zip(starts, times, [*times[1:], end], strict=True):
+    for number, start, until in zip(starts, times, [*times[1:], float(end)], strict=True):
         yield TraceStep(number, start, until)
 
 
 def _device_starts(
-    host: list[float], work: Sequence[Event], launches: NDArray[np.float64]
+    host: list[float], work: EventColumns, launches: NDArray[np.float64]
 ) -> list[float]:
     """As those on the host if a step has no kernel."""
-    busy: dict[str, float] = defaultdict(float)
-    for event in work:
-        busy[event.thread] += event.end - event.start
-    main = launches[[event.thread == max(busy, key=lambda name: busy[name]) for event in work]]
+    streams, _ = work.numbered(lambda label: label.thread)
+    busy = np.bincount(streams, work.end - work.start)
+    main = launches[streams == busy.argmax()]
     first_kernels = []
     for low, high in zip(host, [*host[1:], np.inf], strict=True):
         of_step = main[(main[:, 0] >= low) & (main[:, 0] < high), 1]
@@ -323,57 +421,69 @@ def _device_starts(
     return starts if len(starts) == len(first_kernels) else host
 
 
-def _self_times(nested: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
-    """Each operation of a thread, less those inside it."""
-    open_ones: dict[str, list[list[Any]]] = defaultdict(list)
-    for event in nested:
-        stack = open_ones[event.thread]
-        while stack and stack[-1][0].end <= event.start:
-            done, seconds = stack.pop()
-            yield done.name, done.start, seconds
-        lasts = event.end - event.start
-        if stack:
-            stack[-1][1] -= lasts
-        stack.append([event, lasts])
-    for stack in open_ones.values():
-        yield from ((done.name, done.start, seconds) for done, seconds in stack)
+def _self_times(nested: EventColumns) -> NDArray[np.float64]:
+    """The seconds of each operation, less those inside it."""
+    threads, _ = nested.numbered(lambda label: label.thread)
+    by_thread = np.argsort(threads, kind="stable")
+    rows = nested.where(by_thread)
+    lasts = rows.end - rows.start
+    is_first = np.diff(threads[by_thread], prepend=-1) != 0
+    outer = _outer_places(rows, is_first)
+    is_inside = outer >= 0
+    self_s = lasts.copy()
+    np.subtract.at(self_s, outer[is_inside], lasts[is_inside])
+    seconds = np.empty_like(self_s)
+    seconds[by_thread] = self_s
+    return seconds
+
+
+def _outer_places(rows: EventColumns, is_first: Mask) -> NDArray[np.int64]:
+    """The last row before each one that has not ended when it starts; -1: none of its thread.
+    Rows that ended before an earlier one started have ended for this one, too: each round goes
+    back by all that the row before has already passed."""
+    outer = np.arange(len(rows)) - 1
+    outer[is_first] = -1
+    left = np.flatnonzero(outer >= 0)
+    while len(left):
+        left = left[rows.end[outer[left]] <= rows.start[left]]
+        outer[left] = outer[outer[left]]
+        left = left[outer[left] >= 0]
+    return outer
 
 
 def _operation_times(
-    operations: Iterable[tuple[str, float, float]], steps: Sequence[TraceStep]
+    work: EventColumns, seconds: NDArray[np.float64], steps: Sequence[TraceStep]
 ) -> Iterator[OperationTime]:
-    """`operations`: the name, the start and the seconds of each."""
-    starts = [step.start for step in steps]
-    seconds: dict[tuple[str, int], float] = defaultdict(float)
-    calls: dict[tuple[str, int], int] = defaultdict(int)
-    for name, start, lasts in operations:
-        place = bisect_right(starts, start) - 1
-        if place >= 0 and start < steps[place].end:
-            key = (name, steps[place].number)
-            seconds[key] += lasts
-            calls[key] += 1
-    for (name, number), total_s in seconds.items():
-        yield OperationTime(name, number, total_s, calls[name, number])
+    ends = np.array([step.end for step in steps])
+    places = np.searchsorted([step.start for step in steps], work.start, "right") - 1
+    is_inside = (places >= 0) & (work.start < ends[places])
+    name_places, names = work.numbered(lambda label: label.name)
+    keys = places[is_inside] * len(names) + name_places[is_inside]
+    totals = np.bincount(keys, seconds[is_inside])
+    calls = np.bincount(keys)
+    for key in np.flatnonzero(calls).tolist():
+        place, name = divmod(key, len(names))
+        yield OperationTime(names[name], steps[place].number, float(totals[key]), int(calls[key]))
 
 
-def _collectives(events: Sequence[Event], host: Sequence[Event]) -> list[CollectiveCall]:
+def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCall]:
     """Calls on the host and the library's work, which begin in the same order, are joined."""
     calls: dict[str, list[Event]] = defaultdict(list)
     works: dict[str, list[Event]] = defaultdict(list)
-    for event in host:
-        if event.name.startswith("c10d::"):
-            calls[_plain(event.name[6:])].append(event)
-    for event in events:
+    for event in host.where(host.named(lambda name: name.startswith("c10d::"))).events():
+        calls[_plain(event.name[6:])].append(event)
+    is_gloo = columns.named(lambda name: name.startswith("gloo:"))
+    is_nccl = columns.of_kinds({"kernel"}) & columns.named(is_communication)
+    for event in columns.where(is_gloo | is_nccl).events():
         if event.name.startswith("gloo:"):
             works[_plain(event.name[5:])].append(event)
-        elif event.kind == "kernel" and is_communication(event):
+        else:
             works[_plain(event.name.split("_")[1] if "_" in event.name else event.name)].append(
                 event
             )
     inside: dict[str, list[Event]] = defaultdict(list)
-    for event in host:
-        if event.name == ACCUMULATES:
-            inside[event.thread].append(event)
+    for event in host.where(host.named(lambda name: name == ACCUMULATES)).events():
+        inside[event.label.thread].append(event)
     collectives = []
     for kind, done in works.items():
         begun: Sequence[Event | None] = (
@@ -392,7 +502,7 @@ def _joined(
     count = details.num_items
     item = ITEM_BYTES.get(str(details.dtype), 0)
     group = details.group
-    on_device = work.kind == "kernel"  # where a rank joins when the kernel starts
+    on_device = work.label.kind == "kernel"  # where a rank joins when the kernel starts
     return CollectiveCall(
         kind=f"{kind}:{group}" if isinstance(group, str) else kind,
         call=work.start if call is None or on_device else call.start,
@@ -401,7 +511,7 @@ def _joined(
         host_call=None if call is None else call.start,
         is_bucket=call is not None
         and kind == "allreduce"
-        and _is_inside(call, inside.get(call.thread, ())),
+        and _is_inside(call, inside.get(call.label.thread, ())),
         num_bytes=count * item if isinstance(count, int) and 0 < count < 1 << 50 else 0,
     )
 
@@ -415,15 +525,15 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
-def _syncs(events: Sequence[Event]) -> Iterator[Event]:
+def _syncs(columns: EventColumns) -> Iterator[Event]:
     """Those of the steps, by the host's time, but not of the profiler's own end."""
-    low = min((event.start for event in events if event.name.startswith(STEP_MARK)), default=0.0)
-    high = max((event.start for event in events if event.name == END_MARK), default=np.inf)
-    for event in events:
-        is_copy = event.name == "cudaMemcpyAsync" and event.end - event.start > BLOCKING_COPY_S
-        if (
-            event.kind == "cuda_runtime"
-            and (is_copy or event.name in WAITS)
-            and low <= event.start < high
-        ):
-            yield event
+    low = columns.start[columns.named(lambda name: name.startswith(STEP_MARK))].min(initial=np.inf)
+    high = columns.start[columns.named(lambda name: name == END_MARK)].max(initial=-np.inf)
+    if high == -np.inf:
+        high = np.inf
+    is_long = columns.end - columns.start > BLOCKING_COPY_S
+    is_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long
+    is_wait = columns.named(lambda name: name in WAITS)
+    is_within = (columns.start >= low) & (columns.start < high)
+    is_call = columns.of_kinds({"cuda_runtime"})
+    yield from columns.where(is_call & (is_copy | is_wait) & is_within).events()
