@@ -135,7 +135,8 @@ class ProcessHandle:
         for fd in (self._stat_fd, self.exit_fd):
             if fd is not None:
                 os.close(fd)
-        self._stat_fd = self.exit_fd = None
+        self._stat_fd = None
+        self.exit_fd = None
 
 
 # Limits

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from drumline.base.errors import Place
 from drumline.base.job_secret import derived, secret_from
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import parse_json, replace_text, whole_number
+from drumline.base.typed_json import read_json
+from drumline.base.untrusted import replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
 # Distinguishes one start of a node's ranks from any other.
@@ -85,10 +85,7 @@ def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None
 
 def read_failure(path: Path) -> FailureRecord | None:
     """The record; None: the rank could not write it (it was killed), or is a script's."""
-    try:
-        return from_json(FailureRecord, parse_json(path.read_bytes()))
-    except (OSError, ValueError):
-        return None
+    return read_json(FailureRecord, path)
 
 
 # Which rank a process is now
@@ -151,10 +148,7 @@ def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
 
 def read_error(path: Path) -> ErrorRecord | None:
     """None: the command could not write it."""
-    try:
-        return from_json(ErrorRecord, parse_json(path.read_bytes()))
-    except (OSError, ValueError):
-        return None
+    return read_json(ErrorRecord, path)
 
 
 # The watchdog
@@ -194,12 +188,7 @@ class LauncherLink:
 
 def read_launcher_link(path: str) -> LauncherLink | None:
     """None: no launcher over ssh has started this job, or all hosts send heartbeats so far."""
-    if not path:
-        return None
-    try:
-        return from_json(LauncherLink, parse_json(Path(path).read_bytes()))
-    except (OSError, ValueError):
-        return None
+    return read_json(LauncherLink, Path(path)) if path else None
 
 
 @dataclass(frozen=True, kw_only=True)

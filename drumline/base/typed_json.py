@@ -6,13 +6,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache, partial
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
+
+from drumline.base.untrusted import parse_json
 
 T = TypeVar("T")
 # An int is a float too.
 _PLAIN = {int: int, str: str, bool: bool, float: int | float}
 _fields = cache(get_type_hints)
+
+
+def read_json(kind: type[T], path: Path) -> T | None:
+    """What another process wrote to this file; None: it is not there, or is something else."""
+    try:
+        return from_json(kind, parse_json(path.read_bytes()))
+    except (OSError, ValueError):
+        return None
 
 
 def from_json(kind: type[T], value: Any) -> T:

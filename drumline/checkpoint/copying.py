@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from drumline.checkpoint import tensor_file
-from drumline.checkpoint.staging import Staging, make_event
+from drumline.checkpoint.tensor_file import Staging, make_event
 from drumline.rank.torch_internals import copy_to_each
 
 Kind = Literal["device", "pinned", "host", "none"]

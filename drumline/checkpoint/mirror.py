@@ -23,20 +23,23 @@ from blake3 import blake3
 from drumline.base.errors import CheckpointError, DrumlineError, log
 from drumline.base.text import duration, file_size, join_names
 from drumline.base.untrusted import open_regular, read_regular
-from drumline.checkpoint.mirror_owner import check_owner, claim, set_aside, write_marker
 from drumline.checkpoint.mirrored_run import (
     CHECKPOINTS,
     RUN_FILES,
     RUN_FOLDERS,
     MirroredRun,
+    check_owner,
+    claim,
     is_own_name,
     object_name,
     piece_name,
+    set_aside,
+    write_marker,
 )
 from drumline.checkpoint.retention import Retention, complete_checkpoints, prune, to_keep
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
-from drumline.storage.backend import PIECE_BYTES, StoreError
+from drumline.storage.backends import PIECE_BYTES, StoreError
 
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 120.0

@@ -195,7 +195,7 @@ class Checkpoint:
             tensors = {f"0/{key}": tensor for key, tensor in tensors.items()}
         else:
             files = state.frozen
-            state.documents[name], tensors = gather_states(encoded, tensors, device=self._device)
+            state.documents[name], tensors = gather_states(encoded, tensors)
         if tensors:
             files[name] = tensors
 
@@ -214,15 +214,13 @@ class Checkpoint:
                     f"no checkpoint is finite: {non_finite} of {path} is not; to start again, give ddp.checkpoint "
                     "another folder"
                 )
-        is_found, newest = broadcast_json(
-            [read is not None, skipped[0][1] if skipped else None], device=self._device
-        )
+        is_found, newest = broadcast_json([read is not None, skipped[0][1] if skipped else None])
         if not is_found and newest is not None:
             raise CheckpointError(
                 f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
                 next_step="restore one from a backup, or give ddp.checkpoint another folder",
             )
-        return store.broadcast(read, device=self._device) if is_found else None
+        return store.broadcast(read) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
         value = self._objects[name]

@@ -21,7 +21,7 @@ from drumline.rank.tensor_hash import hash_tensors
 
 
 def gather_states(
-    document: Any, tensors: Mapping[str, Tensor], *, device: torch.device
+    document: Any, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Collective: from this rank's encoded state (`encode_state`), a document with those of all
     ranks and, on rank 0 alone, their tensors, which may be large."""
@@ -32,8 +32,8 @@ def gather_states(
     }
     pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
-    everyone = gather_json([document, shapes, content.numel()], device=device)
-    contents = gather_on_main(content, [size for _, _, size in everyone], device=device)
+    everyone = gather_json([document, shapes, content.numel()])
+    contents = gather_on_main(content, [size for _, _, size in everyone])
     gathered = {}
     for rank, ((_, shapes_of_rank, _), received) in enumerate(
         zip(everyone, contents, strict=False)
@@ -51,9 +51,7 @@ def is_same_everywhere(
 ) -> bool:
     """Collective: whether all ranks have the same encoded state, to the bit."""
     digest = blake3(json.dumps([document, list(tensors)]).encode()).hexdigest()
-    everyone = gather_json(
-        [digest, *hash_tensors(list(tensors.values()), device).tolist()], device=device
-    )
+    everyone = gather_json([digest, *hash_tensors(list(tensors.values()), device).tolist()])
     return all(digests == everyone[0] for digests in everyone)
 
 
@@ -64,13 +62,11 @@ def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], ra
     return decode_state(document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone())
 
 
-def sent_state(
-    document: Any, rank: int, tensors: Mapping[str, Tensor] | None, *, device: torch.device
-) -> Any:
+def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None) -> Any:
     """Collective: the state of a saved rank, whose tensors rank 0 has."""
     prefix = f"{rank}/"
     of_rank = None
     if tensors is not None:
         of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    received = broadcast_tensors(of_rank, device=device)
+    received = broadcast_tensors(of_rank)
     return decode_state(document, lambda name: received[f"{prefix}{name}"])

@@ -1,12 +1,16 @@
-"""The tensors of a sharded model in a checkpoint: every rank writes the rows that it holds, as
-`NAME[START:STOP]`, and a document has the shapes of the whole tensors. A reader gets whole tensors,
-or any rows of them, whatever wrote them.
+"""Which tensors of a checkpoint each rank writes, if several do.
+
+All ranks hold the same replica, so any of them can write any tensor, each into its own file. Of a
+sharded model every rank writes the rows that it holds, as `NAME[START:STOP]`, and a document has
+the shapes of the whole tensors. A reader gets whole tensors, or any rows of them, whatever wrote
+them.
 """
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +21,66 @@ from drumline.parallel.shards import Rows, is_shard, like_shard, own_part, place
 
 SHARDS_FILE = "sharded-tensors"
 """The document with the shapes, by file and name."""
+_PART = re.compile(r"-part-\d{5,}$")
 _PIECE = re.compile(r"(.*)\[(\d{1,18}):(\d{1,18})\]", re.DOTALL)
 
 Files = Mapping[str, Mapping[str, Tensor]]
+PartFiles = dict[str, dict[str, Tensor]]
+"""What one rank writes."""
+
+
+def part_name(file: str, rank: int) -> str:
+    """Of the file with what this rank writes of a file."""
+    return f"{file}-part-{rank:05d}"
+
+
+def whole_name(part: str) -> str:
+    """The file that this is a part of, or which it is itself."""
+    return _PART.sub("", part)
+
+
+def assign(
+    tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]
+) -> dict[int, PartFiles]:
+    """Assign the tensors of every file to these ranks, about the same bytes to each; the same on
+    every rank."""
+    assigned: dict[int, PartFiles] = {rank: {} for rank in ranks}
+    loads = [(0, position, rank) for position, rank in enumerate(ranks)]
+    sized = [
+        (file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()
+    ]
+    for file, name, tensor in sorted(
+        sized, key=lambda entry: (-entry[2].nbytes, entry[0], entry[1])
+    ):
+        load, position, rank = heapq.heappop(loads)
+        assigned[rank].setdefault(part_name(file, rank), {})[name] = tensor
+        heapq.heappush(loads, (load + tensor.nbytes, position, rank))
+    for file, group in tensors.items():
+        if not group:  # a file without tensors is part of the checkpoint too
+            assigned[ranks[0]][file] = {}
+    return assigned
+
+
+def assign_shards(
+    tensors: Mapping[str, Mapping[str, Tensor]], rank: int, num_writers: int
+) -> dict[int, dict[str, Any]]:
+    """The files of each writer of a sharded model: `rank` gets its own tensors, for the others
+    there are their names. Rank 0 writes what is not sharded, too."""
+    assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
+    for file, group in tensors.items():
+        for name, tensor in group.items():
+            if is_in_shards(name, tensor):
+                rows_here = own_piece(tensor)
+                pieces = piece_names(name, tensor)
+            else:
+                rows_here = own_part(tensor)
+                pieces = {0: name}
+            for writer, piece in pieces.items():
+                part = assigned[writer].setdefault(part_name(file, writer), {})
+                part[piece] = rows_here if writer == rank else None
+        if not group:  # a file without tensors is part of the checkpoint too
+            assigned[0][file] = {}
+    return assigned
 
 
 def is_in_shards(name: str, tensor: Tensor) -> bool:

@@ -297,7 +297,7 @@ def keeping_rng(device: torch.device) -> Iterator[None]:
 
 def gather_rng(device: torch.device) -> dict[str, Tensor]:
     """Collective: the random state of every rank, as the tensors of a checkpoint's file."""
-    gathered = gather_tensors(capture_rng(device), device=device)
+    gathered = gather_tensors(capture_rng(device))
     return {_rng_name(rank): state for rank, state in enumerate(gathered)}
 
 

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,19 +24,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from blake3 import blake3
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError
 from drumline.checkpoint import tensor_file
-from drumline.checkpoint.shard_files import SHARDS_FILE, assemble
+from drumline.checkpoint.shard_files import SHARDS_FILE, assemble, whole_name
 from drumline.rank.collectives import broadcast_json, broadcast_tensors
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import FileRecord, Manifest
 
 _TENSORS = ".safetensors"
-_PART = re.compile(r"-part-\d{5,}$")
 # Large enough that a thread that hashes or writes seldom needs the GIL, which the training thread
 # uses.
 _PIECE_BYTES = 8 << 20
@@ -65,7 +62,7 @@ class WritingRank:
 
 
 class PartWriters(Protocol):
-    """Processes that write parts of the same checkpoint (`parts`)."""
+    """Processes that write parts of the same checkpoint (`writer`)."""
 
     def begin(self) -> None:
         """Called when the folder exists."""
@@ -166,17 +163,13 @@ def file_name(name: str) -> str:
     return f"{name}{_TENSORS}"
 
 
-def part_name(name: str, number: int) -> str:
-    return f"{name}-part-{number:05d}"
-
-
 def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     """Read a complete checkpoint, or `only` these files of it; verify it first. Tensors are mapped
     from their files: copy those that you keep."""
     stored: dict[str, dict[str, Tensor]] = {}
     documents: dict[str, Any] = {}
     for file in map(Path, manifest.read(path).files):
-        name = _PART.sub("", file.stem)
+        name = whole_name(file.stem)
         if only and name not in (*only, SHARDS_FILE):
             continue
         if file.suffix == _TENSORS:
@@ -190,17 +183,15 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     return Snapshot(tensors, documents)
 
 
-def broadcast(
-    snapshot: Snapshot | None, *, device: torch.device, source: int = 0, keeps: bool = True
-) -> Snapshot:
+def broadcast(snapshot: Snapshot | None, *, source: int = 0, keeps: bool = True) -> Snapshot:
     """Collective: what rank `source` has, on every rank; the others give None. A rank that does not
     `keep` it only takes part: it gets no tensors."""
     contents = None if snapshot is None else [snapshot.documents, list(snapshot.tensors)]
-    documents, files = broadcast_json(contents, device=device, source=source)
+    documents, files = broadcast_json(contents, source=source)
     tensors: dict[str, Mapping[str, Tensor]] = {}
     for file in files:
         sent = None if snapshot is None else snapshot.tensors[file]
-        tensors[file] = broadcast_tensors(sent, device=device, source=source, keeps=keeps)
+        tensors[file] = broadcast_tensors(sent, source=source, keeps=keeps)
     return Snapshot(tensors, documents)
 
 

@@ -1,21 +1,37 @@
-"""`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in
-launch/aws/."""
+"""`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in launch/aws/.
+
+`launch` runs the doctor over all pairs of a cluster's nodes, then `drumline launch` on their private
+addresses. When AWS replaced a node that was lost or taken back, the run is launched again on the
+nodes that are there then, and resumes from its newest checkpoint on the shared volume. A node that
+AWS has not missed yet is reported to it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shlex
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from drumline.base.errors import ExitCode, UsageError, did_you_mean
+from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError, did_you_mean
 from drumline.base.terminal import print_message, show, show_lines
-from drumline.base.text import plural
-from drumline.cli.command_line import HELP_FLAG, read_command
+from drumline.base.text import join_names, plural
+from drumline.cli import doctor_command, launch_command
+from drumline.cli.command_line import HELP_FLAG, read_command, show_help
 from drumline.cli.doctor_command import show_step
-from drumline.config import FlagTable
+from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
+from drumline.cli.launch_request import is_script
+from drumline.config import FlagTable, read_flags
 from drumline.launch.aws.account import Account
+from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_creation import bring_up
-from drumline.launch.aws.cluster_nodes import nodes_of, status_lines
+from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config, status_lines
 from drumline.launch.aws.cluster_plan import make_plan
 from drumline.launch.aws.cluster_settings import (
     CLUSTER,
@@ -25,7 +41,13 @@ from drumline.launch.aws.cluster_settings import (
     ClusterSettings,
     account_and_settings,
 )
+from drumline.launch.aws.own_wheels import build_wheel, pack
+from drumline.launch.aws.reach import check_session_manager
+from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.client import SSH_FAILED, last_line, not_reached, ssh_words
+from drumline.runs.run_folder import run_name
 
 MADE: Mapping[str, FlagTable] = {
     "where": {**WHERE, **HELP_FLAG},
@@ -41,6 +63,12 @@ DELETE: FlagTable = {
         "",
         "Remove it also if another identity made it [asked on a terminal, otherwise refused].",
     ),
+}
+OF_LAUNCH: FlagTable = {
+    **WHERE,
+    "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
+    "doctor": (bool, "", "Check all pairs of nodes first [on]; --no-doctor skips it."),
+    **HELP_FLAG,
 }
 GROUPS: Mapping[str, Mapping[str, FlagTable]] = {
     "plan": MADE,
@@ -65,6 +93,26 @@ EXIT_CODES = (
     "launch: those of drumline launch\n"
 )
 
+LAUNCH_USAGE = """\
+usage: drumline aws launch [--name NAME] [flags of drumline launch] TASK|SCRIPT.py [arguments]
+
+Runs doctor over all pairs of the cluster's nodes, copies this folder to the same path on each (--no-sync: it does not),
+and runs `drumline launch` on them: one rank per GPU, rank 0 on the oldest node. A task's run folder is
+/mnt/shared/runs/TASK, on the shared volume; a script finds /mnt/shared/runs in OUTPUT_DIR.
+"""
+PYTHON = "/opt/drumline/bin/python"
+PREPARE = "/opt/drumline/prepare"
+RUNS = PurePosixPath(SHARED, "runs")
+# Of prepare.sh on a node.
+NOT_INSTALLED = 65
+NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
+# How long nodes may take to start and install, and a node that AWS takes back, or is asked to
+# replace, to disappear.
+READY_S = 1800.0
+REPLACED_S = 180.0
+POLL_S = 10.0
+OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
+
 
 def run(argv: Sequence[str]) -> int:
     verb, *arguments = argv or ["--help"]
@@ -72,9 +120,7 @@ def run(argv: Sequence[str]) -> int:
         show("usage: " + "\n       ".join(LINES.values()) + "\n" + ABOUT, end="")
         return ExitCode.SUCCESS if argv else ExitCode.USAGE
     if verb == "launch":
-        from drumline.cli.aws_launch import launch
-
-        return launch(arguments)
+        return _launch(arguments)
     if verb not in GROUPS:
         what = f"there is no `drumline aws {verb}`; {did_you_mean(verb, [*GROUPS, 'launch'])}"
         raise UsageError(what, next_step="read drumline aws --help")
@@ -139,3 +185,255 @@ def _ask_to_remove(other_owners: Sequence[str], name: str) -> None:
     print_message(what, f"remove it all the same? type its name ({name}) to do so:")
     if sys.stdin.readline().strip() != name:
         raise UsageError(f"{name} was left alone: {what}", next_step="ask whoever made it")
+
+
+# Launching on the nodes
+
+
+def _launch(argv: Sequence[str]) -> int:
+    flag_words, target, arguments = launch_command.split_command(
+        argv, {**LAUNCH_FLAGS, **OF_LAUNCH}
+    )
+    aws_words, launch_words = _apart(flag_words)
+    flags = read_flags(
+        aws_words, OF_LAUNCH, no_settings="a setting of the task goes after its name"
+    )
+    show_help(flags, {"": OF_LAUNCH}, LAUNCH_USAGE)
+    problems = list(flags.layer.problems)
+    for name in OF_CLUSTER:
+        if f"--{name}" in launch_words:
+            problems.append(f"--{name}: the cluster's nodes are the hosts")
+    if not target:
+        problems.append("no TASK or SCRIPT.py was given")
+    account, settings = account_and_settings(flags.values, problems, "launch")
+    assert target is not None
+    with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
+        job = _CloudJob(account, settings, Path(folder), flags.values.get("identity"))
+        if flags.values.get("doctor", True):
+            job.check_pairs()
+        defaults = _defaults(launch_words, target)
+        task_words = _with_volume(target, arguments, is_spot=job.is_spot)
+        return job.run([*defaults, *launch_words, target, *task_words])
+
+
+def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our flags with their values, and those of `drumline launch`."""
+    aws_words: list[str] = []
+    launch_words: list[str] = []
+    side = launch_words
+    for word in words:
+        if word.startswith("-"):
+            flag = word.partition("=")[0].removeprefix("--").removeprefix("no-")
+            side = aws_words if flag in OF_LAUNCH or word == "-h" else launch_words
+        side.append(word)
+    return aws_words, launch_words
+
+
+def _defaults(launch_words: Sequence[str], target: str) -> list[str]:
+    defaults = []
+    if not {"--sync", "--no-sync"} & set(launch_words):
+        defaults.append("--sync")
+    if is_script(target):
+        defaults += ["--env", f"OUTPUT_DIR={RUNS}"]
+    return defaults
+
+
+def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> list[str]:
+    """A task's arguments, with the run folder on the volume and the spot notice where they are not
+    given."""
+    if is_script(target):
+        return list(arguments)
+    given_names = {word.partition("=")[0] for word in arguments}
+    task_words = list(arguments)
+    if "--run" not in given_names:
+        task_words += ["--run", str(RUNS / run_name(target))]
+    if is_spot and "--watch.notice" not in given_names:
+        task_words += ["--watch.notice", NOTICE]
+    return task_words
+
+
+class _CloudJob:
+    """A job on the nodes that the cluster has now."""
+
+    def __init__(
+        self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None
+    ) -> None:
+        self._account = account
+        self._settings = settings
+        self._identity = identity
+        stack = find_cluster(account, settings)
+        if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
+            state = "does not exist" if stack is None else f"is in the state {stack['StackStatus']}"
+            raise UsageError(
+                f"the cluster {settings.name} {state} in {account.region}",
+                next_step="drumline aws up makes it, drumline aws status lists all",
+            )
+        parameters = parameters_of(stack)
+        self._by_ssm = parameters["SessionManager"] == "true"
+        self._num_nodes = int(parameters["NodeCount"])
+        self.is_spot = parameters["Market"] == "spot"
+        if not parameters["KeyName"]:
+            raise UsageError(
+                f"the cluster {settings.name} was made without --key, and launch needs ssh",
+                next_step="remove it and make it with --key NAME and --ssh-from me, or --ssm",
+            )
+        if self._by_ssm:
+            check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
+        self._config = folder / "ssh_config"
+        self._wheels: Path | None = None
+        self._wheels_hash = ""
+        if parameters.get("CopiesDrumline") == "true":
+            self._pack_wheels(folder / "wheels.tar")
+        self._nodes = self._ready_nodes()
+
+    def _pack_wheels(self, path: Path) -> None:
+        """What runs here, for the nodes: no package index has it."""
+        content = pack(build_wheel())
+        path.write_bytes(content)
+        self._wheels = path
+        self._wheels_hash = hashlib.sha256(content).hexdigest()
+
+    def check_pairs(self) -> None:
+        code = doctor_command.run([*self._hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
+        if code:
+            raise PreflightError(
+                f"doctor found something to fix on the nodes (exit code {code}); its report is above",
+                next_step="fix it, or launch all the same with --no-doctor",
+            )
+
+    def run(self, words: Sequence[str]) -> int:
+        """Until it ends, and again on the new nodes when AWS has replaced some."""
+        while True:
+            failure: DrumlineError | None = None
+            try:
+                code = launch_command.run([*self._hosts(), *words])
+            except DrumlineError as error:
+                failure = error
+                code = error.exit_code
+            is_final = code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED)
+            if is_final or not self._was_replaced(code):
+                if failure is not None:
+                    raise failure
+                return code
+            self._nodes = self._ready_nodes()
+            words = [word for word in words if word != "--fresh"]  # it belongs to the first start
+
+    def _hosts(self) -> list[str]:
+        hosts = ",".join(node.address for node in self._nodes)
+        return ["--hosts", hosts, "--ssh", shlex.join(self._client()), "--python", PYTHON]
+
+    def _client(self) -> list[str]:
+        client = ["ssh", "-F", str(self._config)]
+        if self._identity:
+            client += ["-i", self._identity]
+        return client
+
+    def _was_replaced(self, code: int) -> bool:
+        """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
+        has_notice = self.is_spot and code == ExitCode.PREEMPTED
+        if has_notice:
+            print_message(
+                f"waiting for AWS to take the node back, at most {REPLACED_S / 60:.0f} minutes"
+            )
+        deadline = time.monotonic() + REPLACED_S
+        while not (ended := self._ended()):
+            if time.monotonic() >= deadline or not (has_notice or self._report_lost()):
+                return False
+            has_notice = True
+            time.sleep(POLL_S)
+        print_message(
+            f"AWS took back {join_names(ended)}; waiting for its replacement, then the run resumes"
+        )
+        return True
+
+    def _ended(self) -> list[str]:
+        left = {node.id for node in nodes_of(self._account, self._settings.name)}
+        return [node.address for node in self._nodes if node.id not in left]
+
+    def _report_lost(self) -> bool:
+        """Have AWS replace nodes that do not answer, which it notices late. If none answers, the
+        fault may be here."""
+        failed, _ = self._prepare(self._nodes)
+        lost = [node for node, code in failed.items() if code == SSH_FAILED]
+        if len(lost) == len(self._nodes):
+            return False
+        for node in lost:
+            print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
+            health = {
+                "InstanceId": node.id,
+                "HealthStatus": "Unhealthy",
+                "ShouldRespectGracePeriod": False,
+            }
+            self._account.call("autoscaling", "set_instance_health", **health)
+        return bool(lost)
+
+    def _ready_nodes(self) -> list[CloudNode]:
+        """All nodes of the cluster, once each has this folder and everything installed."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            nodes = nodes_of(self._account, self._settings.name)
+            by_ssm = self._by_ssm
+            profile = self._settings.profile
+            self._config.write_text(
+                ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile), encoding="utf-8"
+            )
+            waiting, reason = self._prepare(nodes)
+            if len(nodes) == self._num_nodes and not waiting:
+                show_step("")
+                return nodes
+            run = f"{len(nodes)} of {plural(self._num_nodes, 'node')} run"
+            if len(nodes) < self._num_nodes and self._has_shrunk():
+                why = "they ended when they were idle, or the time of the cluster is over"
+                again = f"drumline aws up --name {self._settings.name} starts them again, if its time is not over"
+                raise PreflightError(
+                    f"{run}, and AWS starts no other: {why}",
+                    next_step=f"{again}; the same command then resumes",
+                )
+            if time.monotonic() >= deadline:
+                raise reason or PreflightError(
+                    f"{run} after {READY_S / 60:.0f} minutes",
+                    next_step="AWS may have no capacity: wait, or give another --zone or --type to a new cluster",
+                )
+            show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
+            time.sleep(POLL_S)
+
+    def _has_shrunk(self) -> bool:
+        return bool(
+            group_of(self._account, self._settings.stack)["DesiredCapacity"] < self._num_nodes
+        )
+
+    def _prepare(
+        self, nodes: Sequence[CloudNode]
+    ) -> tuple[dict[CloudNode, int], DrumlineError | None]:
+        """Make this folder on each node, with drumline; those that are not ready, with their exit
+        codes, and the last reason. Raises where drumline cannot be installed."""
+        started = [(node, self._start_preparing(node)) for node in nodes]
+        waiting: dict[CloudNode, int] = {}
+        reason: DrumlineError | None = None
+        for node, process in started:
+            output = os.fsdecode(process.communicate()[1]).splitlines()
+            if process.returncode == NOT_INSTALLED:
+                raise _not_installed(node, output)
+            if process.returncode:
+                waiting[node] = process.returncode
+                reason = not_reached(
+                    Host(node.address), process.returncode, output, python=PREPARE, cwd="/"
+                )
+        return waiting, reason
+
+    def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
+        command = ["sudo", PREPARE, str(Path.cwd())]
+        if self._wheels is not None:
+            command.append(self._wheels_hash)
+        words = ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))
+        with (self._wheels or Path(os.devnull)).open("rb") as wheels:
+            return subprocess.Popen(
+                words, stdin=wheels, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+
+
+def _not_installed(node: CloudNode, output: Sequence[str]) -> PreflightError:
+    return PreflightError(
+        f"{node.address} ({node.id}): drumline could not be installed: {last_line(output, NOT_INSTALLED)}",
+        next_step="run the same command again; if it stays, `drumline aws down`, then up",
+    )

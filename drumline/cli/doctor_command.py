@@ -23,8 +23,8 @@ from drumline.cli.command_line import HELP_FLAG, show_help
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
 from drumline.config import Flags, FlagTable, Layers, read_flags
 from drumline.config.schema import Config, Count, CountOrZero, Port
-from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name, wrong_port
-from drumline.launch.node_plan import DEFAULT_PORT, split_endpoint
+from drumline.launch.hosts import hosts_from_file, hosts_from_flag
+from drumline.launch.node_plan import DEFAULT_PORT, split_endpoint, wrong_endpoint
 from drumline.launch.ssh.client import ssh_client
 from drumline.tools.doctor.cluster import (
     DoctorOptions,
@@ -162,7 +162,7 @@ def run(argv: Sequence[str]) -> int:
     if problems := list(_wrong_flags(flags)):
         raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")
     if flags.positional:
-        return _check_task(flags.positional[0], flags)
+        return _check_task(flags)
     if "hosts" in verb_flags or "hostfile" in verb_flags:
         return _show(verb_flags, check_hosts(verb_flags, _options(verb_flags)))
     if any(name in verb_flags for name in OF_NODES):
@@ -197,12 +197,12 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
         )
 
 
-def _check_task(task: str, flags: Flags) -> int:
+def _check_task(flags: Flags) -> int:
     if topology_from(os.environ) is not None:
         raise UsageError(
             "drumline doctor TASK is one process", next_step="run it without torchrun or srun"
         )
-    layers = settle_before_torch(task, flags)
+    task, layers = settle_before_torch(flags)
     check = _run_batches(task, layers, num_batches=flags.values.get("batches", BATCHES))
     return _check_this_machine(flags.values, check)
 
@@ -272,9 +272,9 @@ def _node_options(
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
             next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; under srun they are known",
         )
-    address, port = split_endpoint(place["--master"])
-    if wrong := wrong_name(address) or wrong_port(port):
+    if wrong := wrong_endpoint(place["--master"]):
         raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
+    address, port = split_endpoint(place["--master"])
     return nodes.NodeOptions(
         node=place["--node-rank"],
         nodes=place["--nodes"],

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drumline.cli.command_line import read_command
-from drumline.cli.find_lr_command import SHARED_FLAGS, run_verb
+from drumline.cli.command_line import OUTPUT_FLAGS, read_command
+from drumline.cli.ranks import run_on_ranks
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, task_on_ranks
 from drumline.config import FlagTable
 from drumline.config.schema import Fraction
+from drumline.launch.node_plan import Program
 
 MARGIN = 0.05
 OWN_FLAGS: FlagTable = {
@@ -17,7 +19,9 @@ OWN_FLAGS: FlagTable = {
         "FRACTION",
         f"How much of the GPU's memory a step must leave free, for fragmentation and longer samples [{MARGIN:g}].",
     ),
-    **SHARED_FLAGS,
+    **PROCS_FLAG,
+    **CONFIG_FLAG,
+    **OUTPUT_FLAGS,
 }
 USAGE = """\
 usage: drumline find-batch TASK [--margin FRACTION] [--procs N] [--section.name value ...]
@@ -30,5 +34,14 @@ saved.
 
 
 def run(argv: Sequence[str]) -> int:
+    """All mistakes in the command are reported before torch is imported."""
     flags = read_command("find-batch", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
-    return run_verb("find-batch", argv, flags, {"margin": MARGIN})
+    task, layers = task_on_ranks(flags)
+
+    def run_rank() -> int:
+        from drumline.cli.find_rank import find_batch
+
+        return find_batch(task, layers, {"margin": MARGIN, **flags.values})
+
+    program = Program(("find-batch", *argv), is_task=True, can_resume=False)
+    return run_on_ranks(program, flags.values, layers, run_rank)

@@ -1,21 +1,18 @@
 """`drumline find-lr TASK`: the command line of the range test (tools/find/range_test.py) that
-suggests a learning rate, and what `find-batch` shares with it."""
+suggests a learning rate."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from drumline.base.errors import ConfigError, UsageError
-from drumline.base.topology import let_first_rank_report, topology_from
+from drumline.base.errors import UsageError
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
 from drumline.cli.ranks import run_on_ranks
-from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, settle_before_torch
-from drumline.config import Flags, FlagTable
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, task_on_ranks
+from drumline.config import FlagTable
 from drumline.config.schema import Count, Positive
 from drumline.launch.node_plan import Program
 
-SHARED_FLAGS: FlagTable = {**PROCS_FLAG, **CONFIG_FLAG, **OUTPUT_FLAGS}
 DEFAULTS = {"low": 1e-6, "high": 10.0, "steps": 100}
 OWN_FLAGS: FlagTable = {
     "low": (Positive, "RATE", f"The rate of the first step [{DEFAULTS['low']:g}]."),
@@ -29,7 +26,9 @@ OWN_FLAGS: FlagTable = {
         "N",
         f"Optimizer steps from the low rate to the high one [{DEFAULTS['steps']}].",
     ),
-    **SHARED_FLAGS,
+    **PROCS_FLAG,
+    **CONFIG_FLAG,
+    **OUTPUT_FLAGS,
 }
 USAGE = """\
 usage: drumline find-lr TASK [--low RATE] [--high RATE] [--steps N] [--procs N] [--section.name value ...]
@@ -42,6 +41,7 @@ TASK`. Nothing is saved.
 
 
 def run(argv: Sequence[str]) -> int:
+    """All mistakes in the command are reported before torch is imported."""
     flags = read_command("find-lr", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
     low = flags.values.get("low", DEFAULTS["low"])
     high = flags.values.get("high", DEFAULTS["high"])
@@ -50,24 +50,12 @@ def run(argv: Sequence[str]) -> int:
             f"--low {low:g} is not below --high {high:g}",
             next_step="give a low rate and a high one",
         )
-    return run_verb("find-lr", argv, flags, DEFAULTS)
-
-
-def run_verb(verb: str, argv: Sequence[str], flags: Flags, defaults: Mapping[str, float]) -> int:
-    """All mistakes in the command are reported before torch is imported. `defaults`: of the verb's
-    flags."""
-    task = flags.positional[0] if flags.positional else None
-    try:
-        layers = settle_before_torch(task, flags)
-    except ConfigError:
-        let_first_rank_report(topology_from(os.environ))
-        raise
-    assert task is not None
+    task, layers = task_on_ranks(flags)
 
     def run_rank() -> int:
-        from drumline.cli import find_rank
+        from drumline.cli.find_rank import find_lr
 
-        return find_rank.run_rank(verb, task, layers, {**defaults, **flags.values})
+        return find_lr(task, layers, {**DEFAULTS, **flags.values})
 
-    program = Program((verb, *argv), is_task=True, can_resume=False)
+    program = Program(("find-lr", *argv), is_task=True, can_resume=False)
     return run_on_ranks(program, flags.values, layers, run_rank)

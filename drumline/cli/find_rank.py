@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from drumline.base.terminal import print_message, show_lines, show_progress
@@ -28,20 +29,15 @@ WIDTH = 40
 FASTER = 1.05
 
 
-def run_rank(verb: str, task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
+def find_lr(task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
-
-    def work(config: Config, task_class: type[Task], ddp: RunManager) -> None:
-        settled = settle_mode(with_local_data(config, ddp), task_class, ddp)
-        find = _find_lr if verb == "find-lr" else _find_batch
-        find(settled, task_class, ddp, verb_flags)
-
-    return with_task(task, layers, work)
+    return with_task(task, layers, partial(_find_lr, verb_flags))
 
 
 def _find_lr(
-    config: Config, task_class: type[Task], ddp: RunManager, verb_flags: Mapping[str, Any]
+    verb_flags: Mapping[str, Any], config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
+    config = settle_mode(with_local_data(config, ddp), task_class, ddp)
     options = RangeOptions(verb_flags["low"], verb_flags["high"], verb_flags["steps"])
     is_main = ddp.is_main_process()
     progress, note = _outputs(ddp)
@@ -100,9 +96,15 @@ def describe_rate(test: RangeTest, rate: float) -> str:
     return f"{test.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
 
 
+def find_batch(task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
+    """Measure as one rank of a group, or alone; returns the exit code."""
+    return with_task(task, layers, partial(_find_batch, verb_flags))
+
+
 def _find_batch(
-    config: Config, task_class: type[Task], ddp: RunManager, verb_flags: Mapping[str, Any]
+    verb_flags: Mapping[str, Any], config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
+    config = settle_mode(with_local_data(config, ddp), task_class, ddp)
     margin = verb_flags["margin"]
     progress, note = _outputs(ddp)
     if config.train.step not in (None, "eager"):

@@ -23,7 +23,7 @@ from drumline.config.schema import (
     Positive,
     profiled_steps,
 )
-from drumline.launch.hosts import wrong_counts, wrong_name, wrong_port
+from drumline.launch.hosts import wrong_counts
 from drumline.launch.kubernetes import wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S
 from drumline.launch.node_plan import (
@@ -32,7 +32,7 @@ from drumline.launch.node_plan import (
     LAST_CALL_S,
     SCRIPT_RESTARTS,
     TASK_RESTARTS,
-    split_endpoint,
+    wrong_endpoint,
 )
 from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
@@ -355,10 +355,9 @@ def _wrong_by_hand(verb_flags: Mapping[str, Any]) -> Iterator[str]:
     num_nodes = verb_flags.get("nodes", 1)
     if verb_flags["node-rank"] >= num_nodes:
         yield f"--node-rank: {verb_flags['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
-    host, port = split_endpoint(verb_flags.get("master", ""))
-    if num_nodes > 1 and (wrong := wrong_name(host)):
-        yield f"--master: {wrong}"
-    if wrong := wrong_port(port):
+    master = verb_flags.get("master")
+    has_master = num_nodes > 1 or master is not None
+    if has_master and (wrong := wrong_endpoint(master or "")):
         yield f"--master: {wrong}"
 
 

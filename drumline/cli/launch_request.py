@@ -79,7 +79,7 @@ class LaunchRequest:
                     f"--{name} is a flag of the launch, but is given after the task's name",
                     next_step=f"drumline launch --{name} N {self.target}",
                 )
-        layers = train_command.settle_before_torch(self.target, flags)
+        _, layers = train_command.settle_before_torch(flags)
         name = "dist.on_lost_node"
         values = [layer.settings[name].value for layer in layers if name in layer.settings]
         run = train_command.run_folder(flags, self.target)

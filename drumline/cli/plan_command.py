@@ -51,9 +51,7 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "communication",
 
 def run(argv: Sequence[str]) -> int:
     flags = read_command("plan", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
-    task = flags.positional[0] if flags.positional else None
-    layers = settle_before_torch(task, flags)
-    assert task is not None
+    task, layers = settle_before_torch(flags)
     gpus = gpu_memory(flags.values.get("gpu", USUAL_GPUS))
     with interruptible("interrupted"), loading():
         from drumline.training.memory.memory_plan import plan_memory

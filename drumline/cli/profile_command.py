@@ -153,7 +153,7 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
     if of_script and not Path(str(target)).is_file():
         raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
     if not of_script and not of_folder:
-        train_command.settle_before_torch(target, flags)
+        train_command.settle_before_torch(flags)
 
 
 def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drumline.base.errors import DrumlineError
@@ -12,16 +13,21 @@ from drumline.report.profile.bottleneck import Advice, what_to_change
 from drumline.report.profile.profile_words import words_of
 from drumline.runs.profile_files import where_to_look
 from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
+from drumline.watch.status_file import read_step_times
 
 
 def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
-    """The profile; it is made again if bandwidths are to be compared, or there are only traces."""
+    """The profile, with what is known about all steps of the run by now; it is made again if
+    bandwidths are to be compared, or there are only traces."""
     traces = folder / PROFILE_FOLDER
-    if not traces.is_dir() or (network_bytes_per_s is None and (traces / PROFILE_FILE).exists()):
-        return read_profile(folder)
-    from drumline.tools.profile.profile_analysis import analyse  # not before: it needs numpy
+    is_made = not traces.is_dir() or (traces / PROFILE_FILE).exists()
+    if is_made and network_bytes_per_s is None:
+        result = read_profile(folder)
+    else:
+        from drumline.tools.profile.profile_analysis import analyse  # not before: it needs numpy
 
-    return analyse(folder, network_bytes_per_s=network_bytes_per_s)
+        result = analyse(folder, network_bytes_per_s=network_bytes_per_s)
+    return replace(result, run_steps=read_step_times(folder))
 
 
 def show_profile(result: ProfileResult, advice: Sequence[Advice], folder: Path) -> None:

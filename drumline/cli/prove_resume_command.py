@@ -138,7 +138,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     )
     problems: list[str] = []
     try:
-        train_command.settle_before_torch(task, flags)
+        train_command.settle_before_torch(flags)
     except ConfigError as error:
         problems += error.problems
     if not flags.layer.broken & {"world", "steps"}:

@@ -254,7 +254,7 @@ def _measure(flags: Flags) -> int:
         if path in flags.layer.settings
     ]
     try:
-        settle_before_torch(flags.positional[0] if flags.positional else None, flags)
+        settle_before_torch(flags)
     except ConfigError as error:
         problems += error.problems
     check_command("scale measure", problems)

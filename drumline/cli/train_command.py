@@ -72,9 +72,8 @@ USAGE = (
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    task = flags.positional[0] if flags.positional else None
     if flags.values.get("help"):
-        show(_help(task), end="", is_painted=True)
+        show(_help(next(iter(flags.positional), None)), end="", is_painted=True)
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
     procs = flags.values.get("procs")
@@ -84,12 +83,7 @@ def run(argv: Sequence[str]) -> int:
             f"--procs is {procs}, but a launcher has started {topology.local_world_size} ranks here",
             next_step="leave --procs out, or run drumline train without a launcher",
         )
-    try:
-        layers = settle_before_torch(task, flags)
-    except ConfigError:
-        let_first_rank_report(topology)
-        raise
-    assert task is not None
+    task, layers = task_on_ranks(flags)
     folder = run_folder(flags, task)
     fresh = bool(flags.values.get("fresh"))
 
@@ -102,9 +96,20 @@ def run(argv: Sequence[str]) -> int:
     return run_on_ranks(program, flags.values, layers, run_rank)
 
 
-def settle_before_torch(task: str | None, flags: Flags) -> Layers:
-    """The settings, checked as far as possible without the user's own code; all mistakes are
-    reported at once."""
+def task_on_ranks(flags: Flags) -> tuple[str, Layers]:
+    """The task of a command that runs on ranks, and its settings: of several ranks with the same
+    mistake, the first reports it."""
+    try:
+        return settle_before_torch(flags)
+    except ConfigError:
+        let_first_rank_report(topology_from(os.environ))
+        raise
+
+
+def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
+    """The task, and its settings, checked as far as possible without the user's own code; all
+    mistakes are reported at once."""
+    task = flags.positional[0] if flags.positional else None
     file = flags.values.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
     if task is None:
@@ -118,7 +123,7 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
             check_layers(layers)
         else:
             resolve(layers, PRESETS[task].defaults, task=task)
-        return layers
+        return task, layers
     try:
         check_layers(layers)
     except ConfigError as error:

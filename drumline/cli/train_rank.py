@@ -57,8 +57,7 @@ class TrainingProcess:
     task_class: type[Task]
     config: Config
     clock: StartClock
-    regrouping: Regrouping | None
-    """None: a lost node restarts all."""
+    regrouping: Regrouping
 
     def __init__(self, task: str, *, folder: Path, fresh: bool, argv: Sequence[str]) -> None:
         self.task = task
@@ -76,8 +75,7 @@ class TrainingProcess:
         self.task_class = load_task(self.task)
         self.config = resolve_task(self.task, self.task_class, layers)
         self.clock = start_clock(os.environ, is_alone=self.topology is None)
-        live = live_nodes(self.topology, self.config, folder=self.folder)
-        self.regrouping = None if live is None else Regrouping(live)
+        self.regrouping = Regrouping(live_nodes(self.topology, self.config, folder=self.folder))
 
     def train_in_groups(self) -> ExitCode:
         """Until the run ends; the next group of nodes is another run of the same phases."""
@@ -89,13 +87,15 @@ class TrainingProcess:
             except RunIsOver:
                 self._leave_finished_run()
             except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
-                if self.regrouping is None or not self._continues_after(change, self.regrouping):
+                live = self.regrouping.live
+                has_state = self.regrouping.kept_state is not None
+                if live is None or not live.continues_after(change, has_state=has_state):
                     raise
-                self._enter_next_group(change, self.regrouping)
+                self._enter_next_group(change, live)
 
     def _join_group(self) -> None:
         """Collective."""
-        self.ddp.setup(None if self.regrouping is None else self.regrouping.live)
+        self.ddp.setup(self.regrouping.live)
         self.clock.mark("rendezvous")
         if self.config.dist.mode == "auto":
             from drumline.training.job.mode_choice import settle_mode  # few runs need it
@@ -105,12 +105,11 @@ class TrainingProcess:
                 local, self.task_class, self.ddp, lambda text: print_message(f"note: {text}")
             )
             self.config = replace(settled, data=self.config.data)
-        self.preemption.join(self.ddp, self.progress, may_leave=self.regrouping is not None)
+        self.preemption.join(self.ddp, self.progress, may_leave=self.regrouping.live is not None)
 
     def _train(self) -> ExitCode:
         """Collective."""
-        is_continued = self.regrouping is not None and self.regrouping.is_continued
-        starts_over = self.fresh and not is_continued
+        starts_over = self.fresh and not self.regrouping.is_continued
         request = RunRequest(self.task, self.config, self.folder, starts_over, tuple(self.argv))
         run = TrainingRun(
             request,
@@ -123,15 +122,10 @@ class TrainingProcess:
         )
         return run.train()
 
-    def _continues_after(self, change: BaseException, regrouping: Regrouping) -> bool:
-        has_state = regrouping.kept_state is not None
-        return regrouping.live.continues_after(change, has_state=has_state)
-
-    def _enter_next_group(self, change: BaseException, regrouping: Regrouping) -> None:
+    def _enter_next_group(self, change: BaseException, live: LiveNodes) -> None:
         """Leave the group that broke or has to grow, or that never was, and agree on the next."""
-        live = regrouping.live
         if isinstance(change, NodesChanged):
-            regrouping.kept_state = change.state
+            self.regrouping.kept_state = change.state
         self.preemption.leave_group()
         self.ddp.connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
         live.leave()
@@ -146,10 +140,9 @@ class TrainingProcess:
     def _leave_finished_run(self) -> NoReturn:
         """The run has ended without this node."""
         self.ddp.connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
-        if self.regrouping is not None and self.regrouping.live.is_first:
-            print_message(
-                f"node {self.regrouping.live.number} did not join again: the run has ended"
-            )
+        live = self.regrouping.live
+        if live is not None and live.is_first:
+            print_message(f"node {live.number} did not join again: the run has ended")
         exit_now(ExitCode.SUCCESS)
 
     def end_failed(self, error: BaseException) -> NoReturn:
@@ -162,7 +155,7 @@ class TrainingProcess:
     def leave(self, code: ExitCode) -> int:
         """Leave the group, and report the run on rank 0."""
         self.preemption.close()
-        if self.regrouping is not None:
+        if self.regrouping.live is not None:
             self.regrouping.live.close()
         is_main = self.ddp.is_main_process()
         is_clean = self.ddp.cleanup()
@@ -173,8 +166,7 @@ class TrainingProcess:
             report_profile(self.folder, shows=is_shown)
         if is_main:
             report_at_end(self.folder, prints=is_shown)
-        has_regrouped = self.regrouping is not None and self.regrouping.is_continued
-        if not is_clean or has_unfinished_tracker() or has_regrouped:
+        if not is_clean or has_unfinished_tracker() or self.regrouping.is_continued:
             exit_now(code)
         return code
 

@@ -99,12 +99,20 @@ def annotation_of(path: str) -> Any | None:
     such setting."""
     if path in FIELDS:
         return FIELDS[path].annotation
-    if path.startswith(f"{TASK_SECTION}."):
+    if is_in_task(path):
         return UNKNOWN_TYPE
     for table, field in FIELDS.items():
         if field.is_table and path.startswith(f"{table}."):
             return get_args(field.annotation)[1]
     return None
+
+
+def name_in_task(path: str) -> str:
+    return path.removeprefix(f"{TASK_SECTION}.")
+
+
+def is_in_task(path: str) -> bool:
+    return path.startswith(f"{TASK_SECTION}.")
 
 
 def scope_of(path: str) -> SettingScope:

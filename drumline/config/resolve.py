@@ -8,22 +8,43 @@ lists every problem.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from drumline.base.errors import ConfigError
 from drumline.config.config_file import read_config_file
-from drumline.config.fields import FIELDS, SECTIONS, Field
-from drumline.config.flags import SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer
+from drumline.config.fields import (
+    FIELDS,
+    SECTIONS,
+    TASK_SECTION,
+    Field,
+    Mismatch,
+    is_in_task,
+    name_in_task,
+)
+from drumline.config.flags import (
+    SCHEMA_DEFAULT,
+    Flags,
+    Layer,
+    Setting,
+    cannot_be_turned_off,
+    check_layer,
+    missing_value,
+)
 from drumline.config.schema import Config
 from drumline.config.setting_rules import EXCLUDED_BY, broken_rules, pairs_given_together
-from drumline.config.task_fields import check_task_settings, name_in_task
 
 DATASET_DIR = "DATASET_DIR"
 DEFAULTS = Layer(
     {path: Setting(path, field.default, SCHEMA_DEFAULT) for path, field in FIELDS.items()}
+)
+HOW_TO_DECLARE = (
+    "a setting is an attribute of the class with a type and a default, such as `width: int = 64`; its type is int, "
+    "float, bool, str, a Literal of texts, a tuple of one of them, or one of these | None"
 )
 NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds and default"
 
@@ -70,7 +91,7 @@ def resolve(
     )
     strongest_first = [
         *(
-            check_task_settings(layer, task_fields, task=task)
+            _check_task_settings(layer, task_fields, task=task)
             for layer in (*layers, task_layer, field_defaults)
         ),
         DEFAULTS,
@@ -78,6 +99,47 @@ def resolve(
     settled = _settle(strongest_first)
     _raise_problems(strongest_first, settled)
     return _build(settled, {name_in_task(path): settled[path].value for path in task_fields})
+
+
+def _check_task_settings(layer: Layer, fields: Mapping[str, Field], *, task: str) -> Layer:
+    """The layer with the task's own settings checked, too."""
+    settings = dict(layer.settings)
+    problems = list(layer.problems)
+    broken = set(layer.broken)
+    for path, setting in layer.settings.items():
+        if not is_in_task(path):
+            continue
+        try:
+            settings[path] = _checked(setting, fields, task)
+        except Mismatch as mismatch:
+            del settings[path]
+            problems.append(str(mismatch))
+            broken.add(path)
+    return Layer(settings, tuple(problems), frozenset(broken))
+
+
+def _checked(setting: Setting, fields: Mapping[str, Field], task: str) -> Setting:
+    path = setting.path
+    value = setting.value
+    if path not in fields:
+        raise Mismatch(f"{setting.name}: unknown setting; {_hint(path, fields, task)}")
+    annotation = fields[path].annotation
+    if setting.is_text and annotation is not bool:
+        if value is True:
+            raise Mismatch(missing_value(setting.where, annotation))
+        if setting.where == f"--no-{path}":
+            raise Mismatch(cannot_be_turned_off(setting.where, path, annotation))
+    if annotation is str and value == "":  # a user's own text may be empty
+        return setting
+    return replace(setting, is_text=setting.is_text and value is not True).coerced(annotation)
+
+
+def _hint(path: str, fields: Mapping[str, Field], task: str) -> str:
+    if not fields:
+        return f"{task} has no settings of its own; {HOW_TO_DECLARE}"
+    if near := difflib.get_close_matches(name_in_task(path), map(name_in_task, fields), n=1):
+        return f"did you mean '{TASK_SECTION}.{near[0]}'?"
+    return f"{task} has {', '.join(fields)}; {HOW_TO_DECLARE}"
 
 
 def check_section(section: str, values: Any) -> None:

@@ -2,28 +2,20 @@
 class.
 
 Flags and files hold them as they were given until the task is loaded, which imports torch; then
-they are checked here.
+`resolve` checks them.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from drumline.config.fields import TASK_SECTION, UNIONS, Field, Mismatch
-from drumline.config.flags import Layer, Setting, cannot_be_turned_off, missing_value
+from drumline.config.fields import TASK_SECTION, UNIONS, Field
 from drumline.config.schema import Bounds
 
 PLAIN_TYPES = (int, float, bool, str)
-HOW_TO_DECLARE = (
-    "a setting is an attribute of the class with a type and a default, such as `width: int = 64`; its type is int, "
-    "float, bool, str, a Literal of texts, a tuple of one of them, or one of these | None"
-)
 
 
 def task_fields(task: type[Any], base: type[Any]) -> dict[str, Field]:
@@ -40,55 +32,6 @@ def task_fields(task: type[Any], base: type[Any]) -> dict[str, Field]:
             if is_own and hasattr(task, name) and _is_setting_type(annotation):
                 fields[f"{TASK_SECTION}.{name}"] = Field(annotation, getattr(task, name))
     return fields
-
-
-def name_in_task(path: str) -> str:
-    return path.removeprefix(f"{TASK_SECTION}.")
-
-
-def is_in_task(path: str) -> bool:
-    return path.startswith(f"{TASK_SECTION}.")
-
-
-def check_task_settings(layer: Layer, fields: Mapping[str, Field], *, task: str) -> Layer:
-    """The layer with the task's own settings checked, too."""
-    settings = dict(layer.settings)
-    problems = list(layer.problems)
-    broken = set(layer.broken)
-    for path, setting in layer.settings.items():
-        if not is_in_task(path):
-            continue
-        try:
-            settings[path] = _checked(setting, fields, task)
-        except Mismatch as mismatch:
-            del settings[path]
-            problems.append(str(mismatch))
-            broken.add(path)
-    return Layer(settings, tuple(problems), frozenset(broken))
-
-
-def _checked(setting: Setting, fields: Mapping[str, Field], task: str) -> Setting:
-    path = setting.path
-    value = setting.value
-    if path not in fields:
-        raise Mismatch(f"{setting.name}: unknown setting; {_hint(path, fields, task)}")
-    annotation = fields[path].annotation
-    if setting.is_text and annotation is not bool:
-        if value is True:
-            raise Mismatch(missing_value(setting.where, annotation))
-        if setting.where == f"--no-{path}":
-            raise Mismatch(cannot_be_turned_off(setting.where, path, annotation))
-    if annotation is str and value == "":  # a user's own text may be empty
-        return setting
-    return replace(setting, is_text=setting.is_text and value is not True).coerced(annotation)
-
-
-def _hint(path: str, fields: Mapping[str, Field], task: str) -> str:
-    if not fields:
-        return f"{task} has no settings of its own; {HOW_TO_DECLARE}"
-    if near := difflib.get_close_matches(name_in_task(path), map(name_in_task, fields), n=1):
-        return f"did you mean '{TASK_SECTION}.{near[0]}'?"
-    return f"{task} has {', '.join(fields)}; {HOW_TO_DECLARE}"
 
 
 def _annotations(cls: type[Any]) -> dict[str, Any]:

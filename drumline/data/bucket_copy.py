@@ -22,7 +22,7 @@ from drumline.base.background import T, in_background
 from drumline.base.errors import DataError
 from drumline.base.text import file_size, plural
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.storage.backend import StoreError
+from drumline.storage.backends import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
 
 # Small objects wait for the network most of the time.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.base.rank_environment import LOST_AFTER_S, ScriptWatch
-from drumline.launch.hosts import Host
+from drumline.launch.hosts import Host, wrong_name, wrong_port
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ KEEP_ALIVE_ATTEMPTS = 3
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Runs a script as Python would, with the watchdog.
 SCRIPT_RUNNER = "drumline.parallel.scripts.script_runner"
-SCRIPT_PROFILER = "drumline.parallel.scripts.script_profiler"
 TASK_RESTARTS = 3
 SCRIPT_RESTARTS = 0
 
@@ -77,16 +76,31 @@ class NodePlan:
         return self.lost_after_s if self.may_shrink else silence_limit_s(self.lost_after_s)
 
     @property
+    def master_addr(self) -> str:
+        """The host of the endpoint, by the name or address that was given."""
+        return self.endpoint.rpartition(":")[0]
+
+    @property
+    def master_port(self) -> int:
+        """The port of the endpoint."""
+        return int(self.endpoint.rpartition(":")[2])
+
+    @property
     def known_address(self) -> str:
         """The address of this node for the others, as far as it is known: they reach the first node
         at the endpoint."""
-        return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
+        return self.address or (self.master_addr if self.node_rank == 0 else "")
 
 
 def split_endpoint(text: str) -> tuple[str, str]:
     """The address and the port of `ADDR[:PORT]`, neither of them checked."""
     address, _, port = text.partition(":")
     return address, port or str(DEFAULT_PORT)
+
+
+def wrong_endpoint(text: str) -> str | None:
+    address, port = split_endpoint(text)
+    return wrong_name(address) or wrong_port(port)
 
 
 def silence_limit_s(cut_s: int) -> int:
@@ -116,7 +130,7 @@ class Program:
     def python_arguments(self) -> list[str]:
         if self.profile:
             mode = "watched" if self.is_watched else "plain"
-            return ["-m", SCRIPT_PROFILER, *self.profile, mode, *self.words]
+            return ["-m", SCRIPT_RUNNER, "--profile", *self.profile, mode, *self.words]
         if self.is_watched:
             return ["-m", SCRIPT_RUNNER, *self.words]
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)

@@ -102,7 +102,8 @@ class WaitNotice:
 
     def __init__(self, *, first_s: float = FIRST_NOTICE_S, growth: float = GROWTH) -> None:
         self.begin = time.monotonic()
-        self.first_s = self.next_s = first_s
+        self.first_s = first_s
+        self.next_s = first_s
         self.interval_s = max(1.0, first_s)
         self.growth = growth
         self.count = 0

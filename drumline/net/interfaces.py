@@ -167,9 +167,8 @@ def _resolve(host: str) -> list[str]:
     return [str(answer[4][0]) for answer in answers]
 
 
-def own_address(endpoint: str) -> str:
+def own_address(host: str) -> str:
     """The address of this machine on the route to the first node; no packet is sent to find it."""
-    host = endpoint.rpartition(":")[0]
     try:
         return _source_address(socket.AF_INET, host)
     except OSError as error:
@@ -179,12 +178,11 @@ def own_address(endpoint: str) -> str:
         ) from error
 
 
-def check_is_own(endpoint: str) -> None:
+def check_is_own(host: str) -> None:
     """The first node runs the rendezvous, at one of its addresses: a second node with NODE_RANK 0
     must not start."""
-    host = endpoint.rpartition(":")[0]
-    address = own_address(endpoint)
-    if not _is_own(host):
+    address = own_address(host)
+    if not is_own(host):
         raise PreflightError(
             f"this is node 0, which runs the rendezvous, but {host} is not an address of {socket.gethostname()}, "
             f"which has {address}",
@@ -199,7 +197,7 @@ def own_binding(host: str) -> str:
     machine has."""
     resolved = _resolve(host)
     resolved.sort(key=lambda address: ":" in address)  # other hosts use IPv4, if they have it
-    local = [address for address in resolved if _is_own(address)]
+    local = [address for address in resolved if is_own(address)]
     if not local:
         return EVERYWHERE
     if host == "localhost" or host in resolved:  # the loopback, if it is that, is meant
@@ -215,7 +213,7 @@ def own_binding(host: str) -> str:
     return outer[0] if len(outer) == 1 else EVERYWHERE
 
 
-def _is_own(address: str) -> bool:
+def is_own(address: str) -> bool:
     """Whether an address or a name is this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

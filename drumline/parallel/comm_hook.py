@@ -23,9 +23,9 @@ EPSILON = 1e-12
 by zero."""
 
 
-def rounding_hook(comm: str) -> Callable[[Any, dist.GradBucket], Future[Tensor]] | None:
-    """DDP's hook to send gradients as `bf16` or `fp16`; `none`: None."""
-    hooks = {"none": None, "bf16": reduce_as_bf16, "fp16": reduce_as_fp16}
+def rounding_hook(comm: str) -> Callable[[Any, dist.GradBucket], Future[Tensor]]:
+    """DDP's hook to send gradients as `bf16` or `fp16`."""
+    hooks = {"bf16": reduce_as_bf16, "fp16": reduce_as_fp16}
     if comm not in hooks:
         raise UsageError(
             f"ddp.wrap(comm={comm!r}) is not possible: it takes none, bf16 or fp16",

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from drumline.base.errors import UsageError, log
 from drumline.config.schema import DistConfig, sync_interval
-from drumline.parallel.delta_sum import DeltaSum, Wire
+from drumline.parallel.replica_groups import DeltaSum, ReplicaGroups, Wire
 from drumline.parallel.wrap import LiveBuffers
-from drumline.rank.group import make_group
 from drumline.rank.torch_internals import add_to_each, copy_to_each, names_ignored_by_ddp
 
 
@@ -47,57 +46,6 @@ class SyncPlan:
         """Whether a round of this part begins after this step. The last part's is after every H
         steps."""
         return (step - (part + 1) * self.every // self.parts) % self.every == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaGroups:
-    """Which ranks train a replica together, and which of them synchronize it with the others."""
-
-    members: tuple[int, ...]
-    """The ranks of this rank's replica, which reduce their gradients in every step. The first is
-    its leader."""
-    leaders: tuple[int, ...]
-    """Of all replicas."""
-    within: dist.ProcessGroup | None
-    """The members; None if there is one."""
-    across: dist.ProcessGroup | None
-    """The leaders; None on the other ranks."""
-    weight: float
-    """The fraction of all ranks that are in this replica."""
-
-    @property
-    def index(self) -> int:
-        """The number of this rank's replica."""
-        return self.leaders.index(self.members[0])
-
-    def from_leader(self, tensor: Tensor) -> Tensor:
-        """Collective inside a replica: its leader's tensor, in place."""
-        if self.within is not None:
-            dist.broadcast(tensor, self.members[0], self.within)
-        return tensor
-
-
-def make_replica_groups(
-    replicas: Sequence[Sequence[int]], *, timeout_s: float, may_grow: bool = False
-) -> ReplicaGroups | None:
-    """Collective: the groups of these replicas, each given by its ranks; None if there is one
-    replica only, unless others may join it."""
-    if len(replicas) < 2 and not may_grow:
-        return None
-    ordered = sorted(tuple(sorted(ranks)) for ranks in replicas)
-    leaders = tuple(ranks[0] for ranks in ordered)
-    across = make_group(leaders, timeout_s=timeout_s)
-    members: tuple[int, ...] = ()
-    within = None
-    for ranks in ordered:  # all ranks make all groups, in the same order
-        group = make_group(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None
-        if dist.get_rank() in ranks:
-            members = ranks
-            within = group
-    weight = len(members) / dist.get_world_size()
-    return ReplicaGroups(
-        members=members, leaders=leaders, within=within, across=across, weight=weight
-    )
 
 
 class SyncedPart:

@@ -87,7 +87,7 @@ class ReplicaComparison:
             name: [f"{tensor.dtype} {list(tensor.shape)}", value]
             for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
         }
-        reports = gather_json({"host": self.host, "tensors": held}, device=self.device)
+        reports = gather_json({"host": self.host, "tensors": held})
         if self.sharded is None or self._group is None:
             return find_difference(reports)
         groups = self.sharded.replica_ranks()

@@ -89,7 +89,7 @@ def wrap_model(
     """Collective: move the model to its device and wrap it in DDP, or in `SingleProcess` if there
     is no group. `comm`: in which type gradients are sent. `group`: the ranks that reduce them, if
     not all. `ddp_options`: DDP's own."""
-    hook = rounding_hook(comm)
+    hook = None if comm == "none" else rounding_hook(comm)
     unknown = ddp_options.keys() - inspect.signature(DistributedDataParallel).parameters.keys()
     if unknown:  # on one process too, where DDP would not say so
         raise TypeError(f"DistributedDataParallel has no argument {min(unknown)!r}")

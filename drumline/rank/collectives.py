@@ -2,7 +2,7 @@
 compare. No pickle.
 
 Every function here is collective: all ranks call it, in the same order. With a single rank nothing
-is sent, and it does not wait for its device.
+is sent, and it does not wait for its device. NCCL sends from the rank's GPU, gloo from the host.
 """
 
 from __future__ import annotations
@@ -31,38 +31,37 @@ def all_sum(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def gather_tensors(tensor: Tensor, *, device: torch.device) -> list[Tensor]:
+def gather_tensors(tensor: Tensor) -> list[Tensor]:
     """Collective: every rank's tensor, all of one shape and type, on every rank, back on the
     CPU."""
     if _is_alone():
         return [tensor.cpu()]
-    own_tensor = tensor.to(device)
+    own_tensor = tensor.to(_device())
     parts = [torch.empty_like(own_tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own_tensor)
     return [part.cpu() for part in parts]
 
 
-def gather_json(value: Any, *, device: torch.device) -> list[Any]:
+def gather_json(value: Any) -> list[Any]:
     """Collective: every rank's value, on every rank."""
     if _is_alone():
         return [value]
     encoded = _encode(value)
-    sizes = gather_tensors(torch.tensor([encoded.numel()]), device=device)
+    sizes = gather_tensors(torch.tensor([encoded.numel()]))
     padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
     padded[: encoded.numel()] = encoded
-    parts = gather_tensors(padded, device=device)
+    parts = gather_tensors(padded)
     return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
 
-def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.device) -> list[Tensor]:
+def gather_on_main(content: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Collective: the bytes of every rank, which have these sizes, on rank 0, on the CPU; nothing
     on the others. They travel in pieces, so that a device holds little of them at once."""
     if _is_alone():
         return [content]
     is_main = dist.get_rank() == 0
     nothing = [0] * len(sizes)
-    if dist.get_backend() == "gloo":  # it has no all-to-all between GPUs
-        device = torch.device("cpu")
+    device = _device()
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
     for start in range(0, max(sizes), PIECE_BYTES):
         lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes] if is_main else nothing
@@ -76,11 +75,12 @@ def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.devic
     return received
 
 
-def broadcast_json(value: Any, *, device: torch.device, source: int = 0) -> Any:
+def broadcast_json(value: Any, *, source: int = 0) -> Any:
     """Collective: this rank's value, on every rank; the other ranks' values are ignored."""
     if _is_alone():
         return value
     is_source = dist.get_rank() == source
+    device = _device()
     encoded = _encode(value if is_source else None)
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, source)
@@ -92,22 +92,19 @@ def broadcast_json(value: Any, *, device: torch.device, source: int = 0) -> Any:
 
 
 def broadcast_tensors(
-    tensors: Mapping[str, Tensor] | None,
-    *,
-    device: torch.device,
-    source: int = 0,
-    keeps: bool = True,
+    tensors: Mapping[str, Tensor] | None, *, source: int = 0, keeps: bool = True
 ) -> dict[str, Tensor]:
     """Collective: the tensors of rank `source` by name, on every rank, on the CPU; other ranks give
     None. A rank that does not `keep` them only takes part, and gets none."""
     if _is_alone():
         return dict(tensors or {})
+    device = _device()
     described = {
         name: [str(t.dtype).removeprefix("torch."), list(t.shape)]
         for name, t in (tensors or {}).items()
     }
     received = {}
-    for name, (dtype, shape) in broadcast_json(described, device=device, source=source).items():
+    for name, (dtype, shape) in broadcast_json(described, source=source).items():
         if tensors is not None and dist.get_rank() == source:
             buffer = tensors[name].to(device).contiguous()
         else:
@@ -119,15 +116,13 @@ def broadcast_tensors(
     return received
 
 
-def check_same(
-    values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str
-) -> None:
+def check_same(values: Mapping[str, Any], *, host: str, next_step: str) -> None:
     """Collective: raise on every rank if any of these (JSON) values differs between ranks."""
     digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).digest(16)
-    digests = gather_tensors(torch.frombuffer(bytearray(digest), dtype=torch.uint8), device=device)
+    digests = gather_tensors(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
     if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
         return
-    reports = gather_json({"host": host, "values": dict(values)}, device=device)
+    reports = gather_json({"host": host, "values": dict(values)})
     hosts = [report["host"] for report in reports]
     names = dict.fromkeys(name for report in reports for name in report["values"])
     for name in names:
@@ -148,11 +143,18 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
         for (name, tensor), value in zip(tensors.items(), hashes, strict=True)
     }
     next_step = "build the model after the seed is set and from the same settings on every rank"
-    check_same(hashes_by_name, host=host, device=device, next_step=next_step)
+    check_same(hashes_by_name, host=host, next_step=next_step)
 
 
 def _is_alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def _device() -> torch.device:
+    """Where the group takes its tensors from; NCCL's GPU was set current when it was chosen."""
+    if dist.get_backend() != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _encode(value: Any) -> Tensor:

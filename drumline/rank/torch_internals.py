@@ -42,12 +42,21 @@ def raise_group_timeouts(timeout: timedelta) -> None:
     """Let no collective of any group that begins from now on time out earlier: a script makes
     groups of its own, and torch lists them nowhere else. Without it torch ends a script before the
     watchdog names the rank that it waits for."""
-    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
-    for group in groups:
+    for group in _process_groups():
         for device in group._device_types:
             backend = group._get_backend(device)
             if backend.options._timeout < timeout:
                 backend._set_default_timeout(timeout)
+
+
+def uses_gloo() -> bool:
+    """Whether any group does, also one of a script's. Without it the end of a profile cannot know
+    whether threads of gloo still write into its memory."""
+    return any("gloo" in dist.get_backend_config(group) for group in _process_groups())
+
+
+def _process_groups() -> list[Any]:
+    return list(dist.distributed_c10d._world.pg_map)
 
 
 def flight_recorders() -> list[Callable[[bool, bool], str]]:
@@ -148,6 +157,14 @@ def parameters_in_reduction() -> set[str] | None:
     return None
 
 
+# The kernels behind `scaled_dot_product_attention`, by which a plan of the memory counts what they
+# keep on a GPU: on the machine that plans, torch would choose others. Without them `drumline plan`
+# fails for models that call it.
+flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
+flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
 # Operations, graphs and the compiler. Its modules take long to load, and few runs need them.
 
 
@@ -246,6 +263,10 @@ def compiler_error() -> type[Exception]:
 LoaderIterator = dataloader._BaseDataLoaderIter
 """The base class of a DataLoader's iterators. Without it the time that a script waits for data is
 not measured."""
+start_workers = dataloader._MultiProcessingDataLoaderIter.__init__
+end_workers = dataloader._MultiProcessingDataLoaderIter._shutdown_workers
+"""Where worker processes start and end. Without them a profile does not report how long that
+takes."""
 
 
 def awaited_workers(frames: Iterable[FrameType]) -> list[tuple[int, int]]:

@@ -74,7 +74,9 @@ class Goodput:
 
 
 def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
-    start_s = restart_s = repeated_s = 0.0
+    start_s = 0.0
+    restart_s = 0.0
+    repeated_s = 0.0
     for before, attempt in zip([None, *attempts], attempts, strict=False):
         if before is None or not attempt.is_restart:
             start_s += max(0.0, attempt.started - attempt.begin)

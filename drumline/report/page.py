@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,8 +21,7 @@ from drumline.base.errors import UsageError
 from drumline.base.terminal import shown
 from drumline.base.text import duration, file_size, plural
 from drumline.base.untrusted import replace_text
-from drumline.metrics.display import number_text
-from drumline.report.comparison import compare, facts_of, metric_texts, metrics_by_set, run_names
+from drumline.metrics.display import metric_text, number_text, speed
 from drumline.report.curves import (
     SCALING,
     SHARES,
@@ -33,6 +32,7 @@ from drumline.report.curves import (
     table_rows,
     thinned,
 )
+from drumline.report.event_sample import number, text
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import (
     MAX_COLUMNS,
@@ -208,6 +208,100 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
     return marks
 
 
+# One run, or several side by side: what was reached, how fast, and which settings differ
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """A fact with its value in each run; empty where a run does not have it."""
+
+    label: str
+    values: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(set(self.values)) > 1
+
+
+def run_names(runs: Sequence[RunData]) -> list[str]:
+    """The names of the folders, or their paths where two have the same name."""
+    names = [run.path.resolve().name for run in runs]
+    return [
+        name if names.count(name) == 1 else str(run.path)
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def compare(of_runs: Sequence[Mapping[str, str]]) -> list[ComparedRow]:
+    """A row for each name, in the order of the runs."""
+    names = dict.fromkeys(name for facts in of_runs for name in facts)
+    return [ComparedRow(name, tuple(facts.get(name, "") for facts in of_runs)) for name in names]
+
+
+def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
+    """What a reader asks first, as text, without the metrics."""
+    total = run.facts.get("total_steps")
+    facts = {"task": run.facts.get("task", ""), "state": run.state}
+    facts["steps"] = f"{run.step:,}" + (f" of {total:,}" if total else "")
+    best = run.end.get("best_step")
+    if type(best) is int:
+        facts["best checkpoint"] = f"step {best:,}"
+    facts |= _speeds(run)
+    if not run.is_own_loop:
+        facts["time"] = duration(goodput.total_s)
+        facts["goodput"] = f"{goodput.share:.1%}"
+        facts["restarts"] = str(run.num_restarts)
+        facts["saves"] = f"{run.num_saves:,}"
+    stopped = text(run.end.get("stopped"))[:200]
+    if stopped and run.state == "done":
+        facts["stopped"] = stopped
+    return facts | _job_facts(run)
+
+
+def metric_texts(run: RunData) -> dict[str, str]:
+    """The metrics of the latest evaluation, by name."""
+    return {name: metric_text(name, value) for name, value in run.metrics.items()}
+
+
+def metrics_by_set(run: RunData) -> dict[str, dict[str, str]]:
+    """The same by evaluation set: a metric of one of several sets is called `SET/METRIC`."""
+    by_set: dict[str, dict[str, str]] = {}
+    for name, value in metric_texts(run).items():
+        evaluation_set, _, metric = name.rpartition("/")
+        by_set.setdefault(evaluation_set, {})[metric] = value
+    return by_set
+
+
+def _speeds(run: RunData) -> dict[str, str]:
+    """Of the end, or of the last log line of a run that has none."""
+    last = {
+        curve.chart: value for curve in run.curves for value in curve.values if value is not None
+    }
+    facts = {}
+    if samples := number(run.end.get("samples_per_s")) or last.get("samples/s"):
+        facts["speed"] = speed(samples)
+    for name, chart in (("tokens_per_s", "tokens/s"), ("tflop_per_s", "TFLOP/s"), ("mfu", "MFU")):
+        if value := number(run.end.get(name)) or last.get(chart):
+            facts[chart] = f"{value:.1%}" if name == "mfu" else number_text(value)
+    return facts
+
+
+def _job_facts(run: RunData) -> dict[str, str]:
+    job = run.facts
+    facts = {}
+    if "world_size" in job:
+        place = ", ".join(filter(None, (job.get("device"), job.get("backend"))))
+        facts["ranks"] = f"{job['world_size']:,} ({place})"
+    for name, label in (("batch_size", "batch"), ("model_parameters", "parameters")):
+        if name in job:
+            facts[label] = f"{job[name]:,}"
+    if "train_samples" in job:
+        facts["data"] = plural(job["train_samples"], "sample")
+    if "precision" in job:
+        facts["precision"] = job["precision"]
+    return facts
+
+
 # Charts
 
 
@@ -235,10 +329,10 @@ def _charts(runs: Sequence[RunData], names: Sequence[str], detail: float) -> lis
 def _curves_of_run(run: RunData) -> list[DrawnCurve]:
     """Training and each evaluation set have a colour, in all charts the same."""
     labels = dict.fromkeys([TRAINING, *(curve.label for curve in run.curves)])
-    numbers = {label: number for number, label in enumerate(labels)}
+    places = {label: place for place, label in enumerate(labels)}
     return [
         DrawnCurve(
-            curve, curve.chart, curve.label, colour=numbers[curve.label], dash=numbers[curve.label]
+            curve, curve.chart, curve.label, colour=places[curve.label], dash=places[curve.label]
         )
         for curve in run.curves
     ]
@@ -252,7 +346,7 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
         for curve in run.curves:
             labels.setdefault(curve.chart, set()).add(curve.label)
     drawn = []
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
         for curve in run.curves:
             is_divided = len(labels[curve.chart]) > MAX_KINDS_IN_CHART
             drawn.append(
@@ -260,7 +354,7 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
                     curve,
                     title=f"{curve.chart}: {curve.label}" if is_divided else curve.chart,
                     label=name if is_divided else f"{name} {curve.label}",
-                    colour=number,
+                    colour=colour,
                     dash=int(curve.label != TRAINING),
                 )
             )

@@ -23,9 +23,7 @@ from drumline.base.background import T
 from drumline.base.errors import DrumlineError, UsageError
 from drumline.base.text import CREDENTIALS
 from drumline.base.untrusted import DOCUMENT_BYTES, replacing
-from drumline.storage.backend import StoreError, corrupt
-from drumline.storage.fsspec_store import FsspecBackend
-from drumline.storage.s3_store import S3Backend
+from drumline.storage.backends import FsspecBackend, S3Backend, StoreError, corrupt
 
 RETRY_AFTER_S = (1.0, 4.0)
 """Before an object is read again whose connection was cut."""

@@ -65,14 +65,16 @@ class KeptState:
 
 @dataclass
 class Regrouping:
-    """`--dist.on_lost_node continue`: the nodes, and what this rank kept of the group before."""
+    """The nodes of `--dist.on_lost_node continue`, and what this rank kept of the group before."""
 
-    live: LiveNodes
+    live: LiveNodes | None = None
+    """None: a lost node restarts all."""
     kept_state: KeptState | None = None
 
     @property
     def is_continued(self) -> bool:
-        return self.live.latest.generation > 0
+        """Whether this rank's nodes have trained as another group before."""
+        return self.live is not None and self.live.latest.generation > 0
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def compare_group(kept_state: KeptState | None, ddp: RunManager, *, is_sharded: 
             "ledger": kept_state.ledger,
             "facts": kept_state.facts,
         }
-    states = gather_json(this_rank, device=ddp.device)
+    states = gather_json(this_rank)
     return GroupState(states, ddp.local_world_size if is_sharded else 1)
 
 
@@ -323,7 +325,7 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
         if rank == source:
             sent = snapshot if lacking == "all" else _shared_part(snapshot)
         is_for_this_rank = needs[rank] == (source, lacking)
-        received = broadcast(sent, device=job.ddp.device, source=source, keeps=is_for_this_rank)
+        received = broadcast(sent, source=source, keeps=is_for_this_rank)
         if is_for_this_rank:
             snapshot = Snapshot(
                 {**snapshot.tensors, **received.tensors},

@@ -9,6 +9,7 @@ from drumline.data.loader import Step
 from drumline.rank.group import collective_counter
 from drumline.training.between_steps import actions
 from drumline.training.between_steps.actions import AT_EPOCH_END, Action, SimpleAction
+from drumline.training.between_steps.log_line import LogTraining
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preempt, Preemption
 from drumline.training.between_steps.saver import Saver
@@ -30,7 +31,6 @@ class Safeguards:
 
 def between_steps(
     context: RunContext,
-    train_step: AnyStep,
     safeguards: Safeguards,
     *,
     first_step: actions.FirstStep,
@@ -54,7 +54,7 @@ def between_steps(
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the
         # weights of the one rank whose loss was not finite, which would look like replicas that
         # differ.
-        actions.LogTraining(context, train_step, non_finite, notices),
+        LogTraining(context, non_finite, notices),
         # Before the evaluation, which broadcasts rank 0's buffers, and would hide a difference in
         # them.
         compare,

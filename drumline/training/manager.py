@@ -380,7 +380,6 @@ class DDPManager:
             check_same(
                 {f"the {'training' if train else 'evaluation'} data": fingerprint(dataset)},
                 host=self.host,
-                device=self.device,
                 next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
             )
         if resident:

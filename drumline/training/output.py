@@ -241,7 +241,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
         "device": device,
         "gpu": gpu,
     }
-    ranks = gather_json(this_rank, device=ddp.device)
+    ranks = gather_json(this_rank)
     if ddp.is_main_process():
         environment = {
             "command": ["drumline", "train", *context.request.command],

@@ -101,7 +101,6 @@ class RepeatableStep:
         self._inner = inner
         self._live = live
         self._before = StepState(job.model, job.meter, job.ddp.device)
-        self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
@@ -112,7 +111,6 @@ class RepeatableStep:
             if self._live.is_lost(error):
                 self._before.restore()
             raise
-        self.grad_norm = self._inner.grad_norm
 
 
 class SyncedStep:
@@ -132,12 +130,10 @@ class SyncedStep:
         self._device = context.job.ddp.device
         self._heartbeat = context.job.heartbeat
         self._total_steps = context.total_steps
-        self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
         """Collective in rounds: one optimizer step."""
         self._inner(step)
-        self.grad_norm = self._inner.grad_norm
         self._heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
         number = self._progress.step + 1
         if self._live is None:
@@ -177,13 +173,11 @@ class AgreedStep:
         self._every = context.config.log.every_steps
         self._total_steps = context.total_steps
         self._flag = torch.zeros(1, device=context.job.ddp.device)
-        self.grad_norm: Tensor | None = None
         context.job.finite.agree = lambda: self._vote(0.0)
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         self._inner(step)
-        self.grad_norm = self._inner.grad_norm
         number = self._progress.step + 1
         try:
             if number % self._every == 0 and number < self._total_steps:
@@ -229,7 +223,7 @@ def restore_replica(
         leaders = [rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER]
         source = leaders[sync.groups.index % len(leaders)] if leaders else None
         for rank in leaders:  # one after the other: all of them may need more memory than there is
-            replica = sent_state(ranks[rank], rank, tensors, device=job.ddp.device)
+            replica = sent_state(ranks[rank], rank, tensors)
             if rank != source:
                 continue
             sync.load_state_dict(replica)

@@ -70,7 +70,7 @@ def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
     """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets
     the failure that ended the previous start, for `report_recovery`."""
     past: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
-    past = broadcast_json(past, device=ddp.device)
+    past = broadcast_json(past)
     if past["refusal"] is not None:
         what, next_step = past["refusal"]
         # The place is where it failed; the error is raised on every rank.
@@ -221,7 +221,7 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
             [(str(checkpoint), reason) for checkpoint, reason in skipped],
             non_finite,
         ]
-    path, saved, skipped, non_finite = broadcast_json(answer, device=ddp.device)
+    path, saved, skipped, non_finite = broadcast_json(answer)
     if skipped and not path:
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {root} is complete; the newest: {skipped[0][1]}",
@@ -333,7 +333,7 @@ def restore(
         read = store.read(path) if job.ddp.is_main_process() else None
         comm = None if read is None else read.tensors.pop(COMM_FILE, {})
         replicas = None if read is None else read.tensors.pop(REPLICAS_FILE, {})
-        snapshot = store.broadcast(read, device=device)
+        snapshot = store.broadcast(read)
     documents = snapshot.documents
     if job.comm is not None:
         _restore_comm(job.comm, job.ddp, documents, comm)
@@ -375,7 +375,7 @@ def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
         snapshot = store.read(path)
     except CorruptCheckpointError as error:
         problem = error.reason
-    problems = gather_json([job.ddp.host, problem], device=job.ddp.device)
+    problems = gather_json([job.ddp.host, problem])
     for rank, (host, reason) in enumerate(problems):
         if reason is not None:
             raise CheckpointError(
@@ -411,10 +411,7 @@ def _restore_comm(
     errors: Mapping[int, Any] = {}
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
-        sent = (
-            sent_state(document, rank, tensors, device=ddp.device)
-            for rank, document in enumerate(saved)
-        )
+        sent = (sent_state(document, rank, tensors) for rank, document in enumerate(saved))
         if len(saved) != ddp.world_size:
             errors = average_errors(sent)
         else:

@@ -21,6 +21,7 @@ from drumline.training.between_steps.balance import Balance, make_balance
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preemption, report_preemption
 from drumline.training.between_steps.saver import FAILED_S, Saver
+from drumline.training.between_steps.spot_notice import watching_for_notice
 from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
 from drumline.training.between_steps.throughput import total_peak
@@ -73,7 +74,6 @@ from drumline.training.resume import (
     resume,
 )
 from drumline.training.run_context import RunContext, RunRequest, facts_of
-from drumline.training.spot_notice import watching_for_notice
 from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
@@ -145,7 +145,7 @@ class TrainingRun:
         self.progress = progress
         self.preemption = preemption or Preemption()
         self.clock = clock or StartClock()
-        self.regrouping = regrouping
+        self.regrouping = regrouping or Regrouping()
         self.resources = ExitStack()
 
     def train(self) -> ExitCode:
@@ -166,17 +166,12 @@ class TrainingRun:
                 self.run_loop(self.build_loop())
             return self.report_result()
 
-    @property
-    def is_continued(self) -> bool:
-        """Whether this rank's nodes have trained as another group before."""
-        return self.regrouping is not None and self.regrouping.is_continued
-
     def open_folder(self) -> None:
         """Collective: rank 0 creates and locks the folder; the others then write to log files in
         it, not to the screen. The mirror is restored, if the run has one and the folder no
         checkpoint."""
         ddp = self.ddp
-        has_mirror = self.config.checkpoint.mirror is not None and not self.is_continued
+        has_mirror = self.config.checkpoint.mirror is not None and not self.regrouping.is_continued
         moved_to = self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
         restored = []
         if has_mirror:
@@ -213,7 +208,7 @@ class TrainingRun:
         try:
             self.resources.enter_context(locked(self.folder))
         except UsageError as error:
-            if not self.is_continued:
+            if not self.regrouping.is_continued:
                 raise
             # One that is stopped, and a lost host for a while, keep the lock.
             log.warning(
@@ -223,11 +218,11 @@ class TrainingRun:
 
     def find_start(self) -> None:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
-        failure = None if self.is_continued else begin_launch(self.folder, self.ddp)
+        failure = None if self.regrouping.is_continued else begin_launch(self.folder, self.ddp)
         notice = self.config.watch.notice
         if notice is not None and self.ddp.get_local_rank() == 0:
             self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
-        if self.regrouping is not None and self.is_continued:
+        if self.regrouping.is_continued:
             is_sharded = self.config.dist.mode == "hsdp"
             group = compare_group(self.regrouping.kept_state, self.ddp, is_sharded=is_sharded)
             if self.ddp.is_main_process():
@@ -276,9 +271,9 @@ class TrainingRun:
         self.facts = facts_of(self.request, job, before=start.facts, step=start.progress.step)
         if start.checkpoint is not None:
             resume(self.context, start.checkpoint)
-        if start.group is not None and self.regrouping is not None:
+        if start.group is not None:
             restore_kept(self.context, start.group, self.regrouping.kept_state)
-        elif self.regrouping is not None:
+        elif self.regrouping.live is not None:
             check_continues(job)
         self.clock.mark("checkpoint")
 
@@ -351,31 +346,28 @@ class TrainingRun:
             self.profiled = ProfiledStep(step, self.context)
         actions = between_steps(
             self.context,
-            step,
             Safeguards(self.non_finite, self.saver, self.preemption),
             first_step=FirstStep(self._after_first_step),
             notices=self.notices,
             trace=traced,
             balance=self.balance,
         )
-        if self._live is not None:
-            self._live.guard_connections()
-            actions.insert(0, self._leave_group(self._live))
+        live = self.regrouping.live
+        if live is not None:
+            live.guard_connections()
+            actions.insert(0, self._leave_group(live))
         return Loop(self.context, self.profiled or step, self.saver.ledger, actions)
-
-    @property
-    def _live(self) -> LiveNodes | None:
-        return None if self.regrouping is None else self.regrouping.live
 
     def _compose_step(self) -> tuple[AnyStep, TracedStep | None]:
         """Collective: from the inside out, a kind of step; around it the rounds of replicas, or
         that all nodes have their gradients before an update; around that the trace, if there is
         one."""
         step = self._make_step()
+        live = self.regrouping.live
         if self.job.sync is not None:
-            step = SyncedStep(step, self.job.sync, self.context, self._live)
-        elif self._live is not None:
-            step = AgreedStep(step, self._live, self.context)
+            step = SyncedStep(step, self.job.sync, self.context, live)
+        elif live is not None:
+            step = AgreedStep(step, live, self.context)
         if not self.config.log.trace:
             return step, None
         traced = TracedStep(step, self.context)
@@ -409,7 +401,7 @@ class TrainingRun:
             return None
         hooks = [] if self.context.hooks is None else self.context.hooks.hooks
         reason = find_unsafe(self.job, self.config, hooks, is_default=is_default)
-        reasons = gather_json(reason, device=self.ddp.device)
+        reasons = gather_json(reason)
         return next(filter(None, reasons), None)
 
     def _leave_group(self, live: LiveNodes) -> SimpleAction:
@@ -427,7 +419,7 @@ class TrainingRun:
         """Collective: to the last step, or until an action ends the run."""
         context = self.context
         with _failure_in_hooks(context), self._lost_node_ends_group():
-            if self.regrouping is not None and self.regrouping.kept_state is not None:
+            if self.regrouping.kept_state is not None:
                 self.regrouping.kept_state.release()
             context.call_hooks("start")
             if context.hooks is not None:
@@ -446,7 +438,8 @@ class TrainingRun:
         try:
             yield
         except RuntimeError as error:
-            if self._live is None or not self._live.is_lost(error):
+            live = self.regrouping.live
+            if live is None or not live.is_lost(error):
                 raise
             raise NodesChanged(self._keep_state()) from error
 
@@ -459,9 +452,9 @@ class TrainingRun:
         context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
         if self.ddp.is_main_process():
             write_settings(context, self.facts["history"])
-        if self.regrouping is not None and self.is_continued:
-            group = self.regrouping.live.latest
-            report_regrouped(context, group, self.regrouping.kept_state)
+        live = self.regrouping.live
+        if live is not None and self.regrouping.is_continued:
+            report_regrouped(context, live.latest, self.regrouping.kept_state)
         else:
             self.clock.report(self.reporter, step=step)
         if self.start.failure is not None:

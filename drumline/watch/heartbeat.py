@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -21,13 +21,17 @@ from time import monotonic
 
 from drumline.watch.failure_kind import FailureKind
 
-MAGIC = 0x3342544145424C44  # "DLBEATB3" from the right
+MAGIC = 0x3442544145424C44  # "DLBEATB4" from the right
 _PID, _RANK, _STEP, _MICRO, _COLLECTIVE, _NOW, _START, _SPENT = range(1, 9)
 _PHASES = 32  # that the record has room for; in _NOW a mark counts as many
 _MOVES = _SPENT + _PHASES
 _MOVED = _SPENT + _PHASES + 1
 _FAILURE_KIND = _MOVED + 1
-_NUM_WORDS = _FAILURE_KIND + 1
+_BEGUN = _FAILURE_KIND + 1
+KEPT_STEPS = 2048
+"""Of so many steps, a power of two, the record has when they began. A sidecar reads it five times a
+second."""
+_NUM_WORDS = _BEGUN + KEPT_STEPS
 _FAILURE_KINDS = tuple(FailureKind)
 _TEXT_BYTES = 512
 SIZE = _NUM_WORDS * 8 + _TEXT_BYTES
@@ -74,11 +78,13 @@ class HeartbeatWriter:
     mark: Callable[..., None]
     """The rank enters this phase; the hot path. With a second argument, 0, the mark is not counted
     in `num_marks`."""
+    begin_step: Callable[[int], None]
+    """The rank begins a step, by the number of optimizer steps that are done; the hot path."""
 
     def __init__(self, path: Path | None = None, *, rank: int = 0) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
-        self.mark = _marker(memoryview(self._memory)[: _NUM_WORDS * 8])
+        self.mark, self.begin_step = _markers(memoryview(self._memory)[: _NUM_WORDS * 8])
         self._has_failed = False
         self._words[_PID] = os.getpid()
         self._words[_RANK] = rank
@@ -86,12 +92,6 @@ class HeartbeatWriter:
         if path is not None:
             detach_method = weakref.WeakMethod(self._detach_in_fork)
             os.register_at_fork(after_in_child=lambda: (detach := detach_method()) and detach())
-
-    def begin_step(self, step: int) -> None:
-        """`step`: the optimizer steps that are done."""
-        words = self._words
-        words[_STEP] = step
-        words[_MICRO] = 0
 
     def next_micro(self) -> None:
         self._words[_MICRO] += 1
@@ -145,18 +145,24 @@ class HeartbeatWriter:
     def _detach_in_fork(self) -> None:
         """A forked child shares the memory, but must not write the rank's heartbeat."""
         self.mark = _mark_nothing
+        self.begin_step = _begin_nothing
         self._memory = bytearray(SIZE)
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
 
 
-def _marker(memory: memoryview) -> Callable[..., None]:
-    """Makes `mark`. A closure, floats, and sums that are not read back from the record each save a
-    tenth of it."""
+def _markers(memory: memoryview) -> tuple[Callable[..., None], Callable[[int], None]]:
+    """Makes `mark` and `begin_step`. Closures, floats, and sums that are not read back from the
+    record each save a tenth of them."""
     times = memory.cast("d")
+    words = memory.cast("Q")
+    begun = times[_BEGUN:]
+    last_kept = KEPT_STEPS - 1
+    evaluation = int(Phase.EVALUATION)
+    save = int(Phase.SAVE)
     clock = monotonic
     per_mark = _PHASES
     spent_by_phase = times[_SPENT:]
-    present = memory.cast("Q")[_NOW : _NOW + 1]
+    present = words[_NOW : _NOW + 1]
     spent = [0.0] * _PHASES
     phase = int(Phase.START)
     marks = 0
@@ -173,10 +179,20 @@ def _marker(memory: memoryview) -> Callable[..., None]:
         marks += counted
         present[0] = marks + following
 
-    return mark
+    def begin_step(step: int) -> None:
+        # A step modulo KEPT_STEPS, which is a power of two.
+        begun[step & last_kept] = clock() - spent[evaluation] - spent[save]
+        words[_STEP] = step
+        words[_MICRO] = 0
+
+    return mark, begin_step
 
 
 def _mark_nothing(following: int, counted: int = 0) -> None:
+    pass
+
+
+def _begin_nothing(step: int) -> None:
     pass
 
 
@@ -228,6 +244,15 @@ class Heartbeat:
     ]  # by phase: the total time spent in it, without the time since `since_ns`
     failure: str
     failure_kind: FailureKind
+    begun: tuple[float, ...] = ()
+    """When the last `KEPT_STEPS` steps began, less the time in evaluations and saves before; a step
+    is at its number modulo their count. Empty: not recorded."""
+
+    def step_s(self, first: int) -> Iterator[tuple[int, float]]:
+        """The steps from this one on that are complete and recorded, and how long each took."""
+        for step in range(max(first, self.step - len(self.begun) + 1), self.step):
+            end_s = self.begun[(step + 1) % len(self.begun)]
+            yield step, end_s - self.begun[step % len(self.begun)]
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
@@ -261,6 +286,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
         spent_ns=tuple(int(seconds * 1e9) for seconds in spent),
         failure=data[_NUM_WORDS * 8 :].partition(b"\0")[0].decode(errors="ignore"),
         failure_kind=_FAILURE_KINDS[words[_FAILURE_KIND]],
+        begun=tuple(times[_BEGUN:]),
     )
 
 
@@ -271,7 +297,8 @@ def _read_settled(path: Path) -> bytes:
     try:
         with path.open("rb", buffering=0) as file:
             for _ in range(_MAX_READS):
-                before, data = data, os.pread(file.fileno(), SIZE + 1, 0)
+                before = data
+                data = os.pread(file.fileno(), SIZE + 1, 0)
                 if data == before:
                     break
     except OSError:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import parse_json, read_regular
+from drumline.runs.step_times import StepTimes
 from drumline.watch.cluster_state import ClusterState
 
-VERSION = 2  # the version of the record; another one is not read
+VERSION = 3  # the version of the record; another one is not read
 STATUS_FILE = Path("watch") / "status.json"  # in a run folder
 MAX_NOTICES = 5
 
@@ -50,6 +51,14 @@ class Notice:
     message: str
 
 
+@dataclass(frozen=True)
+class RunPace:
+    rates: Mapping[int, float] = field(default_factory=dict)
+    """Steps a second over the last seconds, by rank."""
+    step_times: StepTimes | None = None
+    """Of all steps, on the leader's node."""
+
+
 class StatusRecord(TypedDict):  # the content of the file
     version: int
     time: float
@@ -59,6 +68,7 @@ class StatusRecord(TypedDict):  # the content of the file
     ranks: list[RankStatus]
     lost: list[LostHost]
     notices: list[Notice]
+    step_times: StepTimes | None
     has_ended: bool
 
 
@@ -68,13 +78,13 @@ def status_record(
     now: float,
     world_size: int,
     hang_s: float | None,
-    rates: Mapping[int, float] | None = None,
+    pace: RunPace | None = None,
     notices: Sequence[Notice] = (),
     has_ended: bool = False,
 ) -> dict[str, Any]:
-    """A StatusRecord. `rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: it
-    is the last one."""
-    rounded = {rank: round(rate, 3) for rank, rate in (rates or {}).items()}
+    """A StatusRecord. `notices`: the newest last. `has_ended`: it is the last one."""
+    pace = pace or RunPace()
+    rounded = {rank: round(rate, 3) for rank, rate in pace.rates.items()}
     return {
         "version": VERSION,
         "time": now,
@@ -106,6 +116,7 @@ def status_record(
             for lost_node in cluster.lost
         ],
         "notices": [asdict(notice) for notice in notices[-MAX_NOTICES:]],
+        "step_times": None if pace.step_times is None else asdict(pace.step_times),
         "has_ended": has_ended,
     }
 
@@ -117,6 +128,13 @@ def read_status_file(path: Path) -> dict[str, Any] | None:
         return record if from_json(StatusRecord, record)["version"] == VERSION else None
     except (OSError, ValueError):
         return None
+
+
+def read_step_times(run: Path) -> StepTimes | None:
+    """Of the last start of a run; None: its status does not have them."""
+    record = read_status_file(run / STATUS_FILE)
+    times = None if record is None else record["step_times"]
+    return None if times is None else from_json(StepTimes, times)
 
 
 class StepRates:

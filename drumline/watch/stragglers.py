@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -115,7 +115,7 @@ class Stragglers:
         self._factor = factor
         self._first: dict[int, RankState] = {}
         self._begin: dict[int, RankState] = {}
-        self._seen: deque[tuple[TimeSlice, SlowRanks]] = deque(maxlen=MAX_SLICES)
+        self._seen: deque[SeenSlice] = deque(maxlen=MAX_SLICES)
         self._reported: dict[tuple[str, int | None], float] = {}  # since when
         self._quiet: Counter[tuple[str, int | None]] = Counter()  # slices in which it was not slow
 
@@ -125,9 +125,9 @@ class Stragglers:
         time_slice = self._next_slice(cluster)
         if time_slice is None or len(hosts) < 2:
             return []
-        if self._seen and self._seen[-1][0].fractions.keys() != time_slice.fractions.keys():
+        if self._seen and self._seen[-1].ranks != time_slice.fractions.keys():
             self._seen.clear()  # other ranks than before: the job was restarted
-        self._seen.append((time_slice, slow_ranks(time_slice, factor=self._factor)))
+        self._seen.append(SeenSlice(time_slice, slow_ranks(time_slice, factor=self._factor)))
         return [*self._find(hosts, now), *self._end(time_slice, hosts, now)]
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
@@ -136,17 +136,16 @@ class Stragglers:
         wherever the steps begin and end."""
         now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
         first = self._first
-        if first.keys() != now.keys() or any(
+        are_other_processes = first.keys() != now.keys() or any(
             first[rank].pid != facts.pid or first[rank].step > facts.step
             for rank, facts in now.items()
-        ):
-            # other processes
+        )
+        if are_other_processes:
             self._first = now
             self._begin = {}
         if not self._begin:
-            if all(
-                facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()
-            ):
+            steps_taken = [facts.step - self._first[rank].step for rank, facts in now.items()]
+            if all(steps >= FIRST_STEPS for steps in steps_taken):
                 self._begin = now
             return None
         spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
@@ -181,31 +180,34 @@ class Stragglers:
             stragglers.append(straggler)
         return stragglers
 
-    def _window(self, min_s: float) -> list[tuple[TimeSlice, SlowRanks]]:
+    def _window(self, min_s: float) -> list[SeenSlice]:
         """The latest slices, as many as a decision needs; empty if there are not enough yet."""
-        window: list[tuple[TimeSlice, SlowRanks]] = []
-        steps = seconds = 0.0
-        for entry in reversed(self._seen):
-            window.append(entry)
-            steps = steps + entry[0].num_steps
-            seconds = seconds + entry[0].seconds
+        window: list[SeenSlice] = []
+        steps = 0.0
+        seconds = 0.0
+        for past in reversed(self._seen):
+            window.append(past)
+            steps += past.time_slice.num_steps
+            seconds += past.time_slice.seconds
             if len(window) >= MIN_SLICES and steps >= MIN_STEPS and seconds >= min_s:
                 return window
         return []
 
-    def _slow_throughout(
-        self, window: Sequence[tuple[TimeSlice, SlowRanks]], factor: float
-    ) -> dict[int, SlowPhases]:
+    def _slow_throughout(self, window: Sequence[SeenSlice], factor: float) -> dict[int, SlowPhases]:
         """The ranks that were slow in one phase in nearly every slice, and over all of them
         together."""
         times = Counter(
-            (rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases
+            (rank, phase)
+            for past in window
+            for rank, phases in past.slow.items()
+            for phase in phases
         )
-        often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
+        most = len(window) - len(window) // 6
+        often = {entry for entry, count in times.items() if count >= most}
         if not often:
             return {}
         slow_phases = {}
-        whole = _joined([time_slice for time_slice, _ in window])
+        whole = _joined([past.time_slice for past in window])
         for rank, phases in slow_ranks(whole, factor=factor).items():
             confirmed = {phase: phases[phase] for phase in phases if (rank, phase) in often}
             if confirmed:
@@ -221,15 +223,25 @@ class Stragglers:
         for (host, rank), since in list(self._reported.items()):
             ranks = {peer for peer in hosts if hosts[peer] == host and rank in (None, peer)}
             quiet = self._quiet[host, rank]
-            quiet = self._quiet[host, rank] = (
-                max(0, quiet - 2) if slow.keys() & ranks else quiet + 1
-            )
+            is_slow = not slow.keys().isdisjoint(ranks)
+            quiet = max(0, quiet - 2) if is_slow else quiet + 1
+            self._quiet[host, rank] = quiet
             if quiet >= SLICES_UNTIL_OVER:
                 del self._reported[host, rank], self._quiet[host, rank]
                 who = f"all ranks on {host} are" if rank is None else f"rank {rank} on {host} is"
                 what = f"{who} as fast as the others again, after {now - since:.0f} s"
                 ended.append(Straggler(host, rank, "", 1.0, what, is_over=True))
         return ended
+
+
+@dataclass(frozen=True)
+class SeenSlice:
+    time_slice: TimeSlice
+    slow: SlowRanks
+
+    @property
+    def ranks(self) -> Set[int]:
+        return self.time_slice.fractions.keys()
 
 
 def slow_ranks(time_slice: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:

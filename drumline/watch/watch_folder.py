@@ -18,7 +18,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drumline.base.untrusted import parse_json, replace_text
+from drumline.base.typed_json import read_json
+from drumline.base.untrusted import replace_text
 
 DIAGNOSIS = "diagnosis.json"
 SIDECAR = "sidecar.pid"
@@ -168,24 +169,10 @@ def wait_for_diagnosis(folder: Path, deadline: float) -> SidecarDiagnosis | None
 
 def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
     """None: the sidecar has not diagnosed anything that has ended a rank."""
-    try:
-        record = parse_json((folder / DIAGNOSIS).read_bytes())
-        alarm = record["alarm"]
-        action = record["action"]
-        content = record["diagnosis"]
-        diagnosis = SidecarDiagnosis(
-            alarm=alarm,
-            action=action,
-            sentence=str(record["sentence"]),
-            was_printed=bool(record.get("was_printed")),
-            what=content["what"],
-            rank=content.get("rank"),
-            host=content.get("host", ""),
-            is_ranks_error=bool(content.get("is_ranks_error")),
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    diagnosis = read_json(SidecarDiagnosis, folder / DIAGNOSIS)
+    if diagnosis is None or not has_ended_ranks(diagnosis.alarm, diagnosis.action):
         return None
-    return diagnosis if has_ended_ranks(alarm, action) else None
+    return diagnosis
 
 
 def has_ended_ranks(alarm: str, action: str) -> bool:
@@ -203,16 +190,7 @@ def note_ending(folder: Path, ending: Ending) -> None:
 
 def read_ending(folder: Path) -> Ending | None:
     """None: drumline has not ended the ranks of this folder."""
-    try:
-        record = parse_json((folder / ENDING).read_bytes())
-        return Ending(
-            float(record["began_s"]),
-            float(record["grace_s"]),
-            str(record["by"]),
-            str(record["why"]),
-        )
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    return read_json(Ending, folder / ENDING)
 
 
 def has_sidecar(folder: Path) -> bool:

@@ -63,11 +63,7 @@ class ClusterPlan:
 
     @property
     def has_cards(self) -> bool:
-        return (
-            self.settings.efa is not False
-            and self.hardware.num_efas > 0
-            and self.hardware.num_cards > 1
-        )
+        return not _has_one_card(self.settings, self.hardware)
 
     def lines(self) -> Iterator[str]:
         yield from self._resource_lines()

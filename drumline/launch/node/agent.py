@@ -2,7 +2,7 @@
 them if that can help.
 
 Whether a restart can help is decided by what ranks report, and by the sidecar's diagnosis; ranks
-that were preempted (`rank_signals.py`) are not restarted.
+that were preempted (`rank_exchange.py`) are not restarted.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ from drumline.launch.node.open_rendezvous import (
     address_of,
     open_rendezvous,
 )
-from drumline.launch.node.rank_files import RankFiles
+from drumline.launch.node.rank_exchange import RankFiles, RankSignals
 from drumline.launch.node.rank_logs import failure_time
-from drumline.launch.node.rank_signals import RankSignals
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.watch.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 
@@ -317,9 +316,9 @@ class NodeAgent(LocalElasticAgent):
             self._failed_first = []
 
     def _note_failures(self, failed_ranks: list[FailedRank]) -> None:
-        ranks = [failed.rank for failed in failed_ranks]
-        self._count_progress(ranks)
-        records = self._read_failures(ranks)
+        records = self.files.failures(failed.rank for failed in failed_ranks)
+        self._count_progress(records.values())
+        self._limit_restarts(records.values())
         followers = {rank for rank, record in records.items() if record.rank != rank}
         in_order = sorted(failed_ranks, key=lambda failed: (failed.rank in followers, *failed))
         self._failed_first = [failed.rank for failed in in_order]
@@ -339,11 +338,10 @@ class NodeAgent(LocalElasticAgent):
                 full_disk=record.full_disk if record else "",
             )
 
-    def _count_progress(self, ranks: list[int]) -> None:
+    def _count_progress(self, records: Iterable[FailureRecord]) -> None:
         """A restart counts only against the same step: after progress all of them are left
         again."""
         nodes = self.rendezvous
-        records = self.files.failures(ranks).values()
         steps = [record.step for record in records if record.step is not None]
         nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step(), *steps)
         if nodes.reached_step > nodes.counted_step:
@@ -351,15 +349,12 @@ class NodeAgent(LocalElasticAgent):
             self._remaining_restarts = self._worker_group.spec.max_restarts
         self._report_progress()
 
-    def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
-        """Of ranks that have exited. If a restart cannot help, as they reported it, none is
-        left."""
-        records = self.files.failures(ranks)
-        for record in records.values():
+    def _limit_restarts(self, records: Iterable[FailureRecord]) -> None:
+        """If a restart cannot help, as ranks that have exited reported it, none is left."""
+        for record in records:
             self._record = record
             if not record.can_restart or record.repeats(self._record_before):
                 self._remaining_restarts = 0
-        return records
 
     def _explain_failure(self, result: RunResult, noted_at: float) -> None:
         """Find out whether a restart can help, and wait for the sidecar's diagnosis if that may
@@ -369,7 +364,7 @@ class NodeAgent(LocalElasticAgent):
             self._remaining_restarts = 0
         if self._failed_first:
             result.failures = {rank: result.failures[rank] for rank in self._failed_first}
-        self._read_failures(result.failures)
+        self._limit_restarts(self.files.failures(result.failures).values())
         rank, failure = first_failure(result, None)
         if not self._failed_first:  # it exited between two checks
             self.watch.note_exit(rank, failure.exitcode)

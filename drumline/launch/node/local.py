@@ -35,16 +35,11 @@ STOPPED_EARLY = "stopped before the first step; rerun the same command to resume
 def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
-        check_is_own(node.endpoint)
+        check_is_own(node.master_addr)
     use_private_cache()
     # Until there are ranks to pass a signal on to; the guard ends the other processes.
-    preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
-    stopped = startup.exit_handler(
-        ExitCode.INTERRUPTED, startup.INTERRUPTED_EARLY if program.is_task else STOPPED
-    )
-    startup.set_handler(signal.SIGINT, stopped)
-    startup.set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
-    startup.set_handler(signal.SIGUSR1, preempted)
+    interrupted = startup.INTERRUPTED_EARLY if program.is_task else STOPPED
+    _exit_on_signals(STOPPED_EARLY, interrupted, is_task=program.is_task)
     os.environ[JOB_ENV] = supervision.job
     watch = WatchFolder(supervision.job)
     code = None
@@ -64,11 +59,15 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
 def exit_between_starts() -> None:
     """With --keep-going, while a task waits for its next start: a signal ends this process, which
     has no ranks."""
-    preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_BETWEEN)
-    startup.set_handler(
-        signal.SIGINT, startup.exit_handler(ExitCode.INTERRUPTED, INTERRUPTED_BETWEEN)
-    )
-    startup.set_handler(signal.SIGTERM, preempted)
+    _exit_on_signals(STOPPED_BETWEEN, INTERRUPTED_BETWEEN, is_task=True)
+
+
+def _exit_on_signals(when_preempted: str, when_interrupted: str, *, is_task: bool) -> None:
+    """The messages with which a signal ends this process."""
+    preempted = startup.exit_handler(ExitCode.PREEMPTED, when_preempted)
+    interrupted = startup.exit_handler(ExitCode.INTERRUPTED, when_interrupted)
+    startup.set_handler(signal.SIGINT, interrupted)
+    startup.set_handler(signal.SIGTERM, preempted if is_task else interrupted)
     startup.set_handler(signal.SIGUSR1, preempted)
 
 
@@ -79,7 +78,7 @@ def _run_guarded(
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from drumline.launch.node.agent import first_failure, run_agent
-    from drumline.launch.node.rank_signals import Preempted
+    from drumline.launch.node.rank_exchange import Preempted
 
     # Otherwise the agent would print its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):

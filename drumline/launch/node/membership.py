@@ -195,11 +195,12 @@ class Membership:
     def joining(self) -> Iterator[None]:
         """While this node waits for others, missing nodes are reported."""
         self.read()
-        self._waiting = WaitNotice()
+        waiting = WaitNotice()
+        self._waiting = waiting
         try:
             yield
         finally:
-            waiting, self._waiting = self._waiting, None
+            self._waiting = None  # before its line is cleared: the thread would show it again
             waiting.clear()
         self.set_state(RUNNING)
 

@@ -23,12 +23,6 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.base.job_secret import derived, new_secret
 from drumline.base.terminal import print_message
-from drumline.launch.node.data_ports import (
-    NodeCard,
-    check_data_ports,
-    open_probe_port,
-    unreachable_nodes,
-)
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node_plan import RUN_ID, NodePlan
 from drumline.net.dial import CLOSED_S, WaitNotice
@@ -36,6 +30,12 @@ from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
 from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
 from drumline.rank.rendezvous.rank_store import announce, follow
+from drumline.rank.rendezvous.reachability import (
+    NodeCard,
+    check_data_ports,
+    open_probe_port,
+    unreachable_nodes,
+)
 from drumline.rank.sealed_store import SealedStore, document, has_fields
 
 POLL_S = 0.05

@@ -55,7 +55,8 @@ class SingleNodeRendezvous(RendezvousHandler):
 
     sidecars: tuple[str, ...] = ()
     restart_reason = ""
-    is_leaving = has_lost_node = False
+    is_leaving = False
+    has_lost_node = False
 
     def __init__(self, node: NodePlan) -> None:
         self.node = node
@@ -130,8 +131,8 @@ class OwnRendezvous(SingleNodeRendezvous):
         self.ranks_secret = (
             "" if self._secret is None else derived(self._secret, "ranks of nodes that continue")
         )
-        host, _, port = self.node.endpoint.rpartition(":")
-        return RendezvousInfo(local_info.store, 0, 1, RendezvousStoreInfo(host, int(port)))
+        place = RendezvousStoreInfo(self.node.master_addr, self.node.master_port)
+        return RendezvousInfo(local_info.store, 0, 1, place)
 
 
 def open_rendezvous(
@@ -150,13 +151,13 @@ def open_rendezvous(
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
     address = address_of(node)
-    host, _, port = node.endpoint.rpartition(":")
+    host = node.master_addr
     bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
     store = _open_store(node, host, bound=bound)
     # A separate connection: a call that waits in the other does not block heartbeats.
     heartbeats = _open_store(node, local_address(bound) if bound else host)
     membership = Membership(heartbeats, node, secret)
-    break_dead_connections(int(port), after_s=node.silence_s)
+    break_dead_connections(node.master_port, after_s=node.silence_s)
     membership.check_job()
     membership.join()
     _warn_without_secret(node, secret)
@@ -203,13 +204,12 @@ def wait_for_first_node(
 
 def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
     """`bound`: on the first node, the only address at which it listens."""
-    port = int(node.endpoint.rpartition(":")[2])
     try:
         timeout_s = max(STORE_TIMEOUT_S, 2 * node.silence_s)
-        return open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
+        return open_tcp_store(host, node.master_port, timeout_s=timeout_s, bound=bound)
     except (dist.DistError, RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            what = f"the rendezvous port {port} of {socket.gethostname()} is in use"
+            what = f"the rendezvous port {node.master_port} of {socket.gethostname()} is in use"
             next_step = (
                 "end the process that uses it (another job, or an earlier start of this one?), or choose another: "
                 "--port, --master ADDRESS:PORT or MASTER_PORT"
@@ -225,4 +225,4 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
 
 
 def address_of(node: NodePlan) -> str:
-    return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.endpoint)
+    return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.master_addr)

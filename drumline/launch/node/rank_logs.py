@@ -68,7 +68,8 @@ class LogFollower:
         end = _size_and_inode(self.path)[0]
         while self._offset < end and (new_bytes := self._new_bytes()):
             lines += self._take(new_bytes)
-        last, self._partial = self._partial, b""
+        last = self._partial
+        self._partial = b""
         return [*lines, *([] if self._in_long_line or not last else [decoded(last)])]
 
     def _new_bytes(self, most: int = MAX_READ) -> bytes:

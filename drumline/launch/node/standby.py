@@ -20,9 +20,8 @@ from typing import Any
 from drumline.base.startup import begin_now, loading
 from drumline.rank.compile_cache import use_private_cache
 
-# Everything that a task's rank loads before it reads its arguments, and what torch loads with the
-# first optimizer.
-RANK_MODULES = ("drumline.cli.train_rank", "torch._dynamo")
+# Everything that a task's rank loads before it reads its arguments.
+RANK_MODULES = ("drumline.cli.train_rank",)
 # At first the ranks are busy loading the same modules.
 AFTER_S = 10.0
 
@@ -122,6 +121,10 @@ def main(pipe: str, modules: str, *program: str) -> None:
     with loading():
         for module in modules.split(","):
             importlib.import_module(module)
+        if "torch" in sys.modules:
+            from drumline.rank.torch_internals import load_compiler
+
+            load_compiler()  # torch does so with the first optimizer
     with open(int(pipe), "rb") as file:  # noqa: PTH123
         order = json.loads(file.read() or b"{}")
     if not order:  # not needed

@@ -22,9 +22,8 @@ from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import no_client, not_reached, was_lost
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.remote import Reconnect, Remote, Search
+from drumline.launch.ssh.remote import Reconnect, Remote, Search, SilenceWatch
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.ssh.silence import SilenceWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.watch.watch_folder import DIAGNOSIS_S
 

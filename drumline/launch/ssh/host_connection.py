@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -200,33 +201,31 @@ class HostConnection:
 
     async def _send_heartbeats(self) -> None:
         assert self.writer
-        number = 0
         notice = WaitNotice()
-        while True:
+        for number in itertools.count():
             if self.writer.transport.get_write_buffer_size() < MAX_UNSENT:
-                self._heartbeats = {
-                    **dict(list(self._heartbeats.items())[-10:]),
-                    number: time.monotonic(),
-                }
+                latest = list(self._heartbeats.items())[-10:]
+                self._heartbeats = {**dict(latest), number: time.monotonic()}
                 self.send({"kind": "heartbeat", "number": number})
-            number += 1
             await asyncio.sleep(HEARTBEAT_S)
             if not self.heard_at:
-                # ssh limits the time to connect; a remote shell or file system may still block
-                # forever.
-                if notice.is_due():
-                    waited = f"{notice.waited_s:.0f} s so far"
-                    self.on_waiting(f"waiting for {self.host.address} to start, {waited}")
-                if notice.waited_s > self.start_timeout_s:
-                    self.is_stuck = True
-                    self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
-                    self.hang_up()
+                self._check_start(notice)
             elif time.monotonic() - self.heard_at > self.lease_s:
                 self.stderr.append(f"no heartbeat for {self.lease_s:g} s")
                 # The host may still receive this, and would give its ranks their grace period.
                 self.send({"kind": "end", "grace_s": 0})
                 await asyncio.sleep(LAST_FRAME_S)
                 self.hang_up()
+
+    def _check_start(self, notice: WaitNotice) -> None:
+        """ssh limits the time to connect; a remote shell or file system may still block forever."""
+        if notice.is_due():
+            waited = f"{notice.waited_s:.0f} s so far"
+            self.on_waiting(f"waiting for {self.host.address} to start, {waited}")
+        if notice.waited_s > self.start_timeout_s:
+            self.is_stuck = True
+            self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
+            self.hang_up()
 
     def _receive(self, line: bytes) -> None:
         frame = decode_from_host(line, self.session)

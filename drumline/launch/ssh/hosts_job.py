@@ -117,7 +117,7 @@ class HostsJob:
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
         """The nodes on these hosts, some of which may be spares."""
-        return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
+        return nodes_of_hosts(hosts, self.nodes[0].master_port, self.nodes)
 
     def joining_again(self, first_start: int) -> HostsJob:
         """The same attempt for a host that was lost and answers again; what is left there of its

@@ -1,14 +1,14 @@
-"""The controller's view of one host in one attempt, and which host is tried next when one is
-unreachable."""
+"""The controller's view of the hosts in one attempt: what one of them does, which is tried next when
+one is unreachable, and which send no heartbeat."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
@@ -26,6 +26,12 @@ from drumline.watch.watch_folder import SidecarDiagnosis
 RECONNECT_S = 60.0
 # How long a spare may take to answer, once it may replace a lost host.
 SPARE_S = 20.0
+# The other hosts are told which host sends no frame for this long.
+SILENT_S = HEARTBEAT_S + 1.0
+# When such a host is named on the screen: the sidecars of a watched job do it sooner, with what is
+# blocked.
+REPORT_S = 3.0
+REPORT_WATCHED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +146,11 @@ class Remote:
     def seen_failures(self) -> list[RankFailure]:
         """The failures, with whether the last lines of each were shown. Call it when all lines have
         arrived."""
-        return [
-            replace(
-                failure, was_shown=bool(failure.last_lines) and shown.issuperset(failure.last_lines)
-            )
-            for failure in self.failures
-            for shown in [set(self._shown[failure.rank])]
-        ]
+        return [replace(failure, was_shown=self._was_shown(failure)) for failure in self.failures]
+
+    def _was_shown(self, failure: RankFailure) -> bool:
+        shown_lines = set(self._shown[failure.rank])
+        return bool(failure.last_lines) and shown_lines.issuperset(failure.last_lines)
 
     def end_lines(self) -> tuple[str, ...]:
         """How its part of the job ended, when no rank was the cause."""
@@ -295,3 +299,81 @@ class Reconnect:
             )
             what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
             self.screen.report(what, is_error=True)
+
+
+class WatchedAttempt(Protocol):
+    job: HostsJob
+    screen: Screen
+    remotes: list[Remote]
+    has_started: bool
+
+    @property
+    def remaining(self) -> Sequence[Remote]: ...
+
+
+class SilenceWatch:
+    def __init__(self, attempt: WatchedAttempt) -> None:
+        self.attempt = attempt
+        self.silent_nodes: list[int] = []
+        """As the hosts know them."""
+        self._named: set[str] = set()
+        """Silent hosts that are named on the screen."""
+
+    async def watch(self) -> None:
+        """Tell all hosts which ones are silent: of two that do not reach each other, this machine
+        may hear one."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            silent_nodes = [
+                number
+                for number, remote in enumerate(self.attempt.remotes)
+                if self.silence_s(remote) > SILENT_S
+            ]
+            if silent_nodes != self.silent_nodes:
+                self.silent_nodes = silent_nodes
+                for remote in self.attempt.remaining:
+                    self.send_silent_nodes(remote)
+            self.report()
+
+    def send_silent_nodes(self, remote: Remote) -> None:
+        remote.connection.send({"kind": "silent", "nodes": self.silent_nodes})
+
+    def silence_s(self, remote: Remote) -> float:
+        """How long a host with running ranks has sent nothing."""
+        attempt = self.attempt
+        heard_at = remote.connection.heard_at
+        has_ranks = attempt.has_started and remote.is_running and remote in attempt.remaining
+        return time.monotonic() - heard_at if has_ranks and heard_at else 0.0
+
+    def silent_names(self) -> list[str]:
+        remaining = self.attempt.remaining
+        return [remote.name for remote in remaining if self.silence_s(remote) > SILENT_S]
+
+    def report(self) -> None:
+        program = self.attempt.job.program
+        limit_s = REPORT_WATCHED_S if program.is_task or program.is_watched else REPORT_S
+        for remote in self.attempt.remaining:
+            silence_s = self.silence_s(remote)
+            is_named = remote.name in self._named
+            if silence_s > limit_s and not is_named:
+                self._named.add(remote.name)
+                what = f"no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
+                self._print(f"warning: {what}; {self._when_lost()}")
+            elif silence_s < SILENT_S and is_named:
+                self._named.remove(remote.name)
+                self._print(f"{remote.name} sends heartbeats again")
+
+    def _print(self, sentence: str) -> None:
+        self.attempt.screen.report(sentence, is_error=True)
+
+    def _when_lost(self) -> str:
+        """When a host without a heartbeat counts as lost, for the other nodes and for this
+        machine."""
+        lease_s = self.attempt.job.lease_s
+        node = self.attempt.job.nodes[0]
+        if not node.may_shrink:
+            return f"it counts as lost after {lease_s:g} s"
+        return (
+            f"the other nodes continue without it after {node.silence_s} s if they receive none either, "
+            f"this machine after {lease_s:g} s"
+        )

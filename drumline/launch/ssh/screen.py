@@ -29,7 +29,8 @@ class Screen:
         self._fds = {"out": out, "err": err}
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
-        self._num_dropped = self._num_noted = 0
+        self._num_dropped = 0
+        self._num_noted = 0
         self._num_written = 0
         self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
         self._thread.start()

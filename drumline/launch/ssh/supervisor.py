@@ -15,23 +15,29 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from drumline.base.processes import Termination, descendants
-from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
+from drumline.base.rank_environment import (
+    LAUNCHER_LINK,
+    LOST_AFTER_S,
+    RESTARTED,
+    LauncherLink,
+    read_rank,
+)
 from drumline.base.text import signal_name
-from drumline.base.untrusted import make_own_folder, open_log
+from drumline.base.untrusted import make_own_folder, open_append, open_log
 from drumline.launch.keep_going import SPACE_POLL_S, has_space, needed_bytes
-from drumline.launch.node.guard import job_processes
+from drumline.launch.node.guard import JOB_ENV, job_processes
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
 from drumline.launch.node_plan import silence_limit_s
-from drumline.launch.ssh.agent_process import AgentProcess
-from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
+from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
 PROTOCOL = 8
@@ -127,6 +133,66 @@ class ControllerLink:
             self.out.flush()
 
 
+class AgentProcess:
+    """The process of an agent (agent_process.py): it loads torch at once, and runs ranks when
+    `start` is called.
+
+    One that waits for the next attempt has its name from the start: the guard ends processes by the
+    name in their environment, which a process cannot change."""
+
+    def __init__(self, spec: Mapping[str, Any], log: Path, *, waits: bool = False) -> None:
+        """`waits`: for the attempt after that of `spec`. It has that one's name, so it does not end
+        with this one."""
+        reading, writing = os.pipe()
+        mark = {JOB_ENV: spec["next_job"], RESTARTED: "1"} if waits else {JOB_ENV: spec["job"]}
+        try:
+            with open_append(log) as file:
+                self.process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "drumline.launch.ssh.agent_process",
+                        str(writing),
+                        str(os.getpid()),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=file,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **spec["environment"], **mark},
+                    pass_fds=[writing],
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self.status = FrameReader(reading, max_bytes=MAX_PIPE_BYTES)
+        """Starts and failures of its ranks."""
+        self._send({**spec, "environment": {}, "waits": waits})
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def start(self, spec: Mapping[str, Any], node: Mapping[str, Any]) -> None:
+        """All hosts have answered: it may start its ranks."""
+        self._send({**spec, "kind": "start", "environment": {}, "node": node})
+        self.close()
+
+    def close(self) -> None:
+        """Close its stdin: a waiting agent then exits."""
+        assert self.process.stdin
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def _send(self, frame: Mapping[str, Any]) -> None:
+        assert self.process.stdin
+        with contextlib.suppress(OSError, ValueError):  # it was killed, or closed
+            self.process.stdin.write(encode(frame) + b"\n")
+            self.process.stdin.flush()
+
+
 class Supervisor:
     def __init__(
         self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None
@@ -167,13 +233,7 @@ class Supervisor:
         agent = self.agent.process
         while agent.poll() is None or self.ending:
             self._handle(self.link.read())
-            # Orphans of the job become our children, and are zombies until they are reaped.
-            with contextlib.suppress(ChildProcessError):
-                look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-                while (
-                    child := os.waitid(os.P_ALL, 0, look)
-                ) is not None and child.si_pid != agent.pid:
-                    os.waitpid(child.si_pid, 0)
+            _reap_orphans(agent.pid)
             self.link.share(self.spec["node"]["num_nodes"])
             self._send_news()
             self._prepare_next()
@@ -186,18 +246,20 @@ class Supervisor:
         # The agent has ended; end the processes that its ranks left running.
         Termination(self._processes, LOST_GRACE_S).wait()
         self._send_news(is_last=True)
-        code = agent.wait()
-        lines = self.error or (last_lines(self.node_log) if code else [])
+        self._report_end(agent.wait())
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    def _report_end(self, code: int) -> None:
         self._log(*self.error)
+        log_end = last_lines(self.node_log) if code else []
         self.out.send(
             "ended",
             code=code,
-            last_lines=lines,
+            last_lines=self.error or log_end,
             was_cut_off=self.was_cut_off,
             end_reason=self.end_reason,
         )
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
 
     def _end_by_signal(self, number: int, _: FrameType | None) -> None:
         self.is_last = True
@@ -255,20 +317,26 @@ class Supervisor:
                 continue
             if frame["kind"] == "started":
                 self._follow(frame["ranks"], frame["start"])
-                may_restart = self.spec["standby"] and frame["restarts_left"]
-                self._warm_at = time.monotonic() + WARM_AFTER_S if may_restart else float("inf")
-                if self.waiting and not may_restart:
-                    self.waiting.close()
+                self._plan_next(may_restart=self.spec["standby"] and frame["restarts_left"])
             elif frame["kind"] == "failed":
-                out, err = rank_output(self.logs, frame["rank"], frame["start"])
-                failed_rank: int = frame["rank"]
-                task_log = self._task_log(self.ranks_now.get(failed_rank, failed_rank))
-                log_ends = map(last_lines, [err, *task_log, out])
-                frame["last_lines"] = next(filter(None, log_ends), [])
+                frame["last_lines"] = self._last_lines(frame["rank"], frame["start"])
             self.out.send(**frame)
         self._renumber()
         self._send_lines(is_last=is_last)
         self.out.flush()
+
+    def _plan_next(self, *, may_restart: bool) -> None:
+        """Ranks have started: when to load what the next attempt needs, if there can be one."""
+        self._warm_at = time.monotonic() + WARM_AFTER_S if may_restart else float("inf")
+        if self.waiting and not may_restart:
+            self.waiting.close()
+
+    def _last_lines(self, rank: int, start: int) -> list[str]:
+        """The last lines of a rank that failed, from the first of its files that has any."""
+        out, err = rank_output(self.logs, rank, start)
+        task_log = self._task_log(self.ranks_now.get(rank, rank))
+        log_ends = map(last_lines, [err, *task_log, out])
+        return next(filter(None, log_ends), [])
 
     def _send_lines(self, *, is_last: bool) -> None:
         for (rank, stream), follower in self.followers.items():
@@ -310,6 +378,17 @@ class Supervisor:
         """The log files that a rank of a task writes itself; rank 0 also writes to its stdout."""
         folder = self.spec["task_logs"]
         return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
+
+
+def _reap_orphans(agent: int) -> None:
+    """Orphans of the job become our children, and are zombies until they are reaped. `agent`: its
+    pid; whoever waits for it reaps it."""
+    without_reaping = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        child = os.waitid(os.P_ALL, 0, without_reaping)
+        while child is not None and child.si_pid != agent:
+            os.waitpid(child.si_pid, 0)
+            child = os.waitid(os.P_ALL, 0, without_reaping)
 
 
 def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Runs a script with the watchdog: `python -m drumline.parallel.scripts.script_runner SCRIPT.py
-ARGS`, or `-m MODULE ARGS`.
+ARGS`, or `-m MODULE ARGS`. Before them, `--profile STEPS FOLDER only|all watched|plain` profiles
+some of its steps.
 
 The script is run as Python itself would: it is `__main__`, has its own arguments, path, tracebacks
 and exit code, and torch is loaded only if it loads it.
@@ -16,6 +17,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType, TracebackType
 
 from drumline.base.terminal import show
@@ -34,6 +36,22 @@ def main(words: list[str]) -> None:
         sys.exit(
             "usage: python -m drumline.parallel.scripts.script_runner SCRIPT.py|-m MODULE [arguments]"
         )
+    if words[0] != "--profile":
+        _run_watched(words)
+        return
+    _, steps, folder, until, how, *program = words
+    ends_script = until == "only"
+    profile = torch_hooks.ScriptProfile(
+        steps, Path(folder), ends_script=ends_script, script=program[0]
+    )
+    torch_hooks.call_after_torch(profile.observe, "nothing is profiled")
+    try:
+        (_run_watched if how == "watched" else run_program)(program)
+    finally:
+        profile.close()
+
+
+def _run_watched(words: list[str]) -> None:
     watched = _WatchedScript(words)
     run_program(words, watched.fail)
 

@@ -1,20 +1,24 @@
-"""Observes a script by wrapping functions of torch when the script imports it. Wrapped functions
-return the same values, and nothing is attached to the script's own objects."""
+"""Observes or profiles a script by wrapping functions of torch when the script imports it. Wrapped
+functions return the same values, and nothing is attached to the script's own objects."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
 from drumline.base.terminal import print_message
+from drumline.base.topology import Topology, own_variables, topology_from
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase
 
@@ -166,3 +170,101 @@ def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
             co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
         )
     setattr(owner, name, wrapped)
+
+
+class ScriptProfile:
+    """Counts the steps of a script, and profiles some of them.
+
+    A step ends with a step of the first optimizer that the script uses. After the last profiled
+    step torch's modes, its hooks and Python's warnings are as they were. Only the constructor of
+    `DistributedDataParallel` stays wrapped, and does what it did."""
+
+    def __init__(self, steps: str, folder: Path, *, ends_script: bool, script: str) -> None:
+        self._steps = steps
+        self._folder = folder
+        self._ends_script = ends_script
+        self._script = script
+        self._topology = topology_from(own_variables()) or Topology()
+        self._num_steps = 0
+        self._optimizers: list[int] = []
+        self._capture: Any = None
+        self._hook: Any = None
+        self._has_ended_script = False
+
+    def observe(self) -> None:
+        """torch is loaded."""
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        from drumline.config.schema import profiled_steps
+        from drumline.rank.watched.trace_capture import TraceCapture
+        from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
+
+        steps = profiled_steps(self._steps)
+        assert steps is not None, self._steps
+        self._capture = TraceCapture(
+            steps,
+            self._folder / PROFILE_FOLDER,
+            rank=self._topology.rank,
+            world_size=self._topology.world_size,
+            local_world_size=self._topology.local_world_size,
+            host=socket.gethostname(),
+            job=JobFacts(task=self._script),
+        )
+        wrap_method(DistributedDataParallel, "__init__", self._build)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        # The script may end before the last step that is to be profiled.
+        atexit.register(self._capture.finish)
+
+    def _build(self, call: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        call(module, *args, **kwargs)
+        if not self._capture.is_done:
+            self._capture.modules.append(module)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.append(id(optimizer))
+        if id(optimizer) != self._optimizers[0]:
+            return
+        self._num_steps += 1
+        self._capture.optimizer = optimizer
+        self._capture.num_optimizers = len(self._optimizers)
+        try:
+            self._capture.begin_step(self._num_steps)
+        except OSError as error:
+            self._report(error)  # the other ranks wait for this one in `_finish`
+        if self._capture.is_done:
+            self._hook.remove()
+            atexit.unregister(self._capture.finish)
+            self._capture.modules.clear()
+            self._capture.optimizer = None
+            self._finish()
+
+    def _finish(self) -> None:
+        """Collective."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            try:
+                self._capture.collect()
+            except OSError as error:
+                self._report(error)
+        if self._ends_script:
+            self._has_ended_script = True
+            sys.exit(0)
+
+    def close(self) -> None:
+        """After the script. One that was ended may not have come to where it leaves its group, and
+        Python's exit would free a group whose threads still run: sometimes that aborts the
+        process."""
+        if not self._has_ended_script:
+            return
+        from drumline.rank.group import leave_group
+
+        try:
+            leave_group()
+        except Exception as error:  # its profile is written
+            print_message(f"rank {self._topology.rank} could not leave its process group: {error}")
+
+    def _report(self, error: OSError) -> None:
+        print_message(f"rank {self._topology.rank} could not write its trace: {error}")

@@ -1,7 +1,7 @@
 """The nodes that train now, where a run continues without a lost one (`--dist.on_lost_node
 continue`).
 
-When a group breaks, or a node joins, all leave it, agree on the next one (`next_group.py`) and
+When a group breaks, or a node joins, all leave it, agree on the next one (`node_group.py`) and
 begin that.
 """
 
@@ -19,10 +19,13 @@ import torch.distributed as dist
 from drumline.base.errors import PreflightError, TrainingError
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
-from drumline.rank.rendezvous.next_group import JoiningNode, NextGroup
 from drumline.rank.rendezvous.node_group import (
+    POLL_S,
     SILENT_S,
+    WATCH_S,
+    JoiningNode,
     LiveNode,
+    NextGroup,
     NodeGroup,
     NodeStores,
     Redirected,
@@ -33,8 +36,6 @@ from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import break_dead_connections, close_connections
 from drumline.watch.fact_differences import Facts
 
-POLL_S = 0.05
-WATCH_S = 0.25
 CHECK_S = 0.5
 CHECK_FINISHED_S = 2.0
 """Between two reads of the run folder, which may be on slow storage."""

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -171,7 +172,7 @@ class _Joining:
         # Ranks were given no secret: they get one for this start, wrapped for each of them.
         if self.keys is not None:
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
-        return announce(self.part, JOINED, self._decide, names=names, keys=keys)
+        return announce(self.part, JOINED, partial(self._decide, cards), names=names, keys=keys)
 
     def follow_rank_0(self, deadline: float) -> Decision:
         """On the other ranks: enter whatever rendezvous is the current one, until one has this rank
@@ -179,21 +180,28 @@ class _Joining:
         listed_name = None
         while True:
             self.check(self.store)
-            current = document(self.store.peek(CURRENT) or b"", namespace=str)
-            if current is not None:
-                self._enter(current["namespace"])
-                announced = self.part.peek(JOINED)
-                if announced:
-                    decision: Decision = json.loads(announced)
-                    listed_name, host = decision["names"].get(str(self.topology.rank), (None, ""))
-                    if listed_name == self.name or (listed_name is None and "what" not in decision):
-                        return decision
+            decision = self._announced()
+            if decision is not None:
+                listed_name, host = decision["names"].get(str(self.topology.rank), (None, ""))
+                is_for_fewer = listed_name is None and "what" not in decision
+                if listed_name == self.name or is_for_fewer:
+                    return decision
             check_secret(self.store, "rank 0")
             if time.monotonic() > deadline + (DECISION_GRACE_S if self.namespace else 0):
                 if listed_name:
                     raise _duplicate(self.topology, host)
                 raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
             self._wait()
+
+    def _announced(self) -> Decision | None:
+        """What rank 0 has announced in the current rendezvous, which this rank enters."""
+        current = document(self.store.peek(CURRENT) or b"", namespace=str)
+        if current is None:
+            return None
+        self._enter(current["namespace"])
+        announced = self.part.peek(JOINED)
+        decision: Decision | None = json.loads(announced) if announced else None
+        return decision
 
     def sealed_part(self, decision: Decision) -> SealedStore:
         """The part of the store, in which from now on only ranks of this start are believed."""
@@ -211,11 +219,11 @@ class _Joining:
             self.part.set(f"facts/{self.topology.rank}", self.facts)
             self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
 
-    def _decide(self) -> dict[str, Any]:
-        cards = self._cards()
+    def _decide(self, cards: Mapping[int, Card]) -> dict[str, Any]:
         ranks = range(self.topology.world_size)
         if len(cards) < len(ranks):
-            raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
+            hosts = {rank: card["host"] for rank, card in cards.items()}
+            raise too_late(self.topology, hosts, timeout_s=self.timeout_s)
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
             check_differences(

@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,10 @@ from torch.utils import data
 
 import drumline
 from drumline.base.processes import thread_times
-from drumline.rank.torch_internals import LoaderIterator
+from drumline.rank.torch_internals import LoaderIterator, end_workers, start_workers
 from drumline.runs.profile_files import (
+    CLIPPING,
+    WORKERS,
     Collection,
     SampledLine,
     StackSample,
@@ -58,8 +60,7 @@ END = "end"
 EVALUATION = "evaluation"
 PAUSE_SHARE = 0.3
 """A statement that evaluates for so much of its time is an evaluation."""
-MODULE_CALL = nn.Module.__call__.__code__
-INSIDE = {"on_device": "forward", "to the device": "data"}
+INSIDE = {"on_device": "forward", "to the device": "data", WORKERS: "data"}
 """Phases that are a part of another one."""
 
 Phases = Mapping[CodeType | None, str]
@@ -77,11 +78,14 @@ def phases_of_torch() -> dict[CodeType | None, str]:
     return {
         code_of(LoaderIterator.__next__): "data",
         code_of(data.default_collate): "data",
+        code_of(start_workers): WORKERS,
+        code_of(end_workers): WORKERS,
         code_of(nn.Module.__call__): "forward",
         code_of(torch.Tensor.backward): "backward",
         code_of(torch.autograd.backward): "backward",
         code_of(Optimizer.zero_grad): "optimizer",
-        code_of(nn.utils.clip_grad_norm_): "optimizer",
+        code_of(nn.utils.clip_grad_norm_): CLIPPING,
+        code_of(nn.utils.clip_grad_value_): CLIPPING,
         code_of(torch.save): "save",
         **dict.fromkeys(_nested(wrappers), "optimizer"),
     }
@@ -157,7 +161,10 @@ class RunnableClock:
             os.close(self._schedule)
 
 
-def _line_of(code: CodeType, number: int) -> SampledLine:
+def _line_of(statement: tuple[CodeType, int] | None) -> SampledLine:
+    if statement is None:
+        return NO_LINE
+    code, number = statement
     return SampledLine(file=code.co_filename, line=number, function=code.co_qualname)
 
 
@@ -171,14 +178,18 @@ class _Seen(NamedTuple):
     phase: str
     line: SampledLine
     statement: tuple[CodeType, int] | None
-    """The line of a script's training loop that led there; None: in the engine's loop."""
+    """The line of a script's training loop, or of a task, that led there; None: in the engine's
+    loop."""
 
 
 class StackSampler:
     """Call `start` on the thread that takes the steps, and `stop` after the last of them."""
 
-    def __init__(self, phases: Phases) -> None:
+    def __init__(self, phases: Phases, models: Sequence[nn.Module] = ()) -> None:
+        """`models`: those that are trained. While one is in evaluation mode, their forward passes
+        are an evaluation."""
         self._phases = phases
+        self._models = models
         self._packages = Packages()
         self._main = threading.get_ident()
         self._outermost = outermost_code(sys._getframe())
@@ -194,6 +205,7 @@ class StackSampler:
         self._other_lines: Counter[tuple[int, SampledLine]] = Counter()
         self._began_ns = 0
         self._last_cpu_ns = 0
+        self._detects_anomalies = False
         self._is_ended = False
         self._switch_interval_s = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._run, name="drumline-sampler", daemon=True)
@@ -216,11 +228,14 @@ class StackSampler:
         sys.setswitchinterval(self._switch_interval_s)
         self._name_pauses()
         threads = tuple(self._other_threads())
+        statements = tuple(map(self._number_of, map(_line_of, self._statements)))
         return StackSamples(
             began_ns=self._began_ns,
             phases=tuple(self._numbers),
             lines=tuple(map(_with_source, self._lines)),
             samples=tuple(StackSample(*row) for row in self._rows),
+            statements=statements,
+            detects_anomalies=self._detects_anomalies,
             collections=tuple(self._collections),
             threads=threads,
         )
@@ -241,9 +256,23 @@ class StackSampler:
                 interval_s *= 2
 
     def _take(self) -> None:
-        frames = sys._current_frames()
-        now_ns = time.time_ns()
+        """Record one sample, without a garbage collection meanwhile."""
+        # CPython 3.11 makes the object of a frame when it is first read. A collection at that moment
+        # lets the thread of the frame go on and return, and Python then writes into what has taken
+        # the frame's place. User code that turns collections on or off in this instant is
+        # overruled: it would need the GIL.
         cpu_ns = self._clock.now_ns()
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._look(time.time_ns(), cpu_ns)
+        finally:
+            if is_collecting:
+                gc.enable()
+
+    def _look(self, now_ns: int, cpu_ns: int) -> None:
+        self._detects_anomalies |= torch.is_anomaly_enabled()
+        frames = sys._current_frames()
         frame = frames.pop(self._main, None)
         if frame is None:
             return
@@ -277,13 +306,15 @@ class StackSampler:
         phase = REST
         line: SampledLine | None = None
         statement: tuple[CodeType, int] | None = None
+        outermost_line: tuple[CodeType, int] | None = None
         library: str | None = None
         code: CodeType | None = None
+        is_evaluating = self._is_evaluating()
         while frame is not None:
             code = frame.f_code
             entered = self._phases.get(code)
             if entered == END:
-                return _Seen(phase, line or NO_LINE, statement)
+                return _Seen(phase, line or NO_LINE, statement or outermost_line)
             package = self._packages.name_of(code.co_filename)
             if library is None:
                 library = package
@@ -294,15 +325,25 @@ class StackSampler:
                     function=code.co_qualname,
                     library=library,
                 )
+            if not package:
+                outermost_line = (code, frame.f_lineno or 0)
             if statement is None and code in self._loop:
-                statement = (code, frame.f_lineno or 0)
-            if code is MODULE_CALL and not getattr(frame.f_locals.get("self"), "training", True):
+                statement = outermost_line
+            if entered == "forward" and is_evaluating:
                 entered = EVALUATION
             if entered is not None and INSIDE.get(phase) != entered:
                 phase = entered
             frame = frame.f_back
         is_whole = outermost is None or code is outermost
         return _Seen(phase, line or NO_LINE, statement) if is_whole else None
+
+    def _is_evaluating(self) -> bool:
+        """Asked of the models, not of the frames: `f_locals` of a function that is returning in
+        another thread has objects that are freed already."""
+        return any(
+            not module.training or not getattr(module, "module", module).training
+            for module in self._models
+        )
 
     def _codes_of_loop(self, frame: FrameType | None) -> frozenset[CodeType]:
         """The functions of a script that are running when a step ends."""
@@ -316,6 +357,8 @@ class StackSampler:
     def _name_pauses(self) -> None:
         """A statement of a script's loop that evaluates or saves does all that it does for that,
         also where it loads data."""
+        if not self._loop:
+            return
         lasts: dict[object, Counter[int]] = defaultdict(Counter)
         began_ns = self._began_ns
         for (until_ns, _, phase, _), statement in zip(self._rows, self._statements, strict=True):
@@ -331,7 +374,7 @@ class StackSampler:
             for row, statement in zip(self._rows, self._statements, strict=True):
                 if statement is not None and statement in named:
                     row[2] = number
-                    row[3] = self._number_of(_line_of(*statement))
+                    row[3] = self._number_of(_line_of(statement))
 
     # Garbage collection, in whichever thread it runs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import json
 import multiprocessing
 import os
 import re
@@ -31,10 +32,16 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from drumline.base.processes import ThreadTimes, thread_times
 from drumline.base.startup import quiet_profiler
+from drumline.base.terminal import print_message
 from drumline.base.text import MIB
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
-from drumline.rank.torch_internals import ddp_measurements, names_ignored_by_ddp
+from drumline.rank.torch_internals import (
+    ddp_measurements,
+    flight_recorders,
+    names_ignored_by_ddp,
+    uses_gloo,
+)
 from drumline.rank.watched.stack_sampler import (
     BUSY_THREAD,
     Phases,
@@ -66,6 +73,11 @@ MOST_SYNC_LINES = 10_000
 MOST_PAUSES = 5_000
 FEWEST_TIMED = 3
 """Steps without the profiler that are compared with those with it."""
+MOST_OPEN_S = 10.0
+"""For so long the end of a profile waits for collectives that are still open."""
+POLL_S = 0.02
+UNSTOPPED: list[Any] = []
+"""Profilers that were not stopped: gloo's threads may still write into their memory."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 NEW_THREAD = ThreadTimes(run_ns=0, wait_ns=0, num_slices=0)
 TORCH = str(Path(torch.__file__).parent)
@@ -111,8 +123,9 @@ class TraceCapture:
         self.phases: Phases = {}
         """Where the phases of the loop begin, besides those of torch."""
         self.modules: list[torch.nn.Module] = []
-        """Where DDP's buckets are looked for."""
+        """Those that are trained: where DDP's buckets are looked for."""
         self.optimizer: torch.optim.Optimizer | None = None
+        self.num_optimizers = 1
         self._workers: ChildTimes | None = None
         self._worker_use: WorkerUse | None = None
         self._pauses: list[Pause] = []
@@ -166,19 +179,16 @@ class TraceCapture:
             self._range.__exit__(None, None, None)
             self._stop()
 
-    def collect(self, device: torch.device) -> None:
+    def collect(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders
         are shared. A rank that could not write its files calls it too: rank 0 removes what an
         earlier profile left of them. OSError is raised only after the last collective, so that no
         rank waits for another."""
         failure: OSError | None = None
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
-            files = gather_json(
-                (path.name, file_version(path) if self._is_written else None), device=device
-            )
+            files = gather_json((path.name, file_version(path) if self._is_written else None))
             is_seen = gather_json(
-                [file_version(path.parent / name) == version for name, version in files],
-                device=device,
+                [file_version(path.parent / name) == version for name, version in files]
             )[0]
             content = b""
             try:
@@ -186,9 +196,9 @@ class TraceCapture:
                     content = path.read_bytes()
             except OSError as error:
                 failure = error
-            sizes = gather_json(len(content), device=device)
+            sizes = gather_json(len(content))
             sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
-            parts = gather_on_main(sent, sizes, device=device)
+            parts = gather_on_main(sent, sizes)
             for (name, _), is_current, part in zip(files, is_seen, parts, strict=False):
                 try:
                     if part.numel():
@@ -240,7 +250,7 @@ class TraceCapture:
             self._sync_lines = SyncLines()
             self._sync_lines.start()
         marked = {code_of(TraceCapture.marked): "data"}
-        self._sampler = StackSampler({**phases_of_torch(), **marked, **self.phases})
+        self._sampler = StackSampler({**phases_of_torch(), **marked, **self.phases}, self.modules)
         self._sampler.start(is_alone=not self._has_busy_thread())
         self._mark_step()
 
@@ -260,20 +270,32 @@ class TraceCapture:
         self._range.__enter__()
 
     def _stop(self) -> None:
-        self.is_recording = False
-        self.is_done = True
+        """Every rank stops after the same step, since the next thing that it calls may be
+        `collect`."""
         with record_function(END_MARK):
             self._synchronize()
+        is_closed = wait_for_collectives()
+        self.is_recording = False
+        self.is_done = True
         if self._sampler is not None:
             self._stacks = self._sampler.stop()
         if self._workers is not None:
             self._worker_use = self._workers.use()
         if self._cpu_wait is not None:
             self._cpu_wait.stop()
-        self._profiler.stop_trace()
+        if is_closed:
+            self._profiler.stop_trace()
+        else:
+            UNSTOPPED.append(self._profiler)
         if self._sync_lines is not None:
             self._sync_lines.stop()
-        self._write()
+        if is_closed:
+            self._write()
+        else:
+            print_message(
+                f"rank {self._rank} has no trace: a collective was still open {MOST_OPEN_S:g} s after the last "
+                "profiled step"
+            )
         self._profiler = None
 
     # Files
@@ -312,6 +334,7 @@ class TraceCapture:
             first_step=self._steps.start,
             num_steps=self._number - self._steps.start,
             bucket_bytes=bucket_bytes(data),
+            num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
@@ -320,6 +343,7 @@ class TraceCapture:
             pauses=tuple(self._pauses),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
             optimizer=None if self.optimizer is None else optimizer_facts(self.optimizer),
+            num_optimizers=self.num_optimizers,
             workers=self._worker_use,
             has_sync_batchnorm=any(
                 isinstance(part, torch.nn.SyncBatchNorm)
@@ -383,6 +407,30 @@ class ChildTimes:
             if child.pid is not None:
                 times[child.pid] = thread_times(child.pid).get(child.pid, NEW_THREAD)
         return times
+
+
+def wait_for_collectives() -> bool:
+    """Whether those of gloo have ended. Its threads write the end of a collective into memory of
+    the profiler, which frees it when it stops."""
+    if not dist.is_initialized() or not uses_gloo():
+        return True
+    until = time.perf_counter() + MOST_OPEN_S
+    while has_open_collectives():
+        if time.perf_counter() > until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def has_open_collectives() -> bool:
+    """Whether gloo still works on one. What a version of torch does not record counts as ended."""
+    dumps = [json.loads(dump(True, False)) for dump in flight_recorders()]
+    return any(
+        str(entry.get("profiling_name")).startswith("gloo:") and not entry.get("retired", True)
+        for dump in dumps
+        for entry in dump.get("entries", ())
+        if not entry.get("is_p2p")
+    )
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:

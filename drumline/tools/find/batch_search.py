@@ -188,7 +188,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
         memory = torch.cuda.max_memory_reserved(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    measured = gather_json([seconds, memory], device=device)
+    measured = gather_json([seconds, memory])
     seconds_of_ranks = [rank_seconds for rank_seconds, _ in measured]
     fits = all(seconds_of_ranks)
     speed = size * count * len(measured) / max(seconds_of_ranks) if fits else 0.0

@@ -1,4 +1,5 @@
-"""What happens between steps, but for the save (`saver`) and the stop (`preemption`).
+"""What happens between steps, but for the log line (`log_line`), the save (`saver`) and the stop
+(`preemption`).
 
 An action has a name, `due` (when to run) and `run`. Every rank has the same actions and runs them
 in the same order, which `loop.between_steps` sets.
@@ -6,28 +7,19 @@ in the same order, which `loop.between_steps` sets.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import NamedTuple
 
 import torch
 
-from drumline.metrics.meters import means
 from drumline.parallel.replicas import ReplicaComparison
 from drumline.rank.collectives import all_sum
-from drumline.training.between_steps.data_advice import DataAdvice
 from drumline.training.between_steps.evaluation import evaluate, numbers
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.throughput import DdpStepTimes, ExposedCommunication, Speed
 from drumline.training.between_steps.trace import TracedStep
 from drumline.training.job.job import Progress
-from drumline.training.output import WatchNotices
 from drumline.training.run_context import RunContext
-from drumline.training.steps.compilation import report_recompilations
-from drumline.training.steps.eager import AnyStep
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook
 
@@ -124,158 +116,6 @@ def after_step(hook: Hook) -> Action:
         run=lambda context: context.call_hooks("after_step", hook),
         interval=every,
     )
-
-
-class RankCounts(NamedTuple):
-    """What a rank has counted so far; the ranks sum it with each log line."""
-
-    num_compiled: float
-    """Compilations since the last log line."""
-    num_compiled_later: float
-    """Of these, those after the first step."""
-    tokens: float
-    waited_s: float
-    start_tokens: float
-    start_waited_s: float
-    exposed_s: float
-    computing_s: float
-    """Of the step that was measured last, as `exposed_s`. NaN: unknown."""
-
-
-class LogSums(NamedTuple):
-    """What is summed over all ranks for a log line."""
-
-    ranks: RankCounts
-    num_votes: float
-    """Ranks on which a hook has asked to end the run."""
-    measured: list[float]
-    """As `Meter.take` returns it."""
-    num_bad: float
-    """Steps that were not finite."""
-    blocked_s: float
-    """How long this rank waited for the sums, and so for its device."""
-
-
-class LogTraining(Action):
-    """Every `log.every_steps` steps: the loss since the last line."""
-
-    name = "log"
-
-    def __init__(
-        self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices
-    ) -> None:
-        self.interval = context.config.log.every_steps
-        self._progress = context.progress
-        self._first_step = context.progress.step
-        self._train_step = train_step
-        self._non_finite = non_finite
-        self._notices = notices
-        self._data_advice: DataAdvice | None = None
-        self._spent_s: dict[str, float] = {}
-        self._waited_s = 0.0
-
-    def start(self, context: RunContext) -> None:
-        self._communication = ExposedCommunication(context.job)
-
-    def due(self, step: int) -> bool:
-        return step % self.interval == 0 or step >= self._progress.last_step
-
-    def run(self, context: RunContext) -> None:
-        job = context.job
-        step = context.progress.step
-        sums = self._reduce(context)
-        self._non_finite.act_on(sums.num_bad)  # before the task's report() gets a NaN
-        numbers = job.reported(means(sums.measured, job.meter.names))
-        if self._train_step.grad_norm is not None:
-            numbers["grad_norm"] = float(self._train_step.grad_norm)
-        speed = self._lap(context, sums.ranks)
-        self._report_phases(context)
-        context.reporter.report(
-            "train",
-            step=step,
-            epoch=context.epoch,
-            lr=job.rates.highest(),
-            **asdict(speed),
-            seconds_left=context.throughput.seconds_for(context.total_steps - step),
-            **numbers,
-        )
-        self._notices.report(context.reporter)
-        self._advise(context, speed, sums.blocked_s)
-        if sums.ranks.num_compiled:
-            report_recompilations(context, self._first_step)
-        context.end_if(sums.num_votes)
-
-    def _reduce(self, context: RunContext) -> LogSums:
-        """Collective: one reduction for all that a log line needs."""
-        job = context.job
-        counts = job.finite.counts
-        this_rank = self._counts(context)
-        counted = [counts.new_full((1,), number) for number in this_rank]
-        if context.hooks is not None:
-            counted.append(context.hooks.vote(counts))
-        counted += [job.meter.take(), counts]
-        began = time.perf_counter()
-        reduced = all_sum(torch.cat(counted)).tolist()
-        blocked_s = time.perf_counter() - began
-        *measured, num_bad, _ = reduced[len(this_rank) :]
-        num_votes = 0.0 if context.hooks is None else measured.pop(0)
-        if num_bad and not measured[1]:  # all were skipped
-            measured = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
-        ranks = RankCounts(*reduced[: len(this_rank)])
-        return LogSums(ranks, num_votes, measured, num_bad, blocked_s)
-
-    def _advise(self, context: RunContext, speed: Speed, blocked_s: float) -> None:
-        """On rank 0: advice about waiting for data, from the second log line on."""
-        job = context.job
-        if self._data_advice is not None:
-            waited_s = job.loader.waited_s - self._waited_s
-            waited_share = waited_s / max(context.throughput.lap_s, 1e-9)
-            steps_left = blocked_s * speed.samples_per_s / job.batch.size
-            self._data_advice.check(context, waited_share, steps_left)
-        elif job.ddp.is_main_process():
-            self._data_advice = DataAdvice(context)
-        self._waited_s = job.loader.waited_s
-
-    def _counts(self, context: RunContext) -> RankCounts:
-        job = context.job
-        throughput = context.throughput
-        compilations = job.ddp.connection.compilations
-        compiled_at = [] if compilations is None else list(compilations.began_at.values())
-        measured = self._communication.newest(context.progress.step)
-        return RankCounts(
-            num_compiled=len(compiled_at),
-            num_compiled_later=sum(step > self._first_step for step in compiled_at),
-            tokens=job.loader.num_tokens,
-            waited_s=job.loader.waited_s,
-            start_tokens=throughput.start_tokens,
-            start_waited_s=throughput.start_waited_s,
-            exposed_s=math.nan if measured is None else measured.exposed_s,
-            computing_s=math.nan if measured is None else measured.computing_s,
-        )
-
-    def _lap(self, context: RunContext, ranks: RankCounts) -> Speed:
-        """`ranks`: the sums over all ranks."""
-        world_size = context.job.ddp.world_size
-        measured = None
-        if not math.isnan(ranks.exposed_s):
-            measured = DdpStepTimes(ranks.exposed_s / world_size, ranks.computing_s / world_size)
-        return context.throughput.lap(
-            waited_s=ranks.waited_s / world_size,
-            tokens=ranks.tokens,
-            measured=measured,
-            start_waited_s=ranks.start_waited_s / world_size,
-            start_tokens=ranks.start_tokens,
-            has_compiled=ranks.num_compiled_later > 0,
-        )
-
-    def _report_phases(self, context: RunContext) -> None:
-        """What this rank's time went to since the last line; the first line has the start of the
-        run, too."""
-        before = self._spent_s
-        self._spent_s = context.job.heartbeat.spent_s()
-        spent = {name: seconds - before.get(name, 0.0) for name, seconds in self._spent_s.items()}
-        phases_s = {name: round(seconds, 6) for name, seconds in spent.items() if seconds > 0}
-        context.reporter.report("phases", step=context.progress.step, phases_s=phases_s)
 
 
 class Evaluate(Periodic):

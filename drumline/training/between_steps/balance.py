@@ -68,7 +68,7 @@ def make_balance(
         )
     is_gpu = ddp.device.type == "cuda"
     device = torch.cuda.get_device_name(ddp.device) if is_gpu else "cpu"
-    ranks = gather_json([ddp.host, device], device=ddp.device)
+    ranks = gather_json([ddp.host, device])
     return Balance(context, loader, non_finite, ranks, facts, (saved or {}).get("balance"))
 
 
@@ -133,7 +133,7 @@ class Balance(Action):
         """Collective: exchange the times, and choose the sizes of the following steps."""
         step = context.progress.step
         before = self._sizes
-        measurements = gather_json([self._own_s(step), self._most()], device=self._job.ddp.device)
+        measurements = gather_json([self._own_s(step), self._most()])
         seconds = [rank_s for rank_s, _ in measurements]
         most = [limit for _, limit in measurements]
         later = step - step % EVERY_STEPS + EVERY_STEPS

@@ -93,9 +93,7 @@ def _gather_rank_states(job: Job) -> Snapshot:
             continue
         tensors: dict[str, Tensor] = {}
         encoded = encode_state(rank_state, _STATE_NAMES.get(file, file), tensors)
-        gathered.documents[file], tensors_by_rank = gather_states(
-            encoded, tensors, device=job.ddp.device
-        )
+        gathered.documents[file], tensors_by_rank = gather_states(encoded, tensors)
         if tensors_by_rank:
             gathered.tensors[file] = tensors_by_rank
     return gathered

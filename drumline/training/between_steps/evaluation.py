@@ -50,7 +50,7 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     names, sums = _sum_batches(job, loader)
     # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     batches_here = [loader.num_batches, loader.digest]
-    names, expected = broadcast_json([names, batches_here], device=device)
+    names, expected = broadcast_json([names, batches_here])
     # They differ only for a stream: other datasets were compared before the first step.
     if batches_here != expected:
         what = "an evaluation stream whose first sample differs from that of rank 0"

@@ -48,7 +48,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
     """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror.
     Returns what to report, on rank 0."""
     if not ddp.is_main_process():
-        while not broadcast_json(None, device=ddp.device):
+        while not broadcast_json(None):
             pass
         return []
     run = _run_of(request)
@@ -56,10 +56,10 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
     if not wait([work], timeout=POLL_S).done:
         print_message(f"reading the mirror {run.store}")
     while not work.done():
-        broadcast_json(False, device=ddp.device)
+        broadcast_json(False)
         wait([work], timeout=POLL_S)
     restored = work.result()
-    broadcast_json(True, device=ddp.device)
+    broadcast_json(True)
     messages: list[Message] = [("warning", reason) for reason in restored.skipped]
     if restored.note:
         messages.append(("note", restored.note))

@@ -85,7 +85,7 @@ class NonFinite:
             f"{file}/{name}": tensor for file in state for name, tensor in state[file].items()
         }
         this_rank = [first_non_finite(tensors), ddp.host, bool(self._job.finite.counts.any())]
-        ranks = gather_json(this_rank, device=ddp.device)
+        ranks = gather_json(this_rank)
         rank = next((rank for rank, (name, *_) in enumerate(ranks) if name is not None), None)
         if rank is None:
             return None
@@ -106,13 +106,13 @@ class NonFinite:
         ddp = self._job.ddp
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
-        ranks: list[Any] = gather_json([num_bad, first], device=ddp.device)
+        ranks: list[Any] = gather_json([num_bad, first])
         most_bad = max(num_bad for num_bad, _ in ranks)
         first_steps = [first for _, first in ranks]
         step = min(first for first in first_steps if first is not None)
         cause = None if self._is_explained else self._explain(step)
         self._is_explained = True
-        causes = gather_json([ddp.host, cause], device=ddp.device)
+        causes = gather_json([ddp.host, cause])
         bad = [rank for rank, first in enumerate(first_steps) if first == step]
         rank = next((rank for rank in bad if causes[rank][1] is not None), bad[0])
         host, cause = causes[rank]
@@ -124,7 +124,7 @@ class NonFinite:
         job = self._job
         parameter = first_non_finite(dict(job.model.named_parameters()))
         if job.is_sharded:  # a forward pass is collective: either all ranks run one, or none
-            parameter = next(filter(None, gather_json(parameter, device=job.ddp.device)), None)
+            parameter = next(filter(None, gather_json(parameter)), None)
         if parameter is not None:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None

@@ -7,7 +7,7 @@ the other ranks on the step to stop at (`rank/stop_vote.py`). It owns the state
 is only for ranks of `drumline train`; in a user's own loop signals are not handled.
 
 From SIGTERM to exit code 75:
-1. The launcher's agent passes it on to its ranks (`launch/node/rank_signals.py`).
+1. The launcher's agent passes it on to its ranks (`launch/node/rank_exchange.py`).
 2. In each rank the signal wakes the `StopRequestWatcher`, which requests a vote; the ranks agree
    on a step.
 3. After that step `Preempt`, the last of the actions, saves; `report_preemption` writes

@@ -179,7 +179,7 @@ class Saver(Periodic):
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""
         # First: a checkpoint must never contain steps that the ledger lacks.
-        self._ledger_file.gather(progress, device=self._job.ddp.device)
+        self._ledger_file.gather(progress)
         if self._job.sync is None:
             LiveBuffers(self._job.model).broadcast()
         non_finite = self._check_state()
@@ -352,12 +352,12 @@ class LedgerFile:
         self._taken += self.ledger.take()
         return self._taken
 
-    def gather(self, progress: Progress, *, device: torch.device) -> None:
+    def gather(self, progress: Progress) -> None:
         """Collective: write what all ranks have covered up to this step. Call `flush` before the
         checkpoint."""
         step = progress.step
         runs = self.unsaved()
-        ranks = gather_json(to_json(runs), device=device)
+        ranks = gather_json(to_json(runs))
         self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
         if runs:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from types import CodeType
 
-from torch import Tensor
-
 from drumline.config.fields import flag_text
 from drumline.config.schema import profiled_steps
 from drumline.data.delivery import Delivery
@@ -16,7 +14,8 @@ from drumline.rank.watched.stack_sampler import END, code_of
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 from drumline.runs.run_folder import writing_to
-from drumline.training.between_steps.actions import CompareReplicas, Evaluate, LogTraining
+from drumline.training.between_steps.actions import CompareReplicas, Evaluate
+from drumline.training.between_steps.log_line import LogTraining
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import flat
 from drumline.training.loop import Loop
@@ -51,7 +50,6 @@ class ProfiledStep:
         self._first_step = context.progress.step
         self._progress = context.progress
         self._steps = steps
-        self.grad_norm: Tensor | None = None
         self._capture = TraceCapture(
             steps,
             self._folder,
@@ -75,19 +73,17 @@ class ProfiledStep:
             if capture.is_recording:
                 step = step._replace(micro_batches=capture.marked(step.micro_batches))
         self._inner(step)
-        self.grad_norm = self._inner.grad_norm
 
     def finish(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
-        device = self._context.job.ddp.device
         with writing_to(self._folder, instead=WITHOUT):
             try:
                 self._capture.finish()
             except OSError:
-                self._capture.collect(device)  # the other ranks wait for this one
+                self._capture.collect()  # the other ranks wait for this one
                 raise
             if self._capture.is_done:
-                self._capture.collect(device)
+                self._capture.collect()
         if not self._capture.is_done:
             self._context.warn(
                 f"nothing was profiled: the run ended before step {self._steps.start} of this start"

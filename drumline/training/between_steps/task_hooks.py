@@ -87,7 +87,7 @@ class TaskHooks:
 
     def pending_reason(self) -> str | None:
         """Collective: the reason of the first rank that has one."""
-        reasons = gather_json(self.run.stop_reason, device=self._job.ddp.device)
+        reasons = gather_json(self.run.stop_reason)
         return next((reason for reason in reasons if reason is not None), None)
 
     def defining(self, moment: str) -> list[Hook]:
@@ -158,7 +158,6 @@ def make_hooks(
     check_same(
         {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
         host=ddp.host,
-        device=ddp.device,
         next_step="return the same hooks in the same order on every rank; a hook may use run.rank",
     )
     if not hooks:

@@ -50,7 +50,6 @@ class TracedStep:
         self._path = context.folder.trace_file(context.job.ddp.rank)
         self._seed = context.config.train.seed
         self._batches: list[dict[str, Any]] = []
-        self.grad_norm: Tensor | None = None
         with writing_to(self._path, instead=WITHOUT):
             self._log = EventLog(self._path)
 
@@ -62,7 +61,6 @@ class TracedStep:
         """Collective: one optimizer step, and its line in the trace."""
         self._batches = []
         self._inner(step._replace(micro_batches=self._hashed(step)))
-        self.grad_norm = self._inner.grad_norm
         number = self._progress.step + 1
         epoch = step.plan.epoch
         self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())

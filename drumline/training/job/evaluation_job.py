@@ -25,8 +25,8 @@ from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.metrics.meters import check_names
 from drumline.parallel.meta_init import ModuleInit, check_can_initialize
-from drumline.parallel.outer_sync import ReplicaGroups, make_replica_groups
 from drumline.parallel.recompute import recompute_blocks
+from drumline.parallel.replica_groups import ReplicaGroups, make_replica_groups
 from drumline.parallel.sharded_model import ShardingPlan
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import gains_from_channels_last, unwrap_model
@@ -133,7 +133,6 @@ def check_same_data(ddp: RunManager, facts: Mapping[str, Any]) -> None:
     check_same(
         facts,
         host=ddp.host,
-        device=ddp.device,
         next_step="start every rank with the same command, packages and data (data.dir and data.cache may differ)",
     )
 

@@ -89,7 +89,7 @@ def load_initial_weights(
                 "warning",
                 message=f"the model keeps its own values where they do not fit: {'; '.join(problems)}",
             )
-    model.load_state_dict(broadcast_tensors(fitting, device=ddp.device), strict=False)
+    model.load_state_dict(broadcast_tensors(fitting), strict=False)
 
 
 def _next_step(fit: Fit) -> str:

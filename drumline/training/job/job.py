@@ -416,11 +416,10 @@ def check_streams(job: Job) -> None:
         check_same(
             {f"the next sample of the stream {loader.name}": digest},
             host=ddp.host,
-            device=ddp.device,
             next_step="let every rank read the same samples in the same order: Drumline splits them; shuffle "
             "with the global generators or by set_epoch(epoch), which are the same on every rank",
         )
-    elif len(set(gather_json(digest, device=ddp.device))) == 1 and ddp.is_main_process():
+    elif len(set(gather_json(digest))) == 1 and ddp.is_main_process():
         log.warning(
             f"all {ddp.world_size} ranks read the same next sample of the stream {loader.name}: Drumline does not "
             "split a stream with a state_dict; let it choose its samples by rank, or all ranks train on the same ones"

@@ -40,7 +40,7 @@ def settle_mode(
     else:
         memory = _smallest_memory(ddp)
         chosen = _choose(config, task_class, ddp, memory) if ddp.is_main_process() else None
-        mode, reason = broadcast_json(chosen, device=ddp.device)
+        mode, reason = broadcast_json(chosen)
         if mode is None:  # on every rank, so that none waits for the others
             raise UsageError(
                 f"--dist.mode auto: {reason}", next_step="give ddp, zero1, fsdp or hsdp"
@@ -58,7 +58,7 @@ def _smallest_memory(ddp: RunManager) -> int:
         ddp.device.index,
         torch.cuda.get_device_properties(ddp.device).total_memory,
     ]
-    everyone = gather_json(this_gpu, device=ddp.device)
+    everyone = gather_json(this_gpu)
     sharing = Counter((host, index) for host, index, _ in everyone)
     return min(int(total) // sharing[host, index] for host, index, total in everyone)
 

@@ -137,7 +137,7 @@ def compute_metrics(
             for name, metric in metrics.items()
         }
         document = encode_state(states, "metrics", tensors)
-    gathered, tensors = gather_states(document, tensors, device=ddp.device)
+    gathered, tensors = gather_states(document, tensors)
     values: dict[str, Any] = {}
     if ddp.is_main_process():
         # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
@@ -146,7 +146,7 @@ def compute_metrics(
                 _merge_rank(metrics, document, tensors, rank, device=ddp.device)
         for name, metric in metrics.items():
             values.update(_values(name, metric.compute()))
-    merged: dict[str, Any] = broadcast_json(values, device=ddp.device)
+    merged: dict[str, Any] = broadcast_json(values)
     return merged
 
 

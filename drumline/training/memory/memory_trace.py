@@ -22,7 +22,10 @@ from drumline.parallel.blocks import describe_blocks, find_blocks
 from drumline.parallel.recompute import recompute_blocks, recomputed_blocks
 from drumline.rank.torch_internals import (
     DispatchMode,
+    efficient_attention,
     fake_tensors,
+    flash_attention,
+    flash_attention_backward,
     live_buffers,
     live_parameters,
     pytree,
@@ -273,7 +276,7 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
             if storage._cdata not in storages_before:  # a view of what was there before
                 self._add(storage)
         inside = 0
-        if func is torch.ops.aten._scaled_dot_product_flash_attention_backward.default:
+        if func is flash_attention_backward:
             query = args[1]  # its gradient is added up in fp32, and there is a sum for each row
             inside = 4 * (query.numel() + query.shape[:-1].numel())
         self.moments.append(
@@ -372,14 +375,9 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     inputs = (query, key, value)
-    aten = torch.ops.aten
     if torch.is_autocast_enabled(DEVICE.type):
         dtype = torch.get_autocast_dtype(DEVICE.type)
         inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
     if inputs[0].dtype.itemsize == 2 and attn_mask is None:
-        return aten._scaled_dot_product_flash_attention(
-            *inputs, dropout_p, is_causal, False, scale=scale
-        )[0]
-    return aten._scaled_dot_product_efficient_attention(
-        *inputs, None, True, dropout_p, is_causal, scale=scale
-    )[0]
+        return flash_attention(*inputs, dropout_p, is_causal, False, scale=scale)[0]
+    return efficient_attention(*inputs, None, True, dropout_p, is_causal, scale=scale)[0]

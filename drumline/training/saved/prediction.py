@@ -80,15 +80,14 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
                 encoded = torch.frombuffer(
                     bytearray(encode(outputs, batch.size)), dtype=torch.uint8
                 )
-            sizes = gather_json(len(encoded), device=job.ddp.device)
+            sizes = gather_json(len(encoded))
             if not any(sizes):
                 break
-            parts = gather_on_main(encoded, sizes, device=job.ddp.device)
+            parts = gather_on_main(encoded, sizes)
             yield from (part.numpy().tobytes() for part in parts if len(part))
     check_same(  # only a stream's: of anything else the samples were compared before
         {"the samples that they read": [loader.num_samples, loader.digest]},
         host=job.ddp.host,
-        device=job.ddp.device,
         next_step="let every rank read the whole stream in one order: Drumline splits it by batches",
     )
 

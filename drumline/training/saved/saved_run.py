@@ -20,10 +20,10 @@ from drumline.checkpoint import state, store
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, opened_run
 from drumline.checkpoint.retention import best, ranked
 from drumline.config import Layers
-from drumline.config.fields import annotation_of
+from drumline.config.fields import annotation_of, is_in_task
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.config.task_fields import is_in_task, task_fields
+from drumline.config.task_fields import task_fields
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
@@ -251,7 +251,7 @@ def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
         if job.ddp.is_main_process()
         else None
     )
-    snapshot = store.broadcast(read, device=job.ddp.device)
+    snapshot = store.broadcast(read)
     state.restore_model(snapshot, job.model)
     run = saved.checkpoint.parents[1]
     if (hooks := make_hooks(job, saved.config, run, None, saved.step)) is not None:

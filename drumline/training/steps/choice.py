@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
 import torch
-from torch import Tensor
 
 from drumline.base.errors import TrialError, UsageError
 from drumline.base.text import duration
@@ -26,10 +25,8 @@ from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable
 from drumline.training.manager import RunManager
 from drumline.training.steps.capture_checks import find_hook
-from drumline.training.steps.compilation import compile_before
-from drumline.training.steps.compiled_blocks import compiled
-from drumline.training.steps.eager import AnyStep, TrainStep, loss_function
-from drumline.training.steps.elastic import ElasticStep
+from drumline.training.steps.compilation import CompiledStep
+from drumline.training.steps.eager import AnyStep, ElasticStep, TrainStep
 from drumline.training.steps.graph import GraphStep
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
@@ -213,7 +210,7 @@ class TrialFile(AbstractContextManager["TrialFile"]):
         with suppress(OSError, ValueError):
             recorded = read_regular(path).decode().split()
         failed = [kind for kind in (*COMPILED, "graph") if kind in recorded]
-        self.failed: list[str] = broadcast_json(failed, device=ddp.device)
+        self.failed: list[str] = broadcast_json(failed)
 
     def write(self, trying: str = "") -> None:
         if self._path is not None:
@@ -256,7 +253,6 @@ class AutoStep:
         self._fastest: _Trial | None = None
         self._seconds: dict[str, float] = {}
         self._is_settled = False
-        self.grad_norm: Tensor | None = None
         self._try_next()
 
     def __call__(self, step: Step) -> None:
@@ -272,7 +268,6 @@ class AutoStep:
                 f"out of memory while --train.step auto tried {self._name}: {reason}",
                 next_step="rerun the same command to resume: it does not try it again",
             ) from error
-        self.grad_norm = self._step.grad_norm
         if begin is not None:
             self._count(step, begin)
 
@@ -366,29 +361,3 @@ def _seconds_between(begin: Any, end: Any) -> float:
         return float(end - begin)
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000
-
-
-class CompiledStep:
-    """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled
-    by torch. The short batch at the end of an epoch is not compiled: that would cost more than it
-    gains."""
-
-    def __init__(self, job: Job, *, note: Callable[[str], None] = _ignore, **settings: Any) -> None:
-        """`note` logs a message."""
-        self._job = job
-        self._note = note
-        self._batch_size = job.batch.size
-        self._is_compiled = False
-        self._full = TrainStep(job, compute_loss=compiled(loss_function(job.task)), **settings)
-        job.ddp.connection.mark_compilations()  # the compiler is loaded by now
-        self._short = TrainStep(job, **settings)
-        self.grad_norm: Tensor | None = None
-
-    def __call__(self, step: Step) -> None:
-        """Collective: one optimizer step."""
-        inner = self._full if step.plan.global_size == self._batch_size else self._short
-        if inner is self._full and not self._is_compiled:
-            step = compile_before(step, inner.compute_loss, self._job, note=self._note)
-            self._is_compiled = True
-        inner(step)
-        self.grad_norm = inner.grad_norm

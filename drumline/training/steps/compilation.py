@@ -1,5 +1,5 @@
-"""What torch compiles in a run: every rank compiles before the first compiled step, their results
-are compared, and a later recompilation is reported with its reason.
+"""`--train.step compile`: every rank compiles before the first compiled step, their results are
+compared, and a later recompilation is reported with its reason.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from drumline.rank.torch_internals import compilations, compiler_counters
 from drumline.training.job.job import Job
 from drumline.training.run_context import RunContext
 from drumline.training.steps import eager
+from drumline.training.steps.compiled_blocks import compiled
 from drumline.training.steps.warm_up import dry_run
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
@@ -34,7 +35,33 @@ _ID = re.compile(r"^[\[\]!\d/_]+: ")
 _MOST_OF_REASON = 200
 
 
-def compile_before(
+class CompiledStep:
+    """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled
+    by torch. The short batch at the end of an epoch is not compiled: that would cost more than it
+    gains."""
+
+    def __init__(self, job: Job, *, note: Callable[[str], None], **settings: Any) -> None:
+        """`note` logs a message."""
+        self._job = job
+        self._note = note
+        self._batch_size = job.batch.size
+        self._is_compiled = False
+        self._full = eager.TrainStep(
+            job, compute_loss=compiled(eager.loss_function(job.task)), **settings
+        )
+        job.ddp.connection.mark_compilations()  # the compiler is loaded by now
+        self._short = eager.TrainStep(job, **settings)
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        inner = self._full if step.plan.global_size == self._batch_size else self._short
+        if inner is self._full and not self._is_compiled:
+            step = _compile_before(step, inner.compute_loss, self._job, note=self._note)
+            self._is_compiled = True
+        inner(step)
+
+
+def _compile_before(
     step: Step, compute_loss: eager.LossFunction, job: Job, *, note: Callable[[str], None]
 ) -> Step:
     """Collective: let torch compile the loss for the first micro-batch of this step, where no other
@@ -62,7 +89,7 @@ def compile_before(
         made = {name: count - before[name] for name, count in _counts().items()}
         this_rank = {**made, "host": ddp.host, "seconds": time.perf_counter() - began}
         _wait_for_ranks(job)
-        everyone = gather_json(this_rank, device=ddp.device)
+        everyone = gather_json(this_rank)
         difference = find_difference(everyone)
         cached = describe_cache(everyone)
         if ddp.is_main_process() and difference is not None:
@@ -145,7 +172,7 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
             if recompilation["step"] >= usual_until
         ]
         marks.began_at.clear()
-    everyone = gather_json(recompilations, device=ddp.device)
+    everyone = gather_json(recompilations)
     for function, message in describe_recompilations(everyone, type(context.job.task).__name__):
         if ddp.is_main_process() and function not in reported:
             context.warn(message)

@@ -90,6 +90,8 @@ class FiniteSteps:
                 (parameter for group in optimizer.param_groups for parameter in group["params"]),
             )
 
+    grad_norm: Tensor | None = None
+    """Of the latest step, before clipping; on the device. None: gradients are not clipped."""
     agree: Callable[[], object] | None = None
     """Collective, before an update: whether all ranks have their gradients, where others may
     continue without one."""
@@ -116,13 +118,13 @@ class FiniteSteps:
         every rank sees."""
         return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
 
-    def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
+    def check(self, parameters: Iterable[Tensor]) -> None:
         """Count the step if its loss or gradients are not finite, without waiting for the
         device."""
         if not self.skips or self._scaler is not None:
             number = self._meter.loss
-        elif grad_norm is not None:
-            number = grad_norm
+        elif self.grad_norm is not None:
+            number = self.grad_norm
         else:
             gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
             number = largest(own_parts(gradients) if self._is_sharded else gradients).to(

@@ -79,7 +79,6 @@ class GraphStep:
         self._has_too_many = False
         self._graphs: dict[Hashable, CapturedStep] = {}
         self._is_off = False
-        self.grad_norm: Tensor | None = None
         set_capturable(job.optimizer, job.group_settings, is_on=True)
         if isinstance(job.applied, DistributedDataParallel):
             # DDP's occasional timings of later steps cannot be captured either.
@@ -90,7 +89,7 @@ class GraphStep:
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         if self._is_off:
-            self._run(step)
+            self._inner(step)
             return
         micro_batches = list(step.micro_batches)
         step = step._replace(micro_batches=iter(micro_batches))
@@ -104,27 +103,23 @@ class GraphStep:
             graph.replay(shape)
             self._heartbeat.mark(OPTIMIZER)
             self._job.meter.host_weight += graph.host_weight
-            self.grad_norm = graph.grad_norm
-
-    def _run(self, step: Step) -> None:
-        self._inner(step)
-        self.grad_norm = self._inner.grad_norm
+            self._job.finite.grad_norm = graph.grad_norm
 
     def _run_or_capture(
         self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
     ) -> CapturedStep | None:
         """The graph, if the shape was seen often enough; otherwise None, and the step has run."""
         if shape.key not in self._seen and not self._accepts(shape):
-            self._run(step)
+            self._inner(step)
             return None
         stage = self._seen.next_stage(shape.key)
         if stage == "capture":
             return self._capture(shape, step, micro_batches)
         if stage == "run":
-            self._run(step)
+            self._inner(step)
             return None
         with observed(self._job.model, self._job.task) as reasons:
-            self._run(step)
+            self._inner(step)
         if reasons:
             self._turn_off(reasons[0])
         return None
@@ -152,7 +147,7 @@ class GraphStep:
     ) -> CapturedStep | None:
         if reason := find_hook(self._job.model, self._job.optimizer):  # registered since the start
             self._turn_off(reason)
-            self._run(step)
+            self._inner(step)
             return None
         device = self._job.ddp.device
         meter = self._job.meter
@@ -168,12 +163,12 @@ class GraphStep:
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             message = str(first).partition("\n")[0]
             self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
-            self._run(step._replace(micro_batches=iter(micro_batches)))
+            self._inner(step._replace(micro_batches=iter(micro_batches)))
             return None
         self._job.captured_steps.add(captured)
         self._graphs[shape.key] = captured
         captured.host_weight = meter.host_weight - weight
-        captured.grad_norm = self._inner.grad_norm
+        captured.grad_norm = self._job.finite.grad_norm
         meter.host_weight = weight
         return captured
 
@@ -223,6 +218,7 @@ class CapturedStep:
         self.host_weight = 0.0
         """What a step adds to the meter on the host."""
         self.grad_norm: Tensor | None = None
+        """That of each replay."""
         self._inputs = [tensor.clone() for tensor in shape.tensors]
         inputs = iter(self._inputs)
         leaves = iter([next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves])

@@ -173,7 +173,7 @@ def next_samples(job: Job, most: int) -> tuple[Any, int]:
     """Collective: at most so many samples of the next batch, and their number, which is the same on
     all ranks: the loss may call a collective. 0: the batch cannot be cut."""
     few = job.loader.preview(most)
-    size = min(gather_json(min(_num_rows(few), most), device=job.ddp.device))
+    size = min(gather_json(min(_num_rows(few), most)))
     return _cut(few, size), size
 
 
@@ -205,7 +205,7 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
             flops, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
         except Exception:
             has_failed = True  # a real error is raised by the first step too
-        ranks = gather_json([has_failed, uses_all], device=job.ddp.device)
+        ranks = gather_json([has_failed, uses_all])
         if not any(failed for failed, _ in ranks):
             return flops, is_training and all(uses for _, uses in ranks)
     return None, False
@@ -259,7 +259,7 @@ def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) 
     if is_out_of_memory:
         torch.cuda.empty_cache()
     # All ranks leave this together: the next pass may call a collective of the loss.
-    if any(gather_json(has_failed, device=job.ddp.device)):
+    if any(gather_json(has_failed)):
         return
     if saving < LEAST_SAVING:
         warn(
@@ -279,11 +279,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
     with dry_run(job) as task:
 
         def compute_loss() -> Tensor:
-            with (
-                job.autocast,
-                sharded.use.compared(job.ddp.host, job.ddp.device),
-                _gathered(job.model) as gathered,
-            ):
+            with job.autocast, sharded.use.compared(job.ddp.host), _gathered(job.model) as gathered:
                 total: Tensor = job.applied(loss_function(task), batch).total
             if not dist.find_unused_parameters:
                 reached = _reached(total)
@@ -304,14 +300,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
     sharded.use.learn()
     store = job.ddp.connection.store
     if dist.find_unused_parameters and store is not None:
-        sharded.use.agree_in(
-            store,
-            rank=job.ddp.rank,
-            host=job.ddp.host,
-            world_size=job.ddp.world_size,
-            timeout_s=sharded.plan.timeout_s,
-            device=job.ddp.device,
-        )
+        sharded.use.agree_in(store, host=job.ddp.host, timeout_s=sharded.plan.timeout_s)
     unused = _names_without_gradient(job.model)
     if unused and job.ddp.is_main_process():
         note(
@@ -353,9 +342,7 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 def _differing_use(job: Job, unused: list[str]) -> str | None:
     """Collective: whether ranks use different parameters, in words. `unused`: those that this rank
     does not use."""
-    hosts, unused_by_rank = zip(
-        *gather_json([job.ddp.host, unused], device=job.ddp.device), strict=True
-    )
+    hosts, unused_by_rank = zip(*gather_json([job.ddp.host, unused]), strict=True)
     if all(names == unused_by_rank[0] for names in unused_by_rank):
         return None
     texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
@@ -369,7 +356,7 @@ def check_few_samples(job: Job, once: Any, size: int) -> None:
         return
     first = _try_loss(job, once)
     # Agree, so that all ranks take the same path: it may have failed on one.
-    if any(gather_json(first is None, device=job.ddp.device)) or first is None:
+    if any(gather_json(first is None)) or first is None:
         return
     second = _try_loss(
         job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once)
@@ -388,11 +375,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
     """The loss, with a new copy of the task and the same random numbers each time. None: it failed;
     a real error is raised by the first step too."""
     try:
-        compared = (
-            nullcontext()
-            if job.sharded is None
-            else job.sharded.use.compared(job.ddp.host, job.ddp.device)
-        )
+        compared = nullcontext() if job.sharded is None else job.sharded.use.compared(job.ddp.host)
         with dry_run(job) as task, job.autocast, compared:
             job.model.eval()  # `dry_run` restores the modes
             task.training = False

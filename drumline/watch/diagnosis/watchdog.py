@@ -139,7 +139,8 @@ class Watchdog:
         if self._observed is not None and now - self._observed > _AWAKE_S:
             self._awake_from = now + _AWAKE_S
         self._follow(cluster, now)
-        has_moved, self._has_moved = self._has_moved, False
+        has_moved = self._has_moved
+        self._has_moved = False
         # After a stall any progress ends it; after a hang that was only reported, the run must get
         # further.
         if (
@@ -147,7 +148,8 @@ class Watchdog:
             and self._alarm
             and (not self._is_final() or _progress(cluster) > self._alarm_at)
         ):
-            (alarm, diagnosis), self._alarm = self._alarm, None
+            alarm, diagnosis = self._alarm
+            self._alarm = None
             if alarm is not Alarm.FAILURE:
                 return Recovery(diagnosis, self._max_idle_s)
         if not self._is_final() and not self._is_over():

@@ -27,10 +27,10 @@ from drumline.watch.diagnosis.watchdog import Watchdog, diagnose
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks
-from drumline.watch.sidecar.ras import ask_ras
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
+from drumline.watch.sidecar.system_evidence import ask_ras
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
 
@@ -161,6 +161,13 @@ class Leader:
             ended = recovery.diagnosis
             self._notify("stall", rank=ended.rank, host=ended.host, message=recovery.sentence)
         self.report_differences()
+        self._report_stragglers(cluster, now)
+        self._check_connections(now)
+        if self._watchdog.wants_evidence:
+            inspected = await self._collect_evidence()
+            self._decide(diagnose(inspected), inspected, clock())
+
+    def _report_stragglers(self, cluster: ClusterState, now: float) -> None:
         # With the observed activity of scripts, whose ranks mark no phases.
         nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
         for straggler in self._stragglers.observe(replace(cluster, nodes=nodes), now):
@@ -172,16 +179,16 @@ class Leader:
                 message=straggler.sentence,
                 what=straggler.what,
             )
-        self._check_connections(now)
-        if self._watchdog.wants_evidence:
-            ras_answer = asyncio.ensure_future(
-                ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size)
-            )
-            inspected = self.cluster(await self._inspect())
-            # It is not waited for.
-            inspected = replace(inspected, ras=ras_answer.result() if ras_answer.done() else ())
-            ras_answer.cancel()
-            self._decide(diagnose(inspected), inspected, clock())
+
+    async def _collect_evidence(self) -> ClusterState:
+        ras_answer = asyncio.ensure_future(
+            ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size)
+        )
+        inspected = self.cluster(await self._inspect())
+        if ras_answer.done():
+            return replace(inspected, ras=ras_answer.result())
+        ras_answer.cancel()  # it is not waited for
+        return inspected
 
     def report_differences(self) -> None:
         """Report new differences between the ranks of a script."""

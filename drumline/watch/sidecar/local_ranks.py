@@ -1,5 +1,9 @@
 """The ranks of this node: their observed states, the reports of their scripts, and how they are
-killed."""
+killed.
+
+`observe` is a few reads of /proc, five times a second; `inspect` asks ranks for their reports, and
+takes at most a second and a half, whatever they do.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,55 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import log
-from drumline.base.processes import EXITED, TICKS_PER_S, descendants, read_stat, send_signal
+from drumline.base.processes import (
+    EXITED,
+    STOPPED,
+    TICKS_PER_S,
+    descendants,
+    read_stat,
+    read_status,
+    send_signal,
+    state_of,
+    thread_times,
+)
 from drumline.base.untrusted import parse_json
 from drumline.net.frames import MAX_BYTES
-from drumline.watch.cluster_state import NodeState
-from drumline.watch.heartbeat import Phase
-from drumline.watch.sidecar.kernel_evidence import kernel_lines, link_problem
-from drumline.watch.sidecar.rank_observer import RankObserver
+from drumline.runs.step_times import StepTimes, StepTimesHistogram
+from drumline.watch.cluster_state import NodeState, RankState, WorkerState
+from drumline.watch.heartbeat import Heartbeat, Phase, read_heartbeat
+from drumline.watch.self_report import WORKER_SIGNAL
+from drumline.watch.sidecar.rank_process import (
+    RankProcess,
+    SelfReport,
+    ask_report,
+    ask_stack,
+    fatal_stack,
+    in_fork_s,
+    main_thread_waited,
+    read_report,
+    stack_lines,
+)
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
-from drumline.watch.watch_folder import Ending, note_ending
+from drumline.watch.sidecar.system_evidence import kernel_lines, link_problem
+from drumline.watch.watch_folder import Ending, note_ending, read_ending
 
+STILL_AFTER_S = 1.0
+INSPECT_WITHIN_S = 1.7
+# A thread gets the GIL some milliseconds after it requests it.
+ANSWERS_WITHIN_S = 0.5
+WORKER_STACK_S = 0.4
+# A rank that is killed at the end of the grace period may be seen a little before it, by rounding.
+KILL_SLACK_S = 0.2
 MAX_REPORT_BYTES = MAX_BYTES - 1024
-MAX_UNSENT_BYTES = (
-    1 << 16
-)  # a script's report is sent only if no more than this waits: heartbeats come first
+# A script's report is sent only if no more than this waits: heartbeats come first.
+MAX_UNSENT_BYTES = 1 << 16
 
 
 class LocalRanks:
@@ -86,6 +120,15 @@ class LocalRanks:
             kernel=kernel_lines(self._begun),
         )
 
+    def step_times(self) -> StepTimes | None:
+        """Of the rank with the longest ones."""
+        every = [observer.step_times() for observer in self._observers]
+        return max(
+            (times for times in every if times is not None),
+            key=lambda times: times.p99_s,
+            default=None,
+        )
+
     @property
     def pids(self) -> dict[int, int]:
         return {rank.rank: rank.pid for rank in self.state.ranks}
@@ -126,6 +169,214 @@ def start_slowdown() -> float:
         return 1.0
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S
     return max(1.0, age_s / max(time.process_time(), 1 / TICKS_PER_S))
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What a rank answered when it was asked for its report."""
+
+    answers: bool | None = False
+    """None: unknown."""
+    stack: tuple[str, ...] = ()
+    report: SelfReport = field(default_factory=SelfReport)
+
+
+def _tracer_of(pid: int) -> str:
+    """The process that debugs this one; empty: none does."""
+    tracer = int(read_status(pid).get("TracerPid", "0"))
+    if not tracer:
+        return ""
+    debugger = read_stat(tracer)
+    return f"{debugger.name} (process {tracer})" if debugger else f"process {tracer}"
+
+
+class RankObserver:
+    """One rank, from its first heartbeat to its exit."""
+
+    def __init__(self, folder: Path, rank: int, host: str) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._host = host
+        self._heartbeat: Heartbeat | None = None
+        self._moved_s = 0.0
+        self._step_times = StepTimesHistogram(rank)
+        self._process: RankProcess | None = None
+
+    def fileno(self) -> int | None:
+        """Becomes readable when the rank exits: its exit status is visible only until its parent
+        has reaped it."""
+        return self._process.handle.exit_fd if self._process else None
+
+    def observe(self, now_s: float) -> RankState | None:
+        """The first part of the state; None until the rank has a heartbeat. `now_s`: of
+        time.monotonic()."""
+        last = self._heartbeat
+        heartbeat = read_heartbeat(self._file("heartbeat")) or self._heartbeat
+        if heartbeat is None:
+            return None
+        if self._process is None or last is None or heartbeat.pid != last.pid:
+            self.close()
+            self._process = RankProcess(heartbeat.pid)
+            stat = self._process.handle.stat()
+            suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+            began_s = heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
+            if stat is not None and stat.start_ticks / TICKS_PER_S > began_s:
+                self._process.handle.close()  # the pid belongs to another process by now
+        if last is None or (heartbeat.num_marks, heartbeat.num_moves) != (
+            last.num_marks,
+            last.num_moves,
+        ):
+            self._moved_s = now_s
+        self._count_steps(last, heartbeat)
+        self._heartbeat = heartbeat
+        self._process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
+        process = self._process
+        ending = self._own_kill(process) if process.state in EXITED else None
+        return replace(
+            self._state(heartbeat, now_s),
+            state=process.state,
+            state_s=now_s - process.state_since_s,
+            cpu=process.cpu,
+            is_starved=process.is_starved,
+            has_io=process.has_io,
+            exit=self._exit(process) if process.state in EXITED else None,
+            killed_after_s=ending.grace_s if ending else None,
+            killed_by=ending.by if ending else "",
+            killed_because=ending.why if ending else "",
+        )
+
+    def _count_steps(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
+        is_restarted = last is None or heartbeat.pid != last.pid or heartbeat.step < last.step
+        first = heartbeat.step if is_restarted or last is None else last.step
+        for step, seconds in heartbeat.step_s(first):
+            self._step_times.add(step, seconds)
+
+    def step_times(self) -> StepTimes | None:
+        return self._step_times.times()
+
+    def activity(self, now_s: float) -> RankState | None:
+        """Where the time of a script goes, which marks no phases itself (parallel/scripts/torch_hooks.py)."""
+        record = read_heartbeat(self._file("activity"))
+        return None if record is None else self._state(record, now_s)
+
+    async def inspect(self) -> RankState:
+        """The complete state. Never raises if the rank exits meanwhile. One at a time for each
+        rank."""
+        state = self.observe(time.monotonic())
+        if state is None or self._process is None:
+            return RankState(rank=self._rank, host=self._host, pid=0)
+        if state.state not in EXITED:
+            state = await self._questioned(state, self._process)
+        if state.state not in EXITED:
+            return state
+        return replace(
+            state,
+            memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
+            collectives=state.collectives or read_report(self._folder, self._rank).collectives,
+            stack=state.stack or fatal_stack(self._file("stacks")),
+        )
+
+    def close(self) -> None:
+        if self._process:
+            self._process.handle.close()
+        self._process = None
+
+    async def _questioned(self, state: RankState, process: RankProcess) -> RankState:
+        end = time.monotonic() + INSPECT_WITHIN_S
+        tracer = _tracer_of(state.pid)
+        # A stopped rank would answer when it is continued.
+        answer = RankAnswer() if state.state in STOPPED else await self._ask(state.pid)
+        workers = [
+            await self._inspect_worker(*worker, process, end) for worker in answer.report.workers
+        ]
+        process.skip_answer(time.monotonic())
+        questioned = replace(
+            state,
+            tracer=tracer,
+            stack=answer.stack,
+            workers=tuple(workers),
+            answers=answer.answers,
+            collectives=answer.report.collectives,
+        )
+        latest = self.observe(time.monotonic())
+        if latest is None:
+            return questioned
+        if latest.state in EXITED:  # that is why it did not answer
+            return replace(questioned, state=latest.state, exit=latest.exit, answers=None)
+        if state.state in STOPPED and latest.state not in STOPPED:  # it was continued
+            return replace(questioned, state=latest.state, state_s=latest.state_s, answers=None)
+        return questioned
+
+    async def _ask(self, pid: int) -> RankAnswer:
+        asking = asyncio.create_task(ask_report(self._folder, self._rank))
+        asked_s = time.monotonic()
+        times_before = thread_times(pid)
+        # A rank that answers reports its stack itself. The signal is only for a rank in which
+        # Python is blocked: it could crash any other (watch/self_report.py).
+        await asyncio.wait({asking}, timeout=ANSWERS_WITHIN_S)
+        calls = asking.result()[1].calls if asking.done() else ()
+        if calls:
+            stack = stack_lines(pid, calls)
+        else:
+            stack = await ask_stack(pid, self._file("stacks"))
+        answers, report = await asking
+        if not answers and main_thread_waited(pid, times_before, time.monotonic() - asked_s):
+            answers = None  # it had too little CPU time to answer
+        return RankAnswer(answers, stack, report)
+
+    async def _inspect_worker(
+        self, number: int, pid: int, process: RankProcess, end: float
+    ) -> WorkerState:
+        """One after the other, because all write to the same file; without stacks when the time is
+        over."""
+        stack: tuple[str, ...] = ()
+        if (left_s := min(end - time.monotonic(), WORKER_STACK_S)) > 0:
+            stack = await ask_stack(
+                pid, self._file("stacks"), within_s=left_s, signal=WORKER_SIGNAL
+            )
+        return WorkerState(
+            number=number,
+            pid=pid,
+            state=state_of(pid),
+            cpu=process.descendants.cores.get(pid, 0.0),
+            is_starved=process.descendants.are_starved.get(pid, False),
+            in_fork_s=in_fork_s(pid),
+            stack=stack,
+        )
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"rank-{self._rank:05d}.{kind}"
+
+    def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
+        return RankState(
+            rank=self._rank,
+            host=self._host,
+            pid=heartbeat.pid,
+            step=heartbeat.step,
+            phase=heartbeat.phase,
+            micro=heartbeat.micro,
+            num_marks=heartbeat.num_marks,
+            collective=heartbeat.collective,
+            num_moves=heartbeat.num_moves,
+            moved_s=max(0.0, now_s - heartbeat.moved_ns / 1e9) if heartbeat.num_moves else None,
+            age_s=max(0.0, now_s - heartbeat.since_ns / 1e9),
+            failure=heartbeat.failure,
+            failure_kind=heartbeat.failure_kind,
+            spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
+        )
+
+    def _own_kill(self, process: RankProcess) -> Ending | None:
+        """How drumline has killed it; None: it has not."""
+        ending = read_ending(self._folder)
+        if ending is None or self._exit(process) not in (None, -signal.SIGKILL):
+            return None
+        return ending if process.state_since_s >= ending.kills_at_s - KILL_SLACK_S else None
+
+    def _exit(self, process: RankProcess) -> int | None:
+        """The exit code that the launcher recorded; otherwise what was observed of the process."""
+        with suppress(OSError, ValueError):
+            return int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
+        return process.exit
 
 
 class ScriptReports:

@@ -28,7 +28,7 @@ from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
 from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
-from drumline.watch.status_file import StepRates, status_record
+from drumline.watch.status_file import RunPace, StepRates, status_record
 from drumline.watch.watch_folder import FURTHEST_STEP, SIDECAR, hold
 
 TICK_S = 0.2
@@ -50,10 +50,12 @@ class Sidecar:
     def __init__(self, options: SidecarOptions) -> None:
         self.options = options
         self.reporter = SidecarReporter(options)
-        listener = (
-            None if options.listener is None else socket.socket(fileno=options.listener)
-        )  # None: one node
-        self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
+        listener = None  # one node
+        address = ""
+        if options.listener is not None:
+            listener = socket.socket(fileno=options.listener)
+            address = listener.getsockname()[0]
+        self.ranks = LocalRanks(options, address)
         self.network = SidecarNetwork(
             me=options.node,
             peers=options.peers,
@@ -66,7 +68,9 @@ class Sidecar:
         self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
         self._deciding: asyncio.Task[None] | None = None
         self._awake_s = 0.0
-        self._heartbeat_at = self._status_at = self._decided_at = 0.0
+        self._heartbeat_at = 0.0
+        self._status_at = 0.0
+        self._decided_at = 0.0
         self._furthest_step = 0
         self._rates = StepRates()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,11 +97,7 @@ class Sidecar:
             now = time.monotonic()
             self._awake_s += min(now - before, LATE_S)
             before = now
-            symptoms = urgent_symptoms(self.ranks.state.ranks)
-            is_urgent = (
-                urgent_symptoms(self.ranks.observe(now, self.network.heartbeat_ages()).ranks)
-                != symptoms
-            )
+            is_urgent = self._observe(now)
             self.leader.is_urgent |= is_urgent
             self.ranks.observe_exits(loop)
             self._share_scripts()
@@ -112,6 +112,12 @@ class Sidecar:
                 self._write_furthest_step()
                 self._write_status()
         await self._leave()
+
+    def _observe(self, now: float) -> bool:
+        """Observe the ranks: whether one has a new symptom that is diagnosed at once."""
+        symptoms_before = urgent_symptoms(self.ranks.state.ranks)
+        state = self.ranks.observe(now, self.network.heartbeat_ages())
+        return urgent_symptoms(state.ranks) != symptoms_before
 
     def _leads(self) -> bool:
         ages = self.network.heartbeat_ages()
@@ -154,7 +160,7 @@ class Sidecar:
             now=time.time(),
             world_size=self.options.world_size,
             hang_s=self.options.hang_s,
-            rates=self._rates.update(cluster, time.monotonic()),
+            pace=RunPace(self._rates.update(cluster, time.monotonic()), self.ranks.step_times()),
             notices=self.leader.notices,
             # After a hang or a failure the launcher may restart it.
             has_ended=is_last and all(map(is_done, cluster.ranks)),
@@ -224,9 +230,8 @@ class Sidecar:
             self.leader.has_acted = True
             self.ranks.kill(diagnosis.what)
         elif alarm == "failure":
-            self.leader.has_acted = (
-                True  # otherwise it would be reported again when the leader has exited
-            )
+            # Otherwise it would be reported again when the leader has exited.
+            self.leader.has_acted = True
 
     async def _leave(self) -> None:
         self._share_scripts()

@@ -30,7 +30,7 @@ from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import write_diagnosis
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.status_file import STATUS_FILE
-from drumline.watch.watch_folder import DIAGNOSIS, claim_report
+from drumline.watch.watch_folder import DIAGNOSIS, SidecarDiagnosis, claim_report
 
 LAUNCH_FILE = Path("watch") / "launch.json"
 NOTICES = "notices.jsonl"
@@ -95,14 +95,17 @@ class SidecarReporter:
     ) -> None:
         """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this
         node's terminal."""
-        record = {
-            "alarm": alarm,
-            "action": action,
-            "sentence": diagnosis.sentence(alarm),
-            "was_printed": was_printed,
-            "diagnosis": asdict(diagnosis),
-        }
-        replace_text(self._folder / DIAGNOSIS, json.dumps(record))
+        record = SidecarDiagnosis(
+            alarm=alarm,
+            action=action,
+            sentence=diagnosis.sentence(alarm),
+            was_printed=was_printed,
+            what=diagnosis.what,
+            rank=diagnosis.rank,
+            host=diagnosis.host,
+            is_ranks_error=diagnosis.is_ranks_error,
+        )
+        replace_text(self._folder / DIAGNOSIS, json.dumps(asdict(record)))
 
     def notify(
         self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0

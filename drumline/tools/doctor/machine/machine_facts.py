@@ -7,6 +7,8 @@ their metadata: importing torch would take seconds.
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -14,23 +16,24 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from drumline.base.background import in_background, resolve_ipv4
 from drumline.base.processes import cgroup_values, cpu_quota
+from drumline.base.text import MIB
 from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts
-from drumline.tools.doctor.machine.gpus import NvidiaSmi, file_text
 from drumline.tools.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
-from drumline.tools.doctor.machine.network_cards import card_facts
 
 # The limit of the slowest part, so that all of it takes under two seconds.
 TIME_LIMIT_S = 1.8
@@ -42,6 +45,22 @@ NCCL_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64",
+    "/usr/local/lib",
+)
+GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
+PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
+DRIVER_FOLDER = Path("/proc/driver/nvidia")
+SYSTEM_CLASSES = Path("/sys/class")
+CARD_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
+CARD_KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
+EFA_DRIVER = "efa"
+NCCL_PLUGINS = ("libnccl-net.so", "libnccl-net-ofi.so", "libnccl-net-aws-ofi.so")
+PLUGIN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/aws-ofi-nccl/lib",
+    "/usr/lib/x86_64-linux-gnu",
     "/usr/local/lib",
 )
 NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
@@ -151,6 +170,129 @@ def _is_clock_synchronized() -> bool | None:
     return None if state < 0 else state != TIME_ERROR
 
 
+# GPUs, driver and the processes on the GPUs
+
+
+class NvidiaSmi:
+    """Started at once, in parallel: without persistence mode the driver takes seconds to start."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+        queries = (
+            f"--query-gpu={','.join(GPU_FIELDS)}",
+            f"--query-compute-apps={','.join(PROCESS_FIELDS)}",
+        )
+        self._processes = [
+            subprocess.Popen(
+                [program, query, "--format=csv,noheader,nounits"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+            )
+            for query in queries
+            if program
+        ]
+
+    def facts(self, timeout_s: float) -> dict[str, Any]:
+        """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
+        from_kernel = _known_to_kernel()
+        if not self._processes:
+            return {
+                **from_kernel,
+                "gpu_error": "nvidia-smi is not on the PATH" if from_kernel["driver"] else "",
+            }
+        deadline = time.monotonic() + timeout_s
+        gpus, processes = (_output(process, deadline) for process in self._processes)
+        if gpus is None:
+            return {
+                **from_kernel,
+                "gpu_error": f"nvidia-smi did not answer within {timeout_s:.1f} s",
+            }
+        if self._processes[0].returncode == 0:
+            return read_nvidia_smi(gpus, processes or "")
+        has_none = "No devices" in gpus
+        first_line = (gpus.strip() or "no output").splitlines()[0]
+        return {**from_kernel, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
+
+
+def _known_to_kernel() -> dict[str, Any]:
+    """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
+    processes."""
+    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
+    files = sorted(DRIVER_FOLDER.glob("gpus/*/information"))
+    details = [
+        dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files
+    ]
+    unknown: dict[str, Any] = {"memory_bytes": None, "used_bytes": None, "processes": []}
+    gpus = [
+        {"index": index, "uuid": gpu.get("GPU UUID", "?"), "name": gpu.get("Model", "?"), **unknown}
+        for index, gpu in enumerate(details)
+    ]
+    return {"driver": driver[1] if driver else None, "gpus": gpus}
+
+
+def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
+    """From its two outputs, in CSV without a header and units."""
+    rows = _rows(gpus, GPU_FIELDS)
+    apps = _rows(processes, PROCESS_FIELDS)
+    listed = [
+        {
+            "index": _number(row["index"]),
+            "uuid": row["uuid"],
+            "name": row["name"],
+            "memory_bytes": _mib(row["memory.total"]),
+            "used_bytes": _mib(row["memory.used"]),
+            "processes": [_process(app) for app in apps if app["gpu_uuid"] == row["uuid"]],
+        }
+        for row in rows
+    ]
+    driver = min((row["driver_version"] for row in rows), default=None)
+    return {"driver": driver, "gpus": listed, "gpu_error": ""}
+
+
+def _process(row: Mapping[str, str]) -> dict[str, Any]:
+    # Only the program's name: arguments may contain secrets.
+    words = row["process_name"].split()
+    name = PurePath(words[0]).name if words and not words[0].startswith("[") else "?"
+    return {"pid": _number(row["pid"]), "name": name, "memory_bytes": _mib(row["used_memory"])}
+
+
+def _rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def _mib(text: str) -> int | None:
+    """None for `[N/A]`."""
+    value = _number(text)
+    return None if value is None else value * MIB
+
+
+def _output(process: subprocess.Popen[str], deadline: float) -> str | None:
+    """None when it has not exited by then."""
+    try:
+        return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+    # It may hang in the driver, where no signal reaches it.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=0.2)
+    return None
+
+
+def file_text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace", encoding="utf-8")
+    except OSError:
+        return ""
+
+
 # Packages
 
 
@@ -191,6 +333,53 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
         nccl = [match[1] for file in files if (match := NCCL_FILE.search(file.name))]
     version = values.get("__version__") or packages.get("torch", "?")
     return {"torch": version, "cuda": cuda, "nccl": nccl[0] if nccl else None}
+
+
+# Network cards, from /sys
+
+
+def card_facts(environment: Mapping[str, str], classes: Path = SYSTEM_CLASSES) -> dict[str, Any]:
+    """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
+    kernel knows them; `nccl_plugin`: its path, or None."""
+    return {
+        "rdma": [port for card in _entries(classes / "infiniband") for port in _active_ports(card)],
+        "interfaces": {
+            interface.name: _interface(interface) for interface in _entries(classes / "net")
+        },
+        "nccl_plugin": _plugin(environment.get("LD_LIBRARY_PATH", "")),
+    }
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _active_ports(card: Path) -> list[dict[str, Any]]:
+    is_efa = (card / "device" / "driver").resolve().name == EFA_DRIVER
+    active = []
+    for port in _entries(card / "ports"):
+        kind = "EFA" if is_efa else CARD_KINDS.get(file_text(port / "link_layer").strip())
+        rate = CARD_RATE.match(file_text(port / "rate"))
+        if kind and "ACTIVE" in file_text(port / "state"):
+            active.append(
+                {"name": card.name, "kind": kind, "gbit": float(rate[1]) if rate else None}
+            )
+    return active
+
+
+def _interface(folder: Path) -> dict[str, Any]:
+    speed = file_text(folder / "speed").strip()  # in Mbit/s; -1: unknown
+    gbit = int(speed) / 1000 if speed.isdigit() else None
+    return {"gbit": gbit, "vendor": file_text(folder / "device" / "vendor").strip() or None}
+
+
+def _plugin(library_path: str) -> str | None:
+    folders = [*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]
+    files = (Path(folder, name) for folder in folders for name in NCCL_PLUGINS)
+    return next((str(file) for file in files if file.is_file()), None)
 
 
 # Network and folders

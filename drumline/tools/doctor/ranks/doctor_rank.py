@@ -1,5 +1,5 @@
-"""One rank of the collectives: joins the others, runs the checks, and always prints one line of
-JSON.
+"""One rank of the collectives: joins the others, runs the checks (collectives with known results, one
+step under DDP, the speed of all_reduce), and always prints one line of JSON.
 
     RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... \
         python -m drumline.tools.doctor.ranks.doctor_rank nccl 60
@@ -11,21 +11,27 @@ It exits with 0, or with 3 when something must be fixed.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from drumline.base.errors import DrumlineError, ExitCode
+from drumline.base.text import join_names, memory_size
 from drumline.config.schema import WatchConfig
+from drumline.rank.collectives import gather_json
+from drumline.rank.tensor_hash import hash_tensors
 from drumline.rank.torch_internals import load_compiler
 from drumline.tools.doctor.finding import Finding, has_problems
-from drumline.tools.doctor.ranks.collective_checks import Collectives, run_checks
 from drumline.tools.doctor.ranks.phase_timer import NO_CONNECTION_FIX, PhaseTimer
 from drumline.training.manager import RunManager
 
@@ -36,6 +42,25 @@ AFTER_OURS_S = 60.0
 # Rank 0 runs the store in which the others search for the rank that blocks them, so it exits last.
 LINGER_S = 3.0
 GRACE_AFTER_START_S = 10.0
+SMALL = 1
+MEDIUM = 1000
+LARGE = 1 << 20
+LARGE_ON_GPUS = 16 * LARGE
+ROUNDS = 5
+# Weights of ranks stay small, so that sums over thousands of ranks are still exact in float32.
+WEIGHTS = 16
+BATCH = 16
+INPUTS = 8
+OUTPUTS = 4
+WIDTH = 16
+# In float64 an average of thousands of gradients is exact to many digits, in any order of addition.
+TOLERANCE = 1e-9
+LEARNING_RATE = 0.1
+VALUE_FIX = (
+    "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
+)
+# torch 2.13 renamed it, and warns about the old name, which earlier versions need.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class RankReport:
@@ -74,6 +99,36 @@ class RankReport:
         sys.stdout.flush()
         time.sleep(LINGER_S)
         os._exit(code)
+
+
+class Collectives:
+    """The collectives on one device; tests replace it with a faulty one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        dist.all_reduce(tensor, op)
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        dist.broadcast(tensor, source)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts)
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        part = torch.empty_like(tensor[: tensor.numel() // dist.get_world_size()])
+        _reduce_scatter(part, tensor)
+        return part
+
+    def wait(self) -> None:
+        """NCCL only enqueues work; this waits for it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def check_rank(
@@ -140,6 +195,172 @@ def main(argv: Sequence[str]) -> int:
     ddp.cleanup(broken=code != ExitCode.SUCCESS)
     exit_timer.cancel()
     return code
+
+
+def run_checks(
+    ddp: RunManager, timer: PhaseTimer, collectives: Collectives, report: Callable[[str, str], None]
+) -> dict[str, float]:
+    """Collective: each fault goes to `report`, with its fix; returns what was measured."""
+    for check in known_results(collectives, rank=ddp.rank, world_size=ddp.world_size):
+        with timer.phase(check.name):
+            if fault := _fault(check, collectives):
+                report(fault, VALUE_FIX)
+    with timer.phase("a step under DDP"):
+        for fault in ddp_faults(ddp):
+            report(fault, VALUE_FIX)
+    with timer.phase("the measurement of bandwidth"):
+        numbers = _measure(collectives, ddp.world_size)
+    with timer.phase("the last barrier"):
+        ddp.barrier()
+        collectives.wait()
+    return numbers
+
+
+# Collectives
+
+
+@dataclass(frozen=True)
+class CollectiveCheck:
+    name: str
+    run: Callable[[], Tensor]
+    expected: Tensor
+
+
+def known_results(
+    collectives: Collectives, *, rank: int, world_size: int
+) -> Iterator[CollectiveCheck]:
+    """The checks, sums of all sizes first, since gradients need them."""
+    device = collectives.device
+    weights = [peer % WEIGHTS + 1 for peer in range(world_size)]
+    for dtype in (torch.float32, torch.int64):
+        for is_sum, size in ((True, SMALL), (True, MEDIUM), (True, LARGE), (False, MEDIUM)):
+            op = dist.ReduceOp.SUM if is_sum else dist.ReduceOp.MAX
+            tensor = (pattern(size, dtype) * weights[rank]).to(device)
+            yield CollectiveCheck(
+                f"all_reduce ({'sum' if is_sum else 'max'}) of {_amount(size, dtype)}",
+                partial(collectives.all_reduce, tensor, op),
+                pattern(size, dtype) * (sum(weights) if is_sum else max(weights)),
+            )
+    for source in sorted({0, world_size - 1}):
+        expected = pattern(MEDIUM) + source
+        tensor = (expected if rank == source else torch.zeros(MEDIUM)).to(device)
+        name = f"broadcast from rank {source} of {_amount(MEDIUM)}"
+        yield CollectiveCheck(name, partial(collectives.broadcast, tensor, source), expected)
+    everyone = torch.cat([pattern(MEDIUM) + peer for peer in range(world_size)])
+    tensor = (pattern(MEDIUM) + rank).to(device)
+    yield CollectiveCheck(
+        f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, tensor), everyone
+    )
+    yield CollectiveCheck(
+        f"reduce_scatter of {_amount(MEDIUM * world_size)}",
+        partial(collectives.reduce_scatter, (everyone * weights[rank]).to(device)),
+        (pattern(MEDIUM) + rank) * sum(weights),
+    )
+
+
+def pattern(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Neighbours differ, so that a value in the wrong place is found."""
+    return (torch.arange(size) % 7 + 1).to(dtype)
+
+
+def _amount(size: int, dtype: torch.dtype = torch.float32) -> str:
+    return f"{memory_size(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"
+
+
+def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
+    """Collective: a message about the first wrong value."""
+    on_device = check.run()
+    collectives.wait()
+    result = on_device.cpu()
+    wrong = (result != check.expected).nonzero()
+    if not len(wrong):
+        return None
+    place = int(wrong[0])
+    return (
+        f"{check.name} gave {len(wrong)} wrong values of {result.numel()}: element {place} is "
+        f"{result[place].item():g}, expected {check.expected[place].item():g}"
+    )
+
+
+# DDP
+
+
+def ddp_faults(ddp: RunManager) -> Iterator[str]:
+    """Collective: one step on a small model. Each rank knows all data, so it computes the average
+    gradient itself."""
+    torch.manual_seed(7)
+    plain = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)).double()
+    model = ddp.wrap(copy.deepcopy(plain))
+    inputs, targets = _batch(ddp.rank)
+    torch.autograd.backward(_loss(model, inputs.to(ddp.device), targets.to(ddp.device)))
+    for peer in range(ddp.world_size):
+        torch.autograd.backward(_loss(plain, *_batch(peer)) / ddp.world_size)
+    yield from _wrong_gradients(plain, model, ddp.world_size)
+    torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
+    hashes = hash_tensors(list(model.parameters()), ddp.device).tolist()
+    replicas = gather_json({"host": ddp.host, "hashes": hashes})
+    odd = [
+        rank for rank, replica in enumerate(replicas) if replica["hashes"] != replicas[0]["hashes"]
+    ]
+    if odd:
+        ranks = join_names(f"rank {rank} on {replicas[rank]['host']}" for rank in odd)
+        yield f"after one step under DDP the weights of {ranks} differ from those of rank 0 on {replicas[0]['host']}"
+
+
+def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Iterator[str]:
+    for (name, expected), parameter in zip(
+        plain.named_parameters(), model.parameters(), strict=True
+    ):
+        assert expected.grad is not None
+        if parameter.grad is None:
+            yield f"the gradient of {name} is missing after a backward pass under DDP"
+            continue
+        wrong = ((parameter.grad.cpu() - expected.grad).abs().flatten() > TOLERANCE).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            yield (
+                f"the gradient of {name} is not the average over {world_size} ranks: element {place} is "
+                f"{parameter.grad.flatten()[place].item():.6g}, expected {expected.grad.flatten()[place].item():.6g}"
+            )
+
+
+def _batch(rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    values = torch.randn(BATCH, INPUTS + OUTPUTS, generator=generator, dtype=torch.float64)
+    return values[:, :INPUTS], values[:, INPUTS:]
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    loss: Tensor = (model(inputs) - targets).square().mean()
+    return loss
+
+
+# Speed
+
+
+def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
+    """Collective: bytes over the slowest link, counted as nccl-tests does, and the time of the
+    smallest all_reduce."""
+    size = LARGE_ON_GPUS if collectives.device.type == "cuda" else LARGE
+    tensor = torch.ones(size, device=collectives.device)
+    moved = tensor.nbytes * 2 * (world_size - 1) / world_size
+    return {
+        "world_size": world_size,
+        "all_reduce_bytes": tensor.nbytes,
+        "all_reduce_gb_per_s": moved / _seconds(collectives, tensor) / 1e9,
+        "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device))
+        * 1e6,
+    }
+
+
+def _seconds(collectives: Collectives, tensor: Tensor) -> float:
+    collectives.all_reduce(tensor, dist.ReduceOp.MAX)  # the first one makes connections and buffers
+    collectives.wait()
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        collectives.all_reduce(tensor, dist.ReduceOp.MAX)
+    collectives.wait()
+    return (time.perf_counter() - start) / ROUNDS
 
 
 if __name__ == "__main__":

@@ -1,29 +1,74 @@
-"""Sums vectors over replicas, in fp32, bf16 or int8 on the wire, in two halves that may run beside
-training.
-
-Every replica owns a slice of the sum. In the first half it receives the others' parts of its slice
-and adds them up; in the second it sends the sum of its slice to all: as many bytes as a ring
-all-reduce. Both are rounded, and what rounding leaves out is added the next time (error feedback).
-All replicas get the same bits.
-
-An all-gather of int8 alone would send more than fp32 from 9 replicas on, and an all-reduce cannot
-add what is rounded to int8.
-"""
+"""The process groups of replicas (`--dist.sync`), and sums of vectors over them, in fp32, bf16 or
+int8 on the wire."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drumline.rank.group import make_group
+
 Wire = Literal["fp32", "bf16", "int8"]
 BLOCK = 256
 """int8: so many values share one scale, which is sent in fp32."""
 _LEVELS = 127
 _SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaGroups:
+    """Which ranks train a replica together, and which of them synchronize it with the others."""
+
+    members: tuple[int, ...]
+    """The ranks of this rank's replica, which reduce their gradients in every step. The first is
+    its leader."""
+    leaders: tuple[int, ...]
+    """Of all replicas."""
+    within: dist.ProcessGroup | None
+    """The members; None if there is one."""
+    across: dist.ProcessGroup | None
+    """The leaders; None on the other ranks."""
+    weight: float
+    """The fraction of all ranks that are in this replica."""
+
+    @property
+    def index(self) -> int:
+        """The number of this rank's replica."""
+        return self.leaders.index(self.members[0])
+
+    def from_leader(self, tensor: Tensor) -> Tensor:
+        """Collective inside a replica: its leader's tensor, in place."""
+        if self.within is not None:
+            dist.broadcast(tensor, self.members[0], self.within)
+        return tensor
+
+
+def make_replica_groups(
+    replicas: Sequence[Sequence[int]], *, timeout_s: float, may_grow: bool = False
+) -> ReplicaGroups | None:
+    """Collective: the groups of these replicas, each given by its ranks; None if there is one
+    replica only, unless others may join it."""
+    if len(replicas) < 2 and not may_grow:
+        return None
+    ordered = sorted(tuple(sorted(ranks)) for ranks in replicas)
+    leaders = tuple(ranks[0] for ranks in ordered)
+    across = make_group(leaders, timeout_s=timeout_s)
+    members: tuple[int, ...] = ()
+    within = None
+    for ranks in ordered:  # all ranks make all groups, in the same order
+        group = make_group(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None
+        if dist.get_rank() in ranks:
+            members = ranks
+            within = group
+    weight = len(members) / dist.get_world_size()
+    return ReplicaGroups(
+        members=members, leaders=leaders, within=within, across=across, weight=weight
+    )
 
 
 def encode(rows: Tensor, wire: Wire) -> Tensor:
@@ -67,8 +112,16 @@ def _decode_int8(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class DeltaSum:
-    """The sum of one vector over a group, as often as it is started; and what rounding has left out
-    so far."""
+    """The sum of one vector over a group, as often as it is started, in two halves that may run
+    beside training; and what rounding has left out so far.
+
+    Every replica owns a slice of the sum. In the first half it receives the others' parts of its
+    slice and adds them up; in the second it sends the sum of its slice to all: as many bytes as a
+    ring all-reduce. Both are rounded, and what rounding leaves out is added the next time (error
+    feedback). All replicas get the same bits.
+
+    An all-gather of int8 alone would send more than fp32 from 9 replicas on, and an all-reduce
+    cannot add what is rounded to int8."""
 
     def __init__(self, like: Tensor, wire: Wire, group: dist.ProcessGroup) -> None:
         """`wire`: fp32 (as the vector is), bf16 or int8."""

@@ -1,0 +1,433 @@
+"""A rank's process, as another process sees it: its state, its use of CPU and files, and its answers.
+
+It is asked for its report (watch/self_report.py) through a pipe, which a thread of the rank answers,
+or by a signal, which it answers even if the GIL is held. None of this blocks, whatever the rank does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline.base import processes
+from drumline.base.processes import (
+    EXITED,
+    STOPPED,
+    TICKS_PER_S,
+    ProcessHandle,
+    ProcessStat,
+    ThreadTimes,
+    has_signal,
+    io_bytes,
+    read_stat,
+    read_status,
+    state_of,
+    thread_times,
+    threads,
+)
+from drumline.base.typed_json import read_json
+from drumline.watch.cluster_state import Collective
+from drumline.watch.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
+from drumline.watch.sidecar.system_evidence import OutOfMemoryCheck
+
+# CPU time is counted in hundredths of a second, so faster observations show nothing new.
+MIN_INTERVAL_S = 0.1
+# The CPU time of a rank without progress is measured over this long: on a busy machine it gets the
+# CPU irregularly.
+MEASURED_S = 2.0
+MIN_MEASURED_S = 0.8
+# Observations that are further apart than this have missed what happened between them.
+LATE_S = 1.0
+# A rank may have hundreds of threads, each with its own list of children.
+SEARCH_EVERY_S = 15.0
+COUNT_EVERY_S = 1.0
+# A thread that runs or waits for a CPU for this part of the time computes, if it uses slices of at
+# least this length.
+COMPUTES_SHARE = 0.5
+SLICE_NS = 300_000
+# A main thread that waits for a CPU for this part of the time may be why a rank does not answer.
+STARVED_SHARE = 0.3
+REPORT_WITHIN_S = 1.0
+REPORT_EVERY_S = 0.01
+STACK_WITHIN_S = 0.4
+STACK_EVERY_S = 0.004
+MAX_BYTES = 1 << 18
+MAX_FRAMES = 48
+OURS = "/drumline/"
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_ANSWER = re.compile(r"^(Current thread |Stack )", re.MULTILINE)
+_NOT_HANDLED = ("SigPnd", "ShdPnd", "SigBlk")
+# Python has no tgkill, and the C library only since 2.30.
+_TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RankProcess:
+    """Its state, and its use of CPU and files since the last observation."""
+
+    def __init__(self, pid: int) -> None:
+        self.handle = ProcessHandle(pid)
+        self.memory = OutOfMemoryCheck(pid)
+        self.descendants = Descendants(pid)
+        self.state = ""
+        self.state_since_s = 0.0
+        self._observed_s = math.inf
+        self.exit: int | None = None
+        self.cpu = 0.0
+        self.has_io = False
+        self.is_starved = False
+        self._scheduling = Scheduling(pid)
+        self._readings: list[tuple[float, int, int | None]] = []
+        """When, CPU time, and bytes read and written; the newest last."""
+
+    def observe(self, now_s: float, *, is_still: bool) -> None:
+        """`is_still`: the rank has shown no progress for a while."""
+        stat = self.handle.stat()
+        state = stat.state if stat else processes.GONE
+        if state != self.state:
+            self.state = state
+            self.state_since_s = now_s
+        # While this process itself was stopped, perhaps with the whole job, it observed nothing.
+        self.state_since_s += max(0.0, now_s - self._observed_s - LATE_S)
+        self._observed_s = now_s
+        if stat is None or state == "Z":
+            self.cpu = 0.0
+            self.has_io = False
+            self.is_starved = False
+            if stat and (stat.exit_status or stat.num_threads <= 1):
+                self.exit = os.waitstatus_to_exitcode(stat.exit_status)
+            return
+        if not self._readings or now_s - self._readings[-1][0] >= MIN_INTERVAL_S:
+            self._measure(stat, now_s, is_still=is_still)
+
+    def skip_answer(self, now_s: float) -> None:
+        """Do not count the CPU time of an answer as work of the rank."""
+        if stat := self.handle.stat():
+            self._readings = [(now_s, stat.cpu_ticks, io_bytes(self.handle.pid))]
+        self.descendants.skip_answer()
+        self._scheduling.begin(now_s)
+
+    def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
+        # A rank that makes progress needs no measurement of its files and workers.
+        moved = io_bytes(self.handle.pid) if is_still else None
+        self._readings = [
+            *(self._readings if is_still else self._readings[-1:]),
+            (now_s, stat.cpu_ticks, moved),
+        ]
+        while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
+            del self._readings[0]
+        begin_s, ticks, _ = self._readings[0]
+        measured_s = now_s - begin_s
+        if not measured_s or (is_still and measured_s < MIN_MEASURED_S):
+            return
+        self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
+        self.has_io = (
+            len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
+        )
+        if is_still:
+            self.descendants.count(now_s)
+            self.cpu += sum(self.descendants.cores.values())
+            self.has_io |= self.descendants.has_io
+            self._scheduling.measure(now_s)
+        self.is_starved = is_still and (
+            self._scheduling.is_starved or any(self.descendants.are_starved.values())
+        )
+
+
+class Descendants:
+    """The descendants of a rank. They are searched from time to time, and only while the rank makes
+    no progress."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pids: list[int] = []
+        self._searched_s = -math.inf
+        self._counted_s = -math.inf
+        self._stats: dict[int, ProcessStat] = {}
+        self.cores: dict[int, float] = {}  # by pid, between the last two counts
+        self._scheduling: dict[int, Scheduling] = {}
+        self._io_bytes: dict[int, int | None] = {}
+        self.has_io = False  # whether one of them read or wrote files meanwhile
+
+    @property
+    def are_starved(self) -> dict[int, bool]:
+        """By pid: whether it computes, and mostly waits for a CPU."""
+        return {pid: scheduling.is_starved for pid, scheduling in self._scheduling.items()}
+
+    def skip_answer(self) -> None:
+        self._io_bytes = {pid: io_bytes(pid) for pid in self._io_bytes}
+
+    def count(self, now_s: float) -> None:
+        """Measure their use of CPU and files, at most once a second."""
+        if now_s - self._counted_s < COUNT_EVERY_S:
+            return
+        if now_s - self._searched_s >= SEARCH_EVERY_S:
+            self._searched_s = now_s
+            self._pids = []
+            new = [self._pid]
+            # Not the sidecar, which the first rank has started.
+            while new := [
+                child for pid in new for child in processes.children(pid) if child != os.getpid()
+            ]:
+                self._pids += new
+        stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
+        moved = {pid: io_bytes(pid) for pid in stats}
+        elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
+        measured_before = {
+            pid: old
+            for pid, old in self._stats.items()
+            if pid in stats and stats[pid].start_ticks == old.start_ticks
+        }
+        self.cores = {
+            pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks
+            for pid, old in measured_before.items()
+        }
+        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in measured_before)
+        self._stats = stats
+        self._io_bytes = moved
+        self._counted_s = now_s
+        self._scheduling = {pid: self._scheduling.get(pid) or Scheduling(pid) for pid in stats}
+        for scheduling in self._scheduling.values():
+            scheduling.measure(now_s)
+
+
+class Scheduling:
+    """Whether a process computes on a crowded machine, where it gets few percent of a core. A
+    thread that computes runs or waits for a CPU most of the time, and uses its whole slices; one
+    that polls, as for the GIL, waits as often, but needs little of each."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before: dict[int, ThreadTimes] = {}
+        self._began_s = math.inf
+        self.is_starved = False
+
+    def begin(self, now_s: float) -> None:
+        """Count from here on."""
+        self._before = thread_times(self._pid)
+        self._began_s = now_s
+
+    def measure(self, now_s: float) -> None:
+        """At most once a second."""
+        elapsed_s = now_s - self._began_s
+        if elapsed_s == -math.inf:
+            self.begin(now_s)
+            return
+        if elapsed_s < COUNT_EVERY_S:
+            return
+        after = thread_times(self._pid)
+        common = self._before.keys() & after.keys()
+        if (
+            self._pid in common
+            and after[self._pid] == self._before[self._pid]
+            and state_of(self._pid) == "R"
+        ):
+            return  # its main thread still waits: the kernel counts that when it has ended
+        self.is_starved = any(
+            _computes(self._before[thread], after[thread], elapsed_s) for thread in common
+        )
+        self._before = after
+        self._began_s = now_s
+
+
+def _computes(before: ThreadTimes, after: ThreadTimes, elapsed_s: float) -> bool:
+    run_ns = after.run_ns - before.run_ns
+    wanted_s = (run_ns + after.wait_ns - before.wait_ns) / 1e9
+    num_slices = max(1, after.num_slices - before.num_slices)
+    return wanted_s >= COMPUTES_SHARE * elapsed_s and run_ns >= SLICE_NS * num_slices
+
+
+def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: float) -> bool:
+    """Whether its main thread waited for a CPU during a large part of this time."""
+    after = thread_times(pid)
+    if pid not in before or pid not in after:
+        return False
+    waited_s = (after[pid].wait_ns - before[pid].wait_ns) / 1e9
+    if state_of(pid) == "R":  # the kernel counts a wait when it has ended
+        waited_s = max(waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9)
+    return waited_s >= STARVED_SHARE * elapsed_s
+
+
+# What it answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfReport:
+    """The last report of a rank (watch/self_report.py); a rank that fails writes one without being
+    asked."""
+
+    number: int | None = None  # the number of the question that it answers
+    calls: tuple[tuple[str, int | None, str], ...] = ()
+    """File, line and name of the main thread's calls, the innermost first."""
+    workers: tuple[
+        tuple[int, int], ...
+    ] = ()  # number and pid of each DataLoader worker that it waits for
+    collectives: tuple[Collective, ...] = ()
+    error: str = ""  # why the last two are missing
+
+
+def read_report(folder: Path, rank: int) -> SelfReport:
+    """Empty where there is none."""
+    report = read_json(SelfReport, folder / f"rank-{rank:05d}.{REPORT_SUFFIX}")
+    return report or SelfReport()
+
+
+async def ask_report(
+    folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S
+) -> tuple[bool | None, SelfReport]:
+    """Whether it answers, and its report. None: there is no pipe with a reader."""
+    number = ((read_report(folder, rank).number or 0) + 1) % 256
+    if not _write_question(folder / f"rank-{rank:05d}.ask", number):
+        return None, SelfReport()
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        await asyncio.sleep(REPORT_EVERY_S)
+        report = read_report(folder, rank)
+        if report.number == number:
+            return True, report
+    return False, SelfReport()
+
+
+def _write_question(path: Path, number: int) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False  # not created yet, or without a reader
+    try:
+        os.write(fd, bytes([number]))
+    except BlockingIOError:
+        pass  # full of questions without an answer: it waits for those already
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+async def ask_stack(
+    pid: int, file: Path, *, within_s: float = STACK_WITHIN_S, signal: int = STACK_SIGNAL
+) -> tuple[str, ...]:
+    """The main thread's calls, the innermost first. Empty when the process cannot answer: it has no
+    handler (the signal would end it), is stopped or blocked in the kernel, or has exited. `signal`:
+    WORKER_SIGNAL for forked processes."""
+    thread = _thread_to_ask(pid, signal)
+    if thread is None:
+        return ()
+    with suppress(OSError):
+        os.truncate(file, 0)
+        if _TGKILL is None:
+            os.kill(pid, signal)
+        elif _libc.syscall(_TGKILL, pid, thread, signal):
+            return ()
+        if await _has_handled(pid, thread, within_s, signal):
+            return main_thread_stack(
+                file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _cwd(pid)
+            )
+    return ()
+
+
+def _thread_to_ask(pid: int, signal: int) -> int | None:
+    """A running main thread gets the signal itself, so that its stack does not change; a waiting
+    one is not interrupted if another thread can answer."""
+    status = read_status(pid)
+    stat = read_stat(pid)
+    if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
+        return None
+    thread = pid
+    if stat.state != "R":
+        for number in threads(pid):
+            thread_stat = read_stat(pid, number)
+            if thread_stat is not None and thread_stat.name == ANSWERING_THREAD:
+                thread = number
+                break
+    status_of_thread = read_status(pid, thread)
+    if status_of_thread.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
+        return None
+    # A signal that is still pending is enough.
+    return (
+        None if any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED) else thread
+    )
+
+
+async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> bool:
+    """Until it is handled a signal is pending, and while it is handled it is blocked."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        await asyncio.sleep(STACK_EVERY_S)
+        status = read_status(pid, thread)
+        if not status:
+            return False
+        if not any(has_signal(status, kind, signal) for kind in _NOT_HANDLED):
+            return True
+    return False
+
+
+def in_fork_s(pid: int) -> float:
+    """How long a process that a rank has forked has been asleep in `fork`: it still has the rank's
+    handler, and has not registered its own. 0: it has left, or runs."""
+    status = read_status(pid)
+    stat = read_stat(pid)
+    is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(
+        status, "SigCgt", WORKER_SIGNAL
+    )
+    if stat is None or stat.state != "S" or not is_in:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S)
+
+
+def stack_lines(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:
+    """Calls that a process has reported, as a stack has them: `train.py:12 in step`."""
+    cwd = _cwd(pid)
+    return tuple(f"{shorten(file, cwd)}:{line or '???'} in {name}" for file, line, name in calls)
+
+
+def fatal_stack(file: Path) -> tuple[str, ...]:
+    """The stack that a process wrote when a fatal signal ended it, after any earlier answer."""
+    try:
+        text = file.read_bytes()[-MAX_BYTES:].decode(errors="replace")
+    except OSError:
+        return ()
+    _, is_fatal, stacks = text.rpartition("Fatal Python error")
+    return main_thread_stack(stacks, "") if is_fatal else ()
+
+
+def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
+    """The main thread's calls in what faulthandler wrote: the oldest thread is the last one
+    there."""
+    if len(_ANSWER.findall(text)) > 1:  # a late answer of another process came in between
+        return ()
+    frames: list[str] = []
+    for line in text.splitlines():
+        if "hread 0x" in line:
+            frames = []
+        elif match := _FRAME.match(line):
+            frames.append(f"{shorten(match['file'], cwd)}:{match['line']} in {match['name']}")
+    return tuple(frames[:MAX_FRAMES])
+
+
+def shorten(file: str, cwd: str) -> str:
+    """The path below the process's folder or below the packages' folder, or its last two parts."""
+    for package in ("/site-packages/", "/dist-packages/"):
+        if package in file:
+            return file.rpartition(package)[2]
+    if OURS in file:
+        return file[file.rindex(OURS) + 1 :]
+    if cwd and file.startswith(cwd.rstrip("/") + "/"):
+        return file[len(cwd.rstrip("/")) + 1 :]
+    return "/".join(file.split("/")[-2:]) if file.startswith("/") else file
+
+
+def _cwd(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return ""
