@@ -47,7 +47,7 @@ from drumline.config.schema import (
 )
 from drumline.rank.collectives import all_sum, gather_json
 from drumline.training.job.job import Job, build_job, make_manager
-from drumline.training.models.gpt import GPT, STD, NormalEmbedding, NormalLinear
+from drumline.training.models import GPT, STD, NormalEmbedding, NormalLinear
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Loss, Task
 from tests.ranks import run_ranks
@@ -194,7 +194,7 @@ def take_steps(job: Job, options: argparse.Namespace) -> tuple[list[float], list
         times.append(time.perf_counter() - begin)
         losses.append(total / weight)
         if number == 0:
-            slowest = max(gather_json(times[0], device=device))
+            slowest = max(gather_json(times[0]))
             most = 1 + max(1, min(options.steps, int(options.mode_s / slowest)))
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()

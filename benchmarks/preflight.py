@@ -71,7 +71,7 @@ def parts_of(ddp: RunManager) -> dict[str, Callable[[], object]]:
         join_rendezvous(store, topology, deadline=time.monotonic() + 60, timeout_s=60, facts=facts)
 
     def compare_data() -> None:
-        check_same({"data": fingerprint(data)}, host=ddp.host, device=ddp.device, next_step="")
+        check_same({"data": fingerprint(data)}, host=ddp.host, next_step="")
 
     return {
         "facts (versions, settings, code)": collect,
@@ -89,14 +89,14 @@ def slowest_ms(work: Callable[[], object], ddp: RunManager) -> float:
     begun = time.perf_counter()
     work()
     taken = (time.perf_counter() - begun) * 1e3
-    return float(max(gather_json(taken, device=ddp.device)))
+    return float(max(gather_json(taken)))
 
 
 def run_rank(rounds: int) -> None:
     ddp = make_manager(CONFIG)
     ddp.setup()
     ddp.wrap(load_task("digits")(CONFIG).model())
-    start_ms = max(gather_json((time.perf_counter() - BEGUN) * 1e3, device=ddp.device))
+    start_ms = max(gather_json((time.perf_counter() - BEGUN) * 1e3))
     parts = parts_of(ddp)
     times = {
         name: [slowest_ms(work, ddp) for _ in range(rounds + 1)] for name, work in parts.items()

@@ -93,12 +93,20 @@ def importers_by_module() -> dict[Path, set[Path]]:
     importers: dict[Path, set[Path]] = defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                folder = ROOT.joinpath(*node.module.split("."))
-                for module in (folder, *(folder / alias.name for alias in node.names)):
-                    if module.with_suffix(".py").is_file():
-                        importers[module.with_suffix(".py")].add(path)
+            for name in imported_names(node):
+                module = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+                if module.is_file():
+                    importers[module].add(path)
     return importers
+
+
+def imported_names(node: ast.AST) -> Iterator[str]:
+    """What a statement imports, which may be modules or names in one."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def num_with_one_importer() -> int:

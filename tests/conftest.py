@@ -265,11 +265,11 @@ def aws_server() -> Iterator[str]:
 @pytest.fixture
 def bucket(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """An empty bucket in S3, which boto3 finds by its variables, and which is soon given up."""
-    from drumline.storage import object_store, s3_store
+    from drumline.storage import backends, object_store
     from tests.store_server import new_bucket, shared_loader, use_endpoint
 
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
-    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(backends, "MAX_ATTEMPTS", 1)
     use_endpoint(monkeypatch, aws_server)
     monkeypatch.setattr("botocore.session.create_loader", shared_loader)
     with new_bucket(aws_server) as made:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
-from drumline.parallel.delta_sum import DeltaSum
+from drumline.parallel.replica_groups import DeltaSum
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.report.verify.run_check import verify_run
 from drumline.runs.events import read_events

@@ -80,14 +80,14 @@ MUTANTS = [
     ),
     Mutant(
         what="the id of a mirror is any text",
-        file="drumline/checkpoint/mirror_owner.py",
+        file="drumline/checkpoint/mirrored_run.py",
         code='_ID = re.compile(r"[0-9a-f]{16}")',
         instead='_ID = re.compile(r"[\\s\\S]+")',
         tests=MIRROR,
     ),
     Mutant(
         what="a link before-* is followed",
-        file="drumline/checkpoint/mirror_owner.py",
+        file="drumline/checkpoint/mirrored_run.py",
         code="        make_own_folder(aside)",
         instead="        aside.mkdir(exist_ok=True)",
         tests=MIRROR,

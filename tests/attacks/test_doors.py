@@ -21,7 +21,7 @@ from drumline.net.handshake import WRONG_SECRET, RefusedError, answer, dial
 from drumline.report.live_server import MAX_CONNECTIONS, LiveServer
 from drumline.report.page import render_page
 from drumline.report.run_data import read_run
-from drumline.storage.fsspec_store import FsspecBackend
+from drumline.storage.backends import FsspecBackend
 from drumline.storage.object_store import ObjectStore
 from tests.report_runs import write_run
 

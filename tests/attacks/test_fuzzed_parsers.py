@@ -174,13 +174,14 @@ GOOD_ROW = {
     "cpu": 0,
 }
 GOOD = {
-    "version": 2,
+    "version": 3,
     "time": 1,
     "leader": "",
     "world_size": 1,
     "hang_s": 1,
     "lost": [],
     "notices": [],
+    "step_times": None,
     "has_ended": True,
 }
 

@@ -22,7 +22,7 @@ from drumline.checkpoint.mirrored_run import MARKER, MirroredRun
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError
-from drumline.storage.backend import PIECE_BYTES
+from drumline.storage.backends import PIECE_BYTES
 from drumline.storage.object_store import open_store
 
 OLD_ID = "0" * 16

@@ -13,12 +13,12 @@ from drumline.cli import main
 from drumline_lint.errors import UsageError
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.parse import read_bytes, read_file
-from drumline_lint.rules import dl035_deprecated_amp
+from drumline_lint.rules import dl016_wrapped_state_dict
 from drumline_lint.settings import find_table
 from tests.attacks.growth import growth
 from tests.attacks.limits import bounded
 
-WRONG = dl035_deprecated_amp.RULE.bad
+WRONG = dl016_wrapped_state_dict.RULE.bad
 
 
 def notebook(*cells: str) -> bytes:
@@ -123,13 +123,13 @@ def test_fix_writes_nothing_outside_of_the_folder(
         (project / "link.py").symlink_to(outside / "victim.py")
     else:
         (project / "link").symlink_to(outside)
-    assert linted("--fix", "--select", "DL035", project) == 2
+    assert linted("--fix", "--select", "DL016", project) == 2
     printed = "".join(capsys.readouterr())
     assert "the file was not fixed: a link leads out of the folder" in printed
     assert (outside / "victim.py").read_text() == WRONG
     assert (project / "own.py").read_text() != WRONG
     # The user may name it.
-    linted("--fix", "--select", "DL035", project, outside)
+    linted("--fix", "--select", "DL016", project, outside)
     assert (outside / "victim.py").read_text() != WRONG
     capsys.readouterr()
 

@@ -244,7 +244,7 @@ def test_a_line_without_end_is_not_held_in_memory(
 
 
 STATUS = {
-    "version": 2,
+    "version": 3,
     "time": 1.0,
     "leader": "",
     "world_size": 1,
@@ -252,6 +252,7 @@ STATUS = {
     "ranks": [],
     "lost": [],
     "notices": [],
+    "step_times": None,
     "has_ended": False,
 }
 

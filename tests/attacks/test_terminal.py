@@ -403,7 +403,7 @@ def status(text: str, path: Path) -> Path:
     }
     row = {**rank, "cpu": 0.0, "exit": None, "failure": text}
     record = {
-        "version": 2,
+        "version": 3,
         "time": 0.0,
         "leader": text,
         "world_size": 1,
@@ -413,7 +413,7 @@ def status(text: str, path: Path) -> Path:
     (path / "watch").mkdir()
     lost = [{"node": 1, "host": text, "ranks": [1], "no_heartbeat_s": 1.0, "how": text}]
     notices = [{"kind": "hang", "message": text}, {"kind": "stall", "message": text}]
-    record |= {"lost": lost, "notices": notices, "has_ended": True}
+    record |= {"lost": lost, "notices": notices, "step_times": None, "has_ended": True}
     (path / "watch/status.json").write_text(json.dumps(record))
     (path / "events").mkdir()
     error = {"kind": "error", "step": 1, "time": 0.0, "message": text}
@@ -532,12 +532,13 @@ def test_a_diff_is_exact_for_programs_and_harmless_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.py"
-    group = "torch.distributed.init_process_group()"
-    file.write_text(f"import torch\n{group}\nwith torch.cuda.amp.autocast():\n    x = '{OSC_52}'\n")
-    cli.main(["lint", str(file), "--diff", "--select", "DL035"])
+    wrapped = "model = torch.nn.parallel.DistributedDataParallel(net)"
+    save = f"torch.save(model.state_dict(), '{OSC_52}')"
+    file.write_text(f"import torch\n{wrapped}\n{save}\n")
+    cli.main(["lint", str(file), "--diff", "--select", "DL016"])
     assert OSC_52 in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    cli.main(["lint", str(file), "--diff", "--select", "DL035"])
+    cli.main(["lint", str(file), "--diff", "--select", "DL016"])
     text = capsys.readouterr().out
     assert r"\x1b]52;c" in text
     assert not STEERS.search(OURS.sub("", text))

@@ -47,9 +47,8 @@ for path in pids:
     os.kill(int(path.read_text()), signal.SIGKILL)
 while "-9\\n" not in [path.read_text() for path in folder.glob("exit-?????")]:
     time.sleep(0.02)
-diagnosis = {"what": "rank 1 on b stands", "next_step": "look"}
 sentence = f"{alarm}: rank 1 on b stands. Try: look"
-record = {"alarm": alarm, "action": action, "sentence": sentence, "diagnosis": diagnosis}
+record = {"alarm": alarm, "action": action, "sentence": sentence, "what": "rank 1 on b stands"}
 (folder / "partial").write_text(json.dumps(record))
 (folder / "partial").replace(folder / "diagnosis.json")
 """

@@ -78,7 +78,7 @@ def test_the_verb_is_the_linter(tmp_path: Path) -> None:
     )
     result = linted("train.py", "--select", "unguarded-save", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith("train.py:4:1: error DL014 unguarded-save: ")
+    assert result.stdout.startswith("train.py:4:1: warning DL014 unguarded-save: ")
     assert linted("train.py", "--exit-zero", cwd=tmp_path).returncode == 0
 
 
@@ -100,7 +100,7 @@ def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
     result = linted("project000", "--format", "json", "--no-config", cwd=tmp_path)
     document = json.loads(result.stdout)
     assert (document["files"], document["problems"]) == (10, [])
-    assert document["summary"]["shown"]["error"] > 0
+    assert document["summary"]["shown"]["warning"] > 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,8 @@ def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
     ],
 )
 def test_our_own_code_is_clean(folder: str) -> None:
-    files = find_files([ROOT / folder]).files
+    planted = ROOT / "benchmarks/planted"  # mistakes are what these jobs are for
+    files = [path for path in find_files([ROOT / folder]).files if planted not in path.parents]
     assert len(files) > 3
     report = report_of(read_all(files))
     assert not report.problems

@@ -24,7 +24,7 @@ from drumline.cli.watch_command import run as follow
 from drumline.watch.cluster_state import ClusterState, NodeState, RankState
 from drumline.watch.heartbeat import Phase
 from drumline.watch.run_status import FRESH_S, RESTART_S, RunStatusReader
-from drumline.watch.status_file import STATUS_FILE, Notice, status_record
+from drumline.watch.status_file import STATUS_FILE, Notice, RunPace, status_record
 
 ROOT = Path(__file__).parents[2]
 # Holds the folder, and does what it is told: w(rite a status), e(nd with a word), q(uit).
@@ -73,7 +73,7 @@ def status(
         world_size=ranks,
         hang_s=60,
         notices=notices,
-        rates={0: 2.5, 1: 2.5},
+        pace=RunPace({0: 2.5, 1: 2.5}),
     )
 
 

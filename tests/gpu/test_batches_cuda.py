@@ -30,7 +30,7 @@ from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.runs.events import read_events
-from drumline.training.between_steps.data_advice import _sizes
+from drumline.training.between_steps.log_line import _sizes
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.gpu.test_train_cuda import digits as digits_config
 from tests.gpu.test_train_cuda import train_on_gpu

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from drumline.watch.cluster_state import RasRank
-from drumline.watch.sidecar.ras import LIMIT_S, ask_ras, request_status
+from drumline.watch.sidecar.system_evidence import RAS_LIMIT_S, ask_ras, request_status
 from tests.gpu.test_nccl_ranks import OWN_HOSTS, TASKS
 from tests.ranks import free_port, rank_environment
 
@@ -121,7 +121,7 @@ class LoggedRanks:
         """RAS's answer as it is."""
 
         async def request() -> bytes:
-            async with asyncio.timeout(20 * LIMIT_S):
+            async with asyncio.timeout(20 * RAS_LIMIT_S):
                 return await request_status("127.0.0.1", self.ras_port)
 
         keep(name, asyncio.run(request()))

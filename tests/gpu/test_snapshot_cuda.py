@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from drumline.base.background import in_background
-from drumline.checkpoint import copying, staging, store, tensor_file
+from drumline.checkpoint import copying, store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy
-from drumline.checkpoint.staging import Staging
 from drumline.checkpoint.state import capture
+from drumline.checkpoint.tensor_file import Staging
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.runs.events import read_events
 from drumline.training.between_steps import saver
@@ -223,7 +223,7 @@ def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int],
     """How many steps were taken before each of the buffers that a save goes through was made, and
     which types were copied before the first."""
     take_step = Loop.take_step
-    make_buffer = staging._buffer
+    make_buffer = tensor_file._buffer
     foreach_copy = torch._foreach_copy_
     taken: list[int] = []
     made: list[int] = []
@@ -243,7 +243,7 @@ def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int],
         foreach_copy(targets, sources)
 
     Loop.take_step = take_and_count
-    staging._buffer = make_and_tell
+    tensor_file._buffer = make_and_tell
     torch._foreach_copy_ = copy_and_tell
     train_here(config, Normalised, run)
     return made, copied

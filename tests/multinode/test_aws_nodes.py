@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.cli.aws_launch import NOTICE
+from drumline.cli.aws_command import NOTICE
 from drumline.report.verify.run_check import verify_run
 from tests.aws_node import write_programs
 from tests.multinode.hosts import Host, Testbed

@@ -23,8 +23,7 @@ from drumline.config.schema import WatchConfig
 from drumline.rank.sealed_store import SealedStore
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.ranks import doctor_rank, phase_timer, rank_processes
-from drumline.tools.doctor.ranks.collective_checks import LARGE, Collectives
-from drumline.tools.doctor.ranks.doctor_rank import RankReport, check_rank
+from drumline.tools.doctor.ranks.doctor_rank import LARGE, Collectives, RankReport, check_rank
 from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
 from drumline.tools.doctor.ranks.rank_processes import read_result
 from drumline.tools.doctor.ranks.run_collectives import (

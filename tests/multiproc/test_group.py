@@ -36,14 +36,14 @@ def talk() -> tuple[object, ...]:
     rank = topology.rank
     count = group.collective_counter()
     before = count()
-    values = collectives.gather_json({"rank": rank, "text": "é" * rank}, device=CPU)
-    chosen = collectives.broadcast_json(["from", rank], device=CPU)
+    values = collectives.gather_json({"rank": rank, "text": "é" * rank})
+    chosen = collectives.broadcast_json(["from", rank])
     sent = {
         "a": torch.tensor(2.5),
         "b": torch.arange(4).bool(),
         "c": torch.ones(2, 3, dtype=torch.bfloat16),
     }
-    got = collectives.broadcast_tensors(sent if rank == 0 else None, device=CPU)
+    got = collectives.broadcast_tensors(sent if rank == 0 else None)
     same = all(
         torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent
     )
@@ -82,7 +82,7 @@ def gather_unequal() -> tuple[list[list[int]], int]:
     dist.all_to_all_single = counted
     sizes = [5, 0, 12]
     content = torch.arange(sizes[topology.rank], dtype=torch.uint8) + 100 * topology.rank
-    gathered = collectives.gather_on_main(content, sizes, device=CPU)
+    gathered = collectives.gather_on_main(content, sizes)
     group.leave_group()
     return [one.tolist() for one in gathered], sent
 
@@ -136,9 +136,9 @@ def test_groups_that_end_well_are_kept() -> None:
 
 
 def test_with_no_group_collectives_act_on_one_rank() -> None:
-    assert collectives.gather_json(5, device=CPU) == [5]
-    assert collectives.broadcast_json("x", device=CPU) == "x"
-    assert collectives.broadcast_tensors({"a": torch.ones(1)}, device=CPU) == {"a": torch.ones(1)}
+    assert collectives.gather_json(5) == [5]
+    assert collectives.broadcast_json("x") == "x"
+    assert collectives.broadcast_tensors({"a": torch.ones(1)}) == {"a": torch.ones(1)}
     assert collectives.all_sum(torch.tensor(3.0)) == 3.0
 
 
@@ -146,10 +146,7 @@ def differ() -> str:
     topology = join()
     try:
         collectives.check_same(
-            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}},
-            host="h",
-            device=CPU,
-            next_step="look",
+            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}}, host="h", next_step="look"
         )
     except PreflightError as error:
         return str(error)

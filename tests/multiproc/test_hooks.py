@@ -14,8 +14,8 @@ import torch
 from drumline.base.errors import CheckpointError, UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
-from drumline.report.comparison import facts_of
 from drumline.report.goodput import Goodput
+from drumline.report.page import facts_of
 from drumline.report.run_data import read_run
 from drumline.report.run_list import listed
 from drumline.runs.events import read_events

@@ -19,7 +19,7 @@ from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
 from drumline.runs.events import read_events
-from drumline.storage.backend import StoreError
+from drumline.storage.backends import StoreError
 from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_each_on, train_here
 from tests.store_server import Bucket, use_endpoint

@@ -18,14 +18,14 @@ from drumline.config.schema import CheckpointConfig, Config
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training import run as engine
-from drumline.training import spot_notice
 from drumline.training.between_steps import preemption as preempting
+from drumline.training.between_steps import spot_notice
 from drumline.training.between_steps.preemption import Preemption
 from drumline.training.between_steps.saver import Saver
+from drumline.training.between_steps.spot_notice import make_probe
 from drumline.training.job.job import Progress, make_manager
 from drumline.training.loop import Loop
 from drumline.training.run_context import RunRequest
-from drumline.training.spot_notice import make_probe
 from tests.jobs import Classify, make_config
 from tests.ranks import run_ranks
 

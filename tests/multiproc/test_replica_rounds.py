@@ -20,8 +20,8 @@ from drumline.base.errors import TrainingError, UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.parallel import outer_sync
-from drumline.parallel.delta_sum import DeltaSum
 from drumline.parallel.outer_sync import OuterSync
+from drumline.parallel.replica_groups import DeltaSum
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.manager import RunManager

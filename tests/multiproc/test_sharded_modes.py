@@ -423,7 +423,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path) -> None:
 
 
 def flip_a_bit(config: Config, run: Path) -> None:
-    """Train, and change a shard of rank 3 before step 3."""
+    """Train, and change a shard of rank 3 before step 3: a bit that the rounding of a step keeps."""
     take_step = Loop.take_step
 
     def damaging(self: Loop, step: Any) -> None:
@@ -431,7 +431,7 @@ def flip_a_bit(config: Config, run: Path) -> None:
             weight = replica_tensors(self.job.model, self.job.optimizer, include_buffers=False)[
                 "first.weight"
             ]
-            own_part(weight).view(torch.int64)[0, 0] ^= 1
+            own_part(weight).view(torch.int64)[0, 0] ^= 1 << 40
         take_step(self, step)
 
     Loop.take_step = damaging  # type: ignore[method-assign]

@@ -64,8 +64,6 @@ def test_auto_keeps_its_choice_on_this_kind_of_device() -> None:
 class TooLarge:
     """A compiled step for which rank 1 has too little memory."""
 
-    grad_norm = None
-
     def __init__(self, job: Any, **settings: Any) -> None:
         self._eager = choice.TrainStep(job, clip_norm=settings["clip_norm"])
 

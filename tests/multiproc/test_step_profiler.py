@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from drumline.base.text import MIB
+from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.report.profile.bucket_plan import filled
 from drumline.report.profile.profile_words import headline
+from drumline.runs.profile_files import JobFacts
 from drumline.tools.profile.profile_analysis import analyse
 from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, make_config, train_on
+from tests.ranks import run_ranks
 
 
 class SlowOnRank1(Classify):
@@ -78,3 +82,31 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
     assert result.settings["dist.bucket_cap_mb"] == "0.7"
     assert result.unprofiled_step_s is not None
     assert all(rank.cpu_wait_s is not None for rank in result.ranks)
+
+
+def profile_with_an_open_collective(folder: Path) -> bool:
+    """Rank 0 ends its profile while it waits for rank 1. Returns whether the collective had ended
+    before the profiler stopped."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    job = JobFacts(task="train.py")
+    capture = TraceCapture(
+        range(2, 4), folder, rank=rank, world_size=2, local_world_size=2, host="vm", job=job
+    )
+    for number in range(4):
+        capture.begin_step(number)
+        if number == 3:
+            time.sleep(0.5 * rank)
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+    stop = capture._profiler.stop_trace
+    ended = []
+    capture._profiler.stop_trace = lambda: (ended.append(work.is_completed()), stop())
+    capture.begin_step(4)
+    work.wait()
+    dist.destroy_process_group()
+    return capture.is_done and ended == [True]
+
+
+def test_the_profiler_does_not_stop_before_the_collectives_that_it_records(tmp_path: Path) -> None:
+    """gloo's thread would write into memory that is free by then, and the rank could crash."""
+    assert run_ranks(2, profile_with_an_open_collective, tmp_path) == [True, True]

@@ -156,7 +156,7 @@ def gathered_here() -> list[list[str]]:
     """Rank r has 5 + 3 * r numbers, in pieces of 16 bytes."""
     with make_manager(CONFIG) as ddp, patch.object(collectives, "PIECE_BYTES", 16):
         own = {"values": torch.arange(5 + 3 * ddp.rank, dtype=torch.float32) + ddp.rank}
-        document, tensors = gather_states(ddp.rank, own, device=ddp.device)
+        document, tensors = gather_states(ddp.rank, own)
         assert document["ranks"] == [0, 1, 2]
         return [[name, *tensor.tolist()] for name, tensor in tensors.items()]
 

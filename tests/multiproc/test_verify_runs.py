@@ -33,7 +33,7 @@ def die_at(step: int, when: str, config: Config, run: Path) -> None:
         if when == "after" or progress.step < step:
             save(self, progress, metrics)
         else:
-            self._ledger_file.gather(progress, device=self._job.ddp.device)
+            self._ledger_file.gather(progress)
         if progress.step == step:
             self.writer.wait()
             self._job.ddp.barrier()

@@ -277,7 +277,6 @@ LIGHT = [
     "drumline.cli.launch_command",
     "drumline.cli.lint_command",
     "drumline.cli.aws_command",
-    "drumline.cli.aws_launch",
     "drumline.cli.doctor_command",
     "drumline.cli.tune_command",
     "drumline.cli.verify_command",

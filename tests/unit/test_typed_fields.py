@@ -57,7 +57,7 @@ FOREIGN = {
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
 FOREIGN_MODULES = {
-    "watch/sidecar/kernel_evidence.py": "the kernel's log",
+    "watch/sidecar/system_evidence.py": "the kernel's log",
     "tools/tune/nccl_log.py": "NCCL's log",
     "tools/tune/job_faults.py": "logs of programs",
     "tools/tune/collective_waits.py": "torch's watchdog",

@@ -22,7 +22,7 @@ from drumline.base.startup import command_start, now, process_start
 from drumline.config.schema import WatchConfig
 from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.node.rank_files import RankFiles
+from drumline.launch.node.rank_exchange import RankFiles
 from drumline.launch.node_plan import NodePlan, Supervision
 from drumline.watch.watch_folder import WatchFolder
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from drumline.checkpoint import copying, store
 from drumline.checkpoint.copying import Copier, Copy
-from drumline.checkpoint.staging import as_bytes
 from drumline.checkpoint.state import capture
+from drumline.checkpoint.tensor_file import as_bytes
 
 CPU = torch.device("cpu")
 

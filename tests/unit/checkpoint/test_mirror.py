@@ -23,8 +23,8 @@ from drumline.checkpoint.retention import Retention
 from drumline.report.verify.checkpoint_check import check_checkpoints
 from drumline.report.verify.section import Section
 from drumline.runs import catalog
-from drumline.storage import fsspec_store, object_store
-from drumline.storage.backend import StoreError
+from drumline.storage import backends, object_store
+from drumline.storage.backends import StoreError
 from drumline.storage.object_store import open_store
 from tests.ranks import server_context
 from tests.store_server import Bucket, Proxy, environment, use_endpoint
@@ -446,7 +446,7 @@ def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
     url = f"file://{tmp_path}/store"
     run = MirroredRun(open_store(url))
     folder = Folder(url, tmp_path / "run")
-    monkeypatch.setattr(fsspec_store, "ANSWER_S", 2.0)
+    monkeypatch.setattr(backends, "ANSWER_S", 2.0)
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     try:
         with pytest.raises(

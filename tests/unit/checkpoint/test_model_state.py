@@ -16,8 +16,7 @@ from drumline.checkpoint import store
 from drumline.checkpoint.state import load_model_state, model_state
 from drumline.parallel.wrap import SingleProcess
 from drumline.runs import catalog
-from drumline.training.models.gpt import GPT
-from drumline.training.models.mini_resnet import MiniResNet
+from drumline.training.models import GPT, MiniResNet
 
 
 class Tied(nn.Module):

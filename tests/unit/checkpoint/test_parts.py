@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError
-from drumline.checkpoint import parts, store, tensor_file
-from drumline.checkpoint.parts import Collector, Files, SaveMessages, assign, write_own_part
+from drumline.checkpoint import store, tensor_file, writer
+from drumline.checkpoint.shard_files import PartFiles, assign
 from drumline.checkpoint.store import WritingRank
+from drumline.checkpoint.writer import Collector, SaveMessages, write_own_part
 from drumline.rank.sealed_store import SealedStore
 from drumline.runs import catalog
 
@@ -33,7 +34,7 @@ def tensors(size: int = 8) -> Tensors:
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "SEEN_S", 0.2)
+    monkeypatch.setattr(writer, "SEEN_S", 0.2)
 
 
 class Job:
@@ -48,7 +49,7 @@ class Job:
         return SaveMessages(self.store, 1, end=self.end)
 
     @contextmanager
-    def other(self, share: Files, after: str | None = None) -> Iterator[None]:
+    def other(self, share: PartFiles, after: str | None = None) -> Iterator[None]:
         """The second writer; `after`: a file of the first that it waits for."""
 
         def stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -69,7 +70,7 @@ class Job:
         yield
         thread.join()
 
-    def write(self, shares: dict[int, Files]) -> Path:
+    def write(self, shares: dict[int, PartFiles]) -> Path:
         expected = {ONE: {store.file_name(name): held for name, held in shares[1].items()}}
         return store.write(
             self.roots[0],
@@ -82,10 +83,10 @@ class Job:
 
     def failure(
         self,
-        shares: dict[int, Files],
+        shares: dict[int, PartFiles],
         *,
         has_other: bool = True,
-        written: Files | None = None,
+        written: PartFiles | None = None,
         after: str | None = None,
     ) -> str:
         """What the user reads; nothing is left of the save. `written`: by the other, if not what it

@@ -20,7 +20,7 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from drumline.base.errors import DataError, UsageError
 from drumline.data import bucket_copy
 from drumline.data.bucket_copy import BucketCopy
-from drumline.storage.backend import StoreError
+from drumline.storage.backends import StoreError
 from drumline.storage.object_store import ObjectStore
 from tests.multinode.needs import missing
 from tests.store_server import Bucket, Proxy, environment, use_endpoint

@@ -18,7 +18,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import host_connection as connection_module
-from drumline.launch.ssh import hosts_launcher, silence
+from drumline.launch.ssh import hosts_launcher
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.hosts_launcher import run_attempts
@@ -176,7 +176,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
 def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
     make: Make, screen_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("drumline.launch.ssh.remote.HEARTBEAT_S", 0.01)
     sent: list[list[int]] = []
 
     async def go() -> Controller:

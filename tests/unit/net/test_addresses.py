@@ -13,20 +13,19 @@ from drumline.net.interfaces import check_is_own, own_address, own_binding
 
 
 def test_the_address_that_leads_to_the_others() -> None:
-    assert own_address("127.0.0.1:29500") == "127.0.0.1"
+    assert own_address("127.0.0.1") == "127.0.0.1"
     with pytest.raises(PreflightError, match=r"MASTER_ADDR nowhere\.invalid is unreachable from"):
-        own_address("nowhere.invalid:29500")
+        own_address("nowhere.invalid")
 
 
 def test_the_first_node_must_have_the_address_of_the_rendezvous(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check_is_own("127.0.0.1:29500")
-    monkeypatch.setattr(interfaces, "own_address", lambda endpoint: "10.0.0.2")
+    check_is_own("127.0.0.1")
+    monkeypatch.setattr(interfaces, "own_address", lambda host: "10.0.0.2")
     with pytest.raises(PreflightError) as caught:
-        check_is_own(
-            "192.0.2.1:29500"
-        )  # an address for examples, which no machine has; nothing is sent
+        # an address for examples, which no machine has; nothing is sent
+        check_is_own("192.0.2.1")
     assert caught.value.what == (
         f"this is node 0, which runs the rendezvous, but 192.0.2.1 is not an address of {socket.gethostname()}, "
         "which has 10.0.0.2"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.parallel.block_agreement import BlockCall
-from drumline.parallel.block_use import BlockUse
+from drumline.parallel.block_use import BlockCall, BlockUse
 
 ORDER = ("a", "b", "c", "d")
 

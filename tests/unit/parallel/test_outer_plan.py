@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from drumline.config.schema import sync_interval
-from drumline.parallel.delta_sum import BLOCK, decode, encode
-from drumline.parallel.outer_sync import OuterSync, ReplicaGroups, SyncPlan, split_evenly
+from drumline.parallel.outer_sync import OuterSync, SyncPlan, split_evenly
+from drumline.parallel.replica_groups import BLOCK, ReplicaGroups, decode, encode
 from drumline.parallel.wrap import LiveBuffers
 
 WRONG = (

@@ -16,7 +16,7 @@ from drumline.rank.watched import job_connection
 from drumline.rank.watched.job_connection import JobConnection
 
 LOST = RuntimeError("Connection closed by peer [10.77.0.2]:26840")
-LEFT_EARLY = {"what": "rank 1 on b left the loop", "next_step": "look", "rank": 1, "host": "b"}
+LEFT_EARLY = {"what": "rank 1 on b left the loop", "rank": 1, "host": "b"}
 
 
 @pytest.fixture(name="folder")
@@ -36,8 +36,8 @@ def claim(error: Exception, folder: Path) -> Failure | None:
 
 def diagnose(folder: Path, **content: object) -> None:
     diagnosis = {**LEFT_EARLY, **content}
-    sentence = f"failure: {diagnosis['what']}. Try: {diagnosis['next_step']}"
-    record = {"alarm": "failure", "action": "none", "sentence": sentence, "diagnosis": diagnosis}
+    sentence = f"failure: {diagnosis['what']}. Try: look"
+    record = {"alarm": "failure", "action": "none", "sentence": sentence, **diagnosis}
     (folder / "diagnosis.json").write_text(json.dumps(record))
 
 

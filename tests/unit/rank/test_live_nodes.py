@@ -26,9 +26,9 @@ from drumline.config.schema import Config, DistConfig
 from drumline.launch.node.agent import FINAL_CODES
 from drumline.rank.rendezvous import live_nodes, node_group
 from drumline.rank.rendezvous.live_nodes import LiveNodes
-from drumline.rank.rendezvous.next_group import NextGroup
 from drumline.rank.rendezvous.node_group import (
     LiveNode,
+    NextGroup,
     NodeGroup,
     NodeStores,
     Redirected,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from drumline.rank.watched.stack_sampler import (
     code_of,
     phases_of_torch,
 )
-from drumline.runs.profile_files import StackSamples
+from drumline.runs.profile_files import WORKERS, StackSamples
 
 LASTS_S = 0.15
 
@@ -128,7 +129,7 @@ def validate(model: torch.nn.Module) -> None:
 
 def test_a_statement_of_a_script_that_evaluates_is_an_evaluation() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))
-    sampler = StackSampler(phases_of_torch())
+    sampler = StackSampler(phases_of_torch(), [model])
     sampler.start()
     computing_forward()
     for _ in range(3):
@@ -145,6 +146,107 @@ def test_a_statement_of_a_script_that_evaluates_is_an_evaluation() -> None:
         phase for phase, lines in by_phase.items() if "sum(range(100))" in lines
     }
     assert "rest" in by_phase
+
+
+class Job:
+    def loss(self) -> None:
+        computing_forward()
+
+
+def test_the_line_of_the_task_that_led_to_a_sample() -> None:
+    stacks = sampled(Job().loss, forward=computing_forward)
+    statements = {stacks.lines[number].function for number in stacks.statements}
+    assert len(stacks.statements) == len(stacks.samples)
+    assert "Job.loss" in statements
+    assert "computing_forward" not in statements
+
+
+def test_anomaly_detection_is_noticed() -> None:
+    assert not sampled(sleeping_hook).detects_anomalies
+    with torch.autograd.set_detect_anomaly(True):
+        assert sampled(sleeping_hook).detects_anomalies
+
+
+def test_the_start_of_workers_is_a_phase() -> None:
+    loader = torch.utils.data.DataLoader(range(4), num_workers=2)  # type: ignore[arg-type]
+
+    def short_epochs() -> None:
+        for _ in range(3):
+            assert len(list(loader)) == 4
+
+    assert WORKERS in {phase for phase, _ in seconds_of(sampled(short_epochs))}
+
+
+def test_a_teacher_in_evaluation_mode_is_a_part_of_the_forward_pass() -> None:
+    student = torch.nn.Linear(600, 600)
+    teacher = torch.nn.Linear(600, 600).eval()
+    sampler = StackSampler(phases_of_torch(), [student])
+    sampler.start()
+    until = time.perf_counter() + LASTS_S
+    while time.perf_counter() < until:
+        teacher(torch.ones(400, 600))
+    phases = sampler.stop().phases
+    assert "forward" in phases
+    assert "evaluation" not in phases
+
+
+SAMPLED_AS_OFTEN_AS_POSSIBLE = """
+import time, torch
+from drumline.rank.watched import stack_sampler
+
+stack_sampler.FIRST_INTERVAL_S = 0
+stack_sampler.SAMPLES_PER_INTERVAL = 10**9
+stack_sampler.SWITCH_INTERVAL_S = 1e-6
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(6)))
+sampler = stack_sampler.StackSampler(stack_sampler.phases_of_torch(), [model])
+sampler.start()
+until = time.perf_counter() + 1
+while time.perf_counter() < until:
+    model(torch.ones(4, 8))
+print(len(sampler.stop().samples) > 10)
+"""
+
+
+def test_functions_that_return_while_they_are_sampled_do_not_end_the_process() -> None:
+    """Reading `f_locals` of their frames did, with a segmentation fault, within this second."""
+    result = subprocess.run(
+        [sys.executable, "-c", SAMPLED_AS_OFTEN_AS_POSSIBLE], capture_output=True, text=True
+    )
+    assert result.stdout == "True\n", f"exit {result.returncode}: {result.stderr}"
+
+
+def test_no_garbage_collection_begins_while_frames_are_read() -> None:
+    """Python 3.11 makes the object of a frame when it is read. A collection then lets the thread go
+    on and return from that frame: the process ended with a segmentation fault in one of six runs of
+    three seconds, with collections that sleep."""
+    readers = {StackSampler._look.__code__, StackSampler._describe.__code__}
+    interrupted = []
+
+    def on_collection(event: str, info: dict[str, int]) -> None:
+        frame = sys._getframe()
+        codes = set()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            codes.add(frame.f_code)
+        if threading.current_thread().name == "drumline-sampler" and codes & readers:
+            interrupted.append(event)
+
+    def makes_objects() -> None:
+        until = time.perf_counter() + LASTS_S
+        while time.perf_counter() < until:
+            torch.nn.functional.relu(torch.ones(300, 300))
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(on_collection)
+    gc.set_threshold(3)
+    try:
+        stacks = sampled(makes_objects)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(on_collection)
+    assert len(stacks.samples) > 3
+    assert not interrupted
+    assert gc.isenabled()
 
 
 def test_garbage_collections_are_exact_and_have_the_line() -> None:

@@ -31,7 +31,11 @@ from drumline.rank.torch_internals import (
     copy_to_each,
     current_dispatch_mode,
     ddp_measurements,
+    efficient_attention,
+    end_workers,
     fake_tensors,
+    flash_attention,
+    flash_attention_backward,
     flight_recorders,
     forget_persistent_workers,
     is_batchnorm,
@@ -51,7 +55,9 @@ from drumline.rank.torch_internals import (
     sharding_spec,
     shared_storage,
     shut_down_workers,
+    start_workers,
     uncompiled,
+    uses_gloo,
     worker_processes,
 )
 
@@ -89,6 +95,10 @@ def test_short_timeouts_are_raised(group: dist.ProcessGroup) -> None:
     assert backend.options._timeout == timedelta(hours=5)
     raise_group_timeouts(timedelta(seconds=1))
     assert backend.options._timeout == timedelta(hours=5)
+
+
+def test_a_group_of_gloo_is_found(group: dist.ProcessGroup) -> None:
+    assert uses_gloo()
 
 
 def test_collectives_are_recorded(group: dist.ProcessGroup) -> None:
@@ -178,6 +188,15 @@ def test_functions_of_many_tensors() -> None:
     assert [tensor.tolist() for tensor in tensors] == [[8.0, 10.0], [4.0]]
     copy_to_each(tensors, [torch.zeros(2), torch.zeros(1)])
     assert [tensor.tolist() for tensor in tensors] == [[0.0, 0.0], [0.0]]
+
+
+def test_attention_has_the_kernels_that_a_plan_counts() -> None:
+    with fake_tensors().FakeTensorMode():
+        inputs = [torch.empty(1, 2, 16, 8, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        outputs = [flash_attention(*inputs, 0.0, False, False, scale=None)[0]]
+        outputs.append(efficient_attention(*inputs, None, True, 0.0, False, scale=None)[0])
+    assert [tuple(output.shape) for output in outputs] == [(1, 2, 16, 8)] * 2
+    assert flash_attention_backward.overloadpacket is not flash_attention
 
 
 class RecordingReduceScatter:
@@ -325,6 +344,14 @@ def test_the_workers_that_are_waited_for(loader: DataLoader[int]) -> None:
     assert seen == [list(enumerate(pids))]
     assert awaited_workers([sys._getframe()]) == []
     del iterator._process_data
+    shut_down_workers(iterator)
+
+
+def test_a_loader_starts_and_ends_its_workers_in_these_functions(loader: DataLoader[int]) -> None:
+    iterator = iter(loader)
+    kind = type(iterator)
+    assert kind.__init__.__code__ is start_workers.__code__
+    assert kind._shutdown_workers.__code__ is end_workers.__code__
     shut_down_workers(iterator)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from drumline.base.errors import TrainingError
-from drumline.parallel.scripts.script_profiler import ScriptProfile
+from drumline.parallel.scripts.torch_hooks import ScriptProfile
 from drumline.rank.watched import trace_capture
 from drumline.rank.watched.trace_capture import SyncLines, TraceCapture
 from drumline.runs.profile_files import JobFacts, facts_path, trace_path, where_to_look
@@ -38,7 +39,7 @@ class ThreadRanks:
         self._own = threading.local()
         self._values = [None, None]
         self._barrier = threading.Barrier(2, timeout=5)
-        monkeypatch.setattr(trace_capture, "gather_json", lambda value, device: self._gather(value))
+        monkeypatch.setattr(trace_capture, "gather_json", self._gather)
         monkeypatch.setattr(trace_capture, "gather_on_main", self._gather_on_main)
 
     def collect(self, folders: Sequence[Path], contents: Sequence[bytes | None]) -> None:
@@ -56,7 +57,7 @@ class ThreadRanks:
             for path in (trace_path(folder, rank), facts_path(folder, rank)):
                 path.write_bytes(content)
             capture._is_written = True
-        capture.collect(CPU)
+        capture.collect()
 
     def _gather(self, value: Any) -> list[Any]:
         self._values[self._own.rank] = value
@@ -65,9 +66,7 @@ class ThreadRanks:
         self._barrier.wait()
         return values
 
-    def _gather_on_main(
-        self, content: Tensor, sizes: Sequence[int], device: torch.device
-    ) -> list[Tensor]:
+    def _gather_on_main(self, content: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         contents = self._gather(content)
         return contents if self._own.rank == 0 else []
 
@@ -121,7 +120,7 @@ class FullDisk:
         self.is_done = True
         raise OSError(28, "No space left on device")
 
-    def collect(self, device: torch.device) -> None:
+    def collect(self) -> None:
         self.num_collected += 1
 
 
@@ -138,6 +137,22 @@ def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
     assert capture.num_collected == 1
     assert removed == [True]
     assert "rank 0 could not write its trace" in "".join(capsys.readouterr())
+
+
+def test_the_optimizers_of_a_script_are_counted(tmp_path: Path) -> None:
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="gan.py")
+    capture = make_capture(tmp_path)
+    capture._steps = range(9, 10)
+    profile._capture = capture
+    discriminator, generator = (
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1) for _ in range(2)
+    )
+    for _ in range(2):
+        profile._after_step(discriminator, (), {})
+    assert (capture._number, capture._facts().num_optimizers) == (2, 1)
+    for optimizer in (generator, discriminator):
+        profile._after_step(optimizer, (), {})
+    assert (capture._number, capture._facts().num_optimizers) == (3, 2)
 
 
 def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:
@@ -177,6 +192,66 @@ def test_the_backend_is_the_one_at_the_first_profiled_step(
     assert capture._sampler is not None
     capture._sampler.stop()
     assert capture._facts().backend == "gloo"
+
+
+@pytest.fixture
+def open_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective of gloo that does not end."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    monkeypatch.setattr(trace_capture, "uses_gloo", lambda: True)
+    monkeypatch.setattr(trace_capture, "has_open_collectives", lambda: True)
+    monkeypatch.setattr(trace_capture, "MOST_OPEN_S", 0.01)
+    monkeypatch.setattr(trace_capture, "UNSTOPPED", [])
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_rank_whose_collective_does_not_end_stops_after_the_same_step_without_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], open_collective: None, at_end: bool
+) -> None:
+    capture = make_capture(tmp_path, rank=1)
+    profiler = SimpleNamespace(
+        start_trace=lambda: None, stop_trace=lambda: pytest.fail("its memory was freed")
+    )
+    capture._profiler = profiler
+    capture.begin_step(2)
+    if at_end:
+        capture.finish()
+    else:
+        capture.begin_step(3)
+    assert capture.is_done
+    assert not capture.is_recording
+    assert [profiler] == trace_capture.UNSTOPPED
+    assert not list(tmp_path.iterdir())
+    message = " ".join(capsys.readouterr().err.split())
+    assert "rank 1 has no trace: a collective was still open" in message
+
+
+def test_without_gloo_nothing_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, open_collective: None
+) -> None:
+    monkeypatch.setattr(trace_capture, "uses_gloo", lambda: False)
+    assert trace_capture.wait_for_collectives()
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_open"),
+    [
+        ({"profiling_name": "gloo:all_reduce", "is_p2p": False, "retired": False}, True),
+        ({"profiling_name": "gloo:all_reduce", "is_p2p": False, "retired": True}, False),
+        ({"profiling_name": "nccl:all_reduce", "is_p2p": False, "retired": False}, False),
+        ({"profiling_name": "gloo:all_reduce"}, False),
+        ({}, False),
+    ],
+)
+def test_what_torch_does_not_record_of_a_collective_counts_as_ended(
+    monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], is_open: bool
+) -> None:
+    def dump(include_collectives: bool, only_active: bool) -> str:
+        return json.dumps({"entries": [entry]})
+
+    monkeypatch.setattr(trace_capture, "flight_recorders", lambda: [dump])
+    assert trace_capture.has_open_collectives() == is_open
 
 
 def test_modes_and_warnings_are_as_before_after_the_profiled_steps(

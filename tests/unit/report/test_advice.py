@@ -103,6 +103,16 @@ def as_script(result: ProfileResult) -> ProfileResult:
     return replace(result, batch_size=None, settings={}, precision=None)
 
 
+def test_gradients_that_every_micro_batch_reduces_are_reduced_once() -> None:
+    buckets = (bucket(1 << 20, 0.04, 0.01),) * 4
+    result = profile(parts={"exposed_communication": 0.04}, buckets=buckets, reductions=4)
+    (advice,) = advise(as_script(result))
+    assert (advice.bottleneck, advice.changes_training) == ("micro_batches", False)
+    assert advice.text.startswith("gradients are reduced 4 times in each step")
+    assert "no_sync()" in advice.remedy
+    assert advice.predicted_step_s == pytest.approx(STEP_S - 0.03)
+
+
 def test_a_step_that_computes_gets_no_advice() -> None:
     assert advise(profile(parts={"data": 0.002, "gaps": 0.08, "waiting_for_rank": 0.004})) == ()
 

@@ -11,7 +11,13 @@ import pytest
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice
 from drumline.runs.profile_files import OptimizerFacts, WorkerUse
-from drumline.runs.profile_result import BusyThread, Collections, LineCost, ProfileResult
+from drumline.runs.profile_result import (
+    BusyThread,
+    Collections,
+    LineCost,
+    ProfileResult,
+    WorkerStarts,
+)
 from tests.unit.report.test_advice import STEP_S, as_script, profile
 
 
@@ -52,6 +58,46 @@ def test_python_in_the_step_is_named_by_its_line() -> None:
     )
     assert advise(sampled({"forward": 0.09}, line("forward", 0.05, cpu=1.0)))
     assert advise(sampled({"forward": 0.09}, line("forward", 0.005, cpu=1.0))) == ()
+    looping = replace(line("forward", 0.05, own=0.2, cpu=1.0), operations=64.0)
+    assert only(sampled({"forward": 0.09}, looping)).cost_s == 0.05, "with what it calls in a loop"
+    both = only(sampled({"forward": 0.05, "backward": 0.04}, replace(looping, seconds=0.025)))
+    assert both.cost_s == pytest.approx(0.025 + 0.02), "half of the forward and the backward pass"
+    assert "in forward, with the backward pass of its 64 operations, mostly at" in both.text
+    assert advise(sampled({"forward": 0.09}, replace(looping, operations=20.0, own_s=0.005))) == ()
+
+
+def test_what_has_no_gradient_is_named_with_the_line_that_runs_it() -> None:
+    metric = replace(line("forward", 0.03, own=0.0), caller="train.py:50")
+    advice = only(sampled({"forward": 0.09}, undifferentiated=(metric,)))
+    assert advice.text == (
+        "your code computes 30 ms of each 100 ms step without a gradient, mostly at task.py:7, in f: work(), which "
+        "train.py:50 runs"
+    )
+    short = line("forward", 0.01, own=0.0)
+    assert advise(sampled({"forward": 0.09}, undifferentiated=(short,))) == ()
+
+
+def test_anomaly_detection_may_take_all_of_both_passes() -> None:
+    advice = only(sampled({"forward": 0.05, "backward": 0.03}, anomaly_s=0.04))
+    assert advice.bottleneck == "anomaly_detection"
+    assert "set_detect_anomaly" in advice.text
+    assert advice.band == (pytest.approx(STEP_S - 0.08), pytest.approx(STEP_S - 0.02))
+
+
+def test_workers_that_start_in_every_epoch_stay() -> None:
+    starts = WorkerStarts(num_steps=3, seconds=0.029)
+    result = sampled({"data": 0.03}, parts={"data": 0.03}, worker_starts=starts)
+    assert only(result).settings == {"data.persistent_workers": "true"}
+    assert "start again in 3 of 10 steps" in only(result).text
+    script = only(as_script(result))
+    assert (script.settings, script.remedy) == (None, "persistent_workers=True of the DataLoader")
+
+
+def test_what_a_batch_takes_besides_the_start_of_workers_has_advice() -> None:
+    starts = WorkerStarts(num_steps=3, seconds=0.02)
+    result = sampled({"data": 0.06}, parts={"data": 0.06}, worker_starts=starts)
+    costs_s = {advice.bottleneck: advice.cost_s for advice in advise(result)}
+    assert costs_s == {"data": pytest.approx(0.04), "worker_starts": 0.02}
 
 
 @pytest.mark.parametrize(("phase", "bottleneck"), [("on_device", "on_device"), ("hook A", "hook")])
@@ -80,6 +126,14 @@ def test_slow_samples_are_named_by_their_line() -> None:
     computes = sampled({"data": 0.06}, line("data", 0.06, cpu=1.0), parts={"data": 0.06})
     alone = as_script(replace(computes, cores_per_rank=1.0, loading_cores=None))
     assert only(alone).remedy.startswith("more workers bring nothing on 1 core a rank")
+    in_torch = sampled({"data": 0.06}, line("data", 0.06, own=0.1), parts={"data": 0.06})
+    unknown = as_script(replace(in_torch, cores_per_rank=1.0, loading_cores=None))
+    assert only(unknown).remedy.startswith("more workers bring nothing"), "it does not sleep"
+    crowded = only(replace(computes, cores_per_rank=1.0))
+    assert crowded.remedy.startswith("more workers bring nothing"), "loading_cores is 0.05"
+    partly = sampled({"data": 0.06}, line("data", 0.06, cpu=0.7), parts={"data": 0.06})
+    busy = as_script(replace(partly, cores_per_rank=1.0, loading_cores=None))
+    assert only(busy).remedy.startswith("more workers bring nothing"), "the training needs the core"
 
 
 def test_garbage_collection_says_who_asks_for_it() -> None:
@@ -120,11 +174,30 @@ def test_a_slow_optimizer_gets_its_faster_form_or_is_named_by_its_line() -> None
     )
 
 
+def test_gradients_that_are_clipped_one_by_one_have_a_line() -> None:
+    phases = {"gradient clipping": 0.05, "forward": 0.05}
+    clipping = replace(line("gradient clipping", 0.05), operations=20)
+    advice = only(sampled(phases, clipping, optimizer=optimizer()))
+    assert advice.text == (
+        "gradient clipping takes 50 ms of each 100 ms step, mostly at task.py:7, in f: work()"
+    )
+    assert advice.remedy.startswith("clip all gradients in one call")
+    twice = replace(clipping, operations=2)
+    assert advise(sampled(phases, twice, optimizer=optimizer())) == ()
+
+
 def test_many_small_parameters_are_counted() -> None:
     small = optimizer(num_tensors=2000, num_bytes=16_000, is_fused=True)
     advice = only(sampled({"optimizer": 0.01, "forward": 0.09}, optimizer=small))
     assert advice.bottleneck == "small_tensors"
-    assert advice.text.startswith("2,000 parameters of 8 B on average: 60 ms of each 100 ms step")
+    assert advice.text.startswith("2,000 parameters of 8 B on average: 55 ms of each 100 ms step")
+    phases = {"optimizer": 0.01, "forward": 0.04, "hook Average": 0.05}
+    hooked = advise(sampled(phases, line("hook Average", 0.05), optimizer=small))
+    assert hooked[0].bottleneck == "hook", "half of the gaps are the hook's"
+    own = replace(small, name="Signed")
+    phases = {"optimizer": 0.05, "forward": 0.05}
+    looped = advise(sampled(phases, line("optimizer", 0.05), optimizer=own))
+    assert looped[0].bottleneck == "optimizer", "its line is what can be changed"
     few = replace(small, num_tensors=100)
     assert advise(sampled({"optimizer": 0.01, "forward": 0.09}, optimizer=few)) == ()
 
@@ -159,6 +232,15 @@ def test_a_thread_that_computes_is_named_before_the_lines_that_wait_for_it() -> 
         "the thread words of rank 0 uses 60% of a core at task.py:22, and the training waits 50 ms of each 100 ms "
         "step for the GIL or a core"
     )
+
+
+def test_a_thread_that_computes_makes_collectives_long() -> None:
+    """The training thread leaves them late, and no smaller batch of messages helps."""
+    thread = BusyThread(rank=0, name="words", cores=0.9, source="task.py:22")
+    parts = {"compute": 0.05, "gaps": 0.01, "exposed_communication": 0.04}
+    result = sampled({"forward": 0.06}, threads=(thread,), parts=parts)
+    assert advise(result)[0].bottleneck == "thread"
+    assert advise(result)[0].cost_s == pytest.approx(0.05)
 
 
 def test_more_workers_than_cores_are_too_many() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from drumline.report.profile.profile_words import headline, words_of
 from drumline.runs.profile_result import HostSync, LineCost, ProfileResult
+from drumline.runs.step_times import LongStep, StepTimes
 from tests.unit.tools.scale.profiles import DATA, nccl_ranks, two_ranks
 
 
@@ -51,6 +52,28 @@ def changed(result: ProfileResult, **parts_ms: float) -> ProfileResult:
         replace(rank, parts_s=parts, critical_steps=0, step_s=(step_s,)) for rank in result.ranks
     )
     return replace(result, parts_s=parts, step_s=step_s, ranks=ranks)
+
+
+def test_stalls_and_the_percentile_are_of_all_steps_of_the_run(tmp_path: Path) -> None:
+    result = two_ranks(tmp_path)
+    times = StepTimes(
+        rank=1,
+        count=1240,
+        median_s=0.1,
+        p99_s=0.31,
+        stalls=31,
+        stalled_part=0.052,
+        longest=(LongStep(step=812, seconds=0.7),),
+    )
+    text = "\n".join(words_of(replace(result, run_steps=times)))
+    assert (
+        "of 1,240 steps since the start (evaluations and saves left out): median 100 ms, 99th "
+        "percentile 310 ms\n"
+        "  31 stalls of more than twice the median took 5.2% of the time, the longest 700 ms "
+        "(step 812)"
+    ) in text
+    few = "\n".join(words_of(replace(result, run_steps=replace(times, count=19))))
+    assert "percentile" not in few
 
 
 def test_the_largest_loss_is_first(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from blake3 import blake3
 
 from drumline.base.errors import UsageError
-from drumline.storage import fsspec_store, object_store, s3_store
-from drumline.storage.backend import PIECE_BYTES, StoreError
+from drumline.storage import backends, object_store
+from drumline.storage.backends import PIECE_BYTES, StoreError
 from drumline.storage.object_store import ObjectStore, is_store_url, open_store
 from tests.store_server import Bucket, Proxy, use_endpoint
 
@@ -240,7 +240,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("status", ANSWERS)
 def test_refusals(bucket: Bucket, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(backends, "MAX_ATTEMPTS", 2)
     with Proxy(bucket.server, lambda method, path: status) as proxy:
         use_endpoint(monkeypatch, proxy.url)
         error = failure(open_store(bucket.root))
@@ -252,7 +252,7 @@ def test_refusals(bucket: Bucket, status: int, monkeypatch: pytest.MonkeyPatch) 
 def test_an_endpoint_that_refuses_or_does_not_answer(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(backends, "READ_TIMEOUT_S", 0.2)
     with Proxy(bucket.server, lambda method, path: 1.0) as proxy:
         use_endpoint(monkeypatch, proxy.url)
         error = failure(open_store(bucket.root))
@@ -328,7 +328,7 @@ def test_codes_of_s3(bucket: Bucket, code: str, status: int, kind: str, text: st
         "Error": {"Code": code, "Message": "m"},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    error = s3_store.S3Backend(bucket.name, "").explain(
+    error = backends.S3Backend(bucket.name, "").explain(
         ClientError(answer, "PutObject"), "s3://b/x"
     )
     assert (error.kind, text.replace("WHERE", "s3://b/x") in str(error)) == (kind, True), str(error)
@@ -373,7 +373,7 @@ def test_a_store_that_never_answers(
 ) -> None:
     """Most of fsspec's have no time limits of their own."""
     store = open_store(f"file://{pipe.parent}")
-    monkeypatch.setattr(fsspec_store, "ANSWER_S", 0.5)
+    monkeypatch.setattr(backends, "ANSWER_S", 0.5)
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     with pytest.raises(StoreError) as caught:
         store.put("weights", pipe) if puts else store.fetch("weights", pipe.with_name("to"))
@@ -386,7 +386,7 @@ def test_a_store_that_never_answers(
 
 
 def test_the_time_limit_is_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsspec_store, "ANSWER_S", 1.0)
+    monkeypatch.setattr(backends, "ANSWER_S", 1.0)
     until = time.monotonic() + 1.6
 
     def upload(moved: Callable[[], None]) -> str:
@@ -395,7 +395,7 @@ def test_the_time_limit_is_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> No
             time.sleep(0.01)
         return "done"
 
-    assert fsspec_store._answered(upload) == "done"
+    assert backends._answered(upload) == "done"
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def take_step(
     total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum() + added
     finite.spread(total * 0.25, total).backward()  # type: ignore[no-untyped-call]
     finite.measure(total, 4, {})
-    finite.check(model.parameters(), None)
+    finite.check(model.parameters())
     finite.take_optimizer_step()
     optimizer.zero_grad(set_to_none=True)
 

@@ -65,7 +65,6 @@ def make_actions(context: RunContext) -> list[Action]:
     saver = Saver(context, facts={}, check_state=lambda: None)
     return between_steps(
         context,
-        anything,
         Safeguards(non_finite=anything, saver=saver, preemption=anything),
         first_step=FirstStep(lambda: None),
         notices=anything,

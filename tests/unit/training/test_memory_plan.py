@@ -19,7 +19,8 @@ from drumline.base.errors import UsageError
 from drumline.base.text import GIB, memory_size
 from drumline.cli.plan_command import recompute_lines
 from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
-from drumline.parallel.outer_sync import ReplicaGroups, make_sync
+from drumline.parallel.outer_sync import make_sync
+from drumline.parallel.replica_groups import ReplicaGroups
 from drumline.training.job.mode_choice import choose_mode, settle_mode
 from drumline.training.manager import RunManager
 from drumline.training.memory.gpu_table import GPUS, gpu_memory
@@ -33,7 +34,7 @@ from drumline.training.memory.memory_plan import (
     plan_memory,
 )
 from drumline.training.memory.memory_trace import FakeJob, MemoryMoment, StepMemory, _MemoryTrace
-from drumline.training.models.gpt import GPT
+from drumline.training.models import GPT
 from drumline.training.tasks.base import Loss, Task
 
 KIB = 1024

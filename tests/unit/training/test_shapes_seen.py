@@ -62,11 +62,10 @@ def test_a_module_hook_that_was_registered_after_the_start_is_not_skipped(
     job: Any = SimpleNamespace(
         ddp=SimpleNamespace(device=torch.device("cpu")), meter=None, group_settings=[{}], **parts
     )
-    inner = type(
-        "Inner",
-        (),
-        {"grad_norm": None, "__call__": lambda self, step: taken.append([*step.micro_batches])},
-    )()
+
+    def inner(step: Step) -> None:
+        taken.append([*step.micro_batches])
+
     graph_step = GraphStep(inner, job, note=lambda message: None)
     model.register_forward_hook(lambda *_: None)
     micro_batches = [MicroBatch(torch.zeros(1, 1), 1, True, 0, True)]

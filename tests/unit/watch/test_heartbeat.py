@@ -236,3 +236,34 @@ def test_a_record_has_its_memory_from_the_start(tmp_path: Path) -> None:
     heartbeat._make_file(tmp_path / "heartbeat").close()
     assert (tmp_path / "heartbeat").stat().st_blocks > 0
     assert (tmp_path / "heartbeat").stat().st_size == SIZE
+
+
+def test_a_record_has_how_long_the_last_steps_took(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.heartbeat"
+    writer = HeartbeatWriter(path)
+    begins_s = []
+    for step in range(heartbeat.KEPT_STEPS + 10):
+        begins_s.append(time.monotonic())
+        writer.begin_step(step)
+    record = beat_of(path)
+    times = dict(record.step_s(0))
+    last = heartbeat.KEPT_STEPS + 9
+    assert list(times) == list(range(10, last)), "older ones are overwritten"
+    assert sum(times.values()) == pytest.approx(begins_s[last] - begins_s[10], abs=1e-3)
+    assert [step for step, _ in record.step_s(last - 3)] == [last - 3, last - 2, last - 1]
+
+
+def test_an_evaluation_or_a_save_is_no_part_of_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.heartbeat"
+    writer = HeartbeatWriter(path)
+    writer.begin_step(0)
+    begin_s = time.monotonic()
+    for phase in (Phase.EVALUATION, Phase.SAVE):
+        writer.mark(phase)
+        time.sleep(0.05)
+    writer.mark(Phase.DATA)
+    writer.begin_step(1)
+    took_s = time.monotonic() - begin_s
+    ((step, seconds),) = beat_of(path).step_s(0)
+    assert step == 0
+    assert seconds < took_s - 0.09

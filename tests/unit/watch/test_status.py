@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drumline.runs.step_times import LongStep, StepTimes
 from drumline.watch.cluster_state import ClusterState, LostNode, NodeState, RankState
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
@@ -18,8 +19,10 @@ from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import (
     STATUS_FILE,
     Notice,
+    RunPace,
     StepRates,
     read_status_file,
+    read_step_times,
     status_record,
 )
 from drumline.watch.status_table import RowLevel, all_rows, fitting_rows, summary_line
@@ -63,7 +66,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
         rank(0),
         rank(1, failure="ValueError: no"),
         lost=(lost_host,),
-        rates={0: 3.14159},
+        pace=RunPace({0: 3.14159}),
         notices=notices,
     )
     file = tmp_path / "status.json"
@@ -85,7 +88,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
         "",
         "[]",
         json.dumps({**record, "version": 1}),
-        '{"version": 2}',
+        '{"version": 3}',
         json.dumps({**record, "ranks": [{}]}),
     ):
         file.write_text(damaged)
@@ -172,7 +175,7 @@ def test_a_lost_host_comes_first() -> None:
         rank(0, age_s=120.0),
         rank(1, step=813, age_s=1.5),
         lost=(lost_host,),
-        rates={0: 3.14159, 1: 0.123},
+        pace=RunPace({0: 3.14159, 1: 0.123}),
     )
     first, *further_rows = all_rows(record)
     assert (first.host, first.rank, first.state) == (
@@ -197,7 +200,7 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
         rank(n, f"node-{n // 8:02d}", state="T" if n % 255 and n <= odd else "R")
         for n in range(256)
     ]
-    rows = fitting_rows(status(*ranks, rates=dict.fromkeys(range(256), 2.0)), max_rows=room)
+    rows = fitting_rows(status(*ranks, pace=RunPace(dict.fromkeys(range(256), 2.0))), max_rows=room)
     assert 0 < len(rows) <= room
     if odd:
         assert max(row.level for row in rows) is RowLevel.BAD
@@ -248,3 +251,22 @@ def test_two_leaders_write_the_status_at_the_same_time(
     assert capfd.readouterr().err == ""
     assert read_status_file(tmp_path / STATUS_FILE) == status(rank(0))
     assert [path.name for path in (tmp_path / "watch").iterdir()] == ["status.json"]
+
+
+def test_the_times_of_all_steps_are_in_the_status(tmp_path: Path) -> None:
+    times = StepTimes(
+        rank=1,
+        count=900,
+        median_s=0.1,
+        p99_s=0.4,
+        stalls=20,
+        stalled_part=0.06,
+        longest=(LongStep(step=812, seconds=0.7),),
+    )
+    file = tmp_path / STATUS_FILE
+    file.parent.mkdir()
+    assert read_step_times(tmp_path) is None
+    file.write_text(json.dumps(status(rank(0))))
+    assert read_step_times(tmp_path) is None
+    file.write_text(json.dumps(status(rank(0), pace=RunPace(step_times=times))))
+    assert read_step_times(tmp_path) == times

@@ -18,8 +18,12 @@ import pytest
 from drumline.watch import watch_folder
 from drumline.watch.watch_folder import SidecarDiagnosis, WatchFolder
 
-DIAGNOSIS = {"what": "rank 1 stands", "next_step": "look"}
-HANG = "hang: rank 1 stands. Try: look"
+DIAGNOSIS = {
+    "alarm": "hang",
+    "action": "stop",
+    "sentence": "hang: rank 1 stands. Try: look",
+    "what": "rank 1 stands",
+}
 
 
 @pytest.fixture(name="watch")
@@ -48,22 +52,21 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
         "{",
         "[]",
         '{"alarm": "hang"}',
-        json.dumps({"alarm": "stall", "action": "", "diagnosis": {}}),
+        json.dumps({"alarm": "stall", "action": "", "sentence": ""}),
     ):
         (folder / "diagnosis.json").write_text(text)
         assert watch.diagnosis() is None, text
-    record = {"alarm": "hang", "action": "stop", "sentence": HANG, "diagnosis": DIAGNOSIS}
-    (folder / "diagnosis.json").write_text(json.dumps({**record, "action": "report"}))
+    (folder / "diagnosis.json").write_text(json.dumps({**DIAGNOSIS, "action": "report"}))
     assert watch.diagnosis() is None, "that did not end a rank"
-    (folder / "diagnosis.json").write_text(json.dumps(record))
+    (folder / "diagnosis.json").write_text(json.dumps(DIAGNOSIS))
     diagnosis = watch.diagnosis()
     assert diagnosis == SidecarDiagnosis(
         "hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands"
     )
     assert (diagnosis.is_hang, diagnosis.is_final) == (True, True)
-    failure = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
+    failure = {**DIAGNOSIS, "alarm": "failure", "action": "restart", "was_printed": True}
     failure["sentence"] = "failure: rank 1 stands. Try: look"
-    failure["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b", "is_ranks_error": True}
+    failure |= {"rank": 1, "host": "b", "is_ranks_error": True}
     (folder / "diagnosis.json").write_text(json.dumps(failure))
     assert watch.diagnosis() == SidecarDiagnosis(
         "failure",
@@ -87,8 +90,7 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
     (folder / "sidecar.pid").write_text(str(os.getpid()))
     assert watch.wait_for_diagnosis(time.monotonic() + 0.1) is None, "it lives, and says nothing"
     # The last act of one that ends.
-    record = {"alarm": "hang", "action": "stop", "sentence": HANG, "diagnosis": DIAGNOSIS}
-    text = json.dumps(record)
+    text = json.dumps(DIAGNOSIS)
     words = f"import time; time.sleep(0.2); open({str(folder / 'diagnosis.json')!r}, 'w').write({text!r})"
     with subprocess.Popen([sys.executable, "-c", words]) as sidecar:
         (folder / "sidecar.pid").write_text(str(sidecar.pid))

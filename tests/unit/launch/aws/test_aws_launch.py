@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
 from drumline.base.errors import ConfigError, PreflightError, TrainingError, UsageError
-from drumline.cli import aws_launch
+from drumline.cli import aws_command
 from drumline.launch.aws import cluster_settings
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_nodes import CloudNode, ssh_config
@@ -50,9 +50,9 @@ class Cluster:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setattr(cluster_settings, "connect", lambda region, profile: account)
-        monkeypatch.setattr(aws_launch, "POLL_S", 0.0)
-        monkeypatch.setattr(aws_launch.doctor_command, "run", self.doctor)
-        monkeypatch.setattr(aws_launch.launch_command, "run", self.launch)
+        monkeypatch.setattr(aws_command, "POLL_S", 0.0)
+        monkeypatch.setattr(aws_command.doctor_command, "run", self.doctor)
+        monkeypatch.setattr(aws_command.launch_command, "run", self.launch)
 
     def is_lost(self, address: str, *, after: int, code: int = 255) -> None:
         """From the connection on that follows these. A code other than ssh's own is that of the
@@ -123,7 +123,10 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
     cluster.made()
     cluster.has(instance(2, PublicIpAddress="54.0.0.2"), instance(1, PublicIpAddress="54.0.0.1"))
     assert (
-        aws_launch.launch(["--name", "train", "--procs", "4", "digits", "--train.epochs", "3"]) == 0
+        aws_command.run(
+            ["launch", "--name", "train", "--procs", "4", "digits", "--train.epochs", "3"]
+        )
+        == 0
     )
     doctor, launch = cluster.calls
     for words in (doctor, launch):
@@ -149,7 +152,7 @@ def test_drumline_itself_is_copied_to_every_node_with_its_hash(
     )
     cluster.made(CopiesDrumline="true")
     cluster.has(instance(1), instance(2))
-    assert aws_launch.launch(["--no-doctor", "digits"]) == 0
+    assert aws_command.run(["launch", "--no-doctor", "digits"]) == 0
     digests = [line.split()[-1] for line in cluster.log.read_text().splitlines()]
     received = [path.read_bytes() for path in tmp_path.glob("*.received")]
     assert [hashlib.sha256(content).hexdigest() for content in received] == digests
@@ -163,7 +166,7 @@ def test_a_node_that_refuses_the_wheels_ends_the_launch(cluster: Cluster, tmp_pa
     cluster.made(CopiesDrumline="true", NodeCount="1")
     cluster.has(instance(1))
     with pytest.raises(PreflightError) as error:
-        aws_launch.launch(["--no-doctor", "digits"])
+        aws_command.run(["launch", "--no-doctor", "digits"])
     assert (error.value.what, error.value.next_step) == (
         "10.0.0.1 (i-1): drumline could not be installed: they do not have the SHA-256 x",
         "run the same command again; if it stays, `drumline aws down`, then up",
@@ -173,11 +176,11 @@ def test_a_node_that_refuses_the_wheels_ends_the_launch(cluster: Cluster, tmp_pa
 def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
     cluster.made(Market="spot", NodeCount="1")
     cluster.has(instance(1))
-    assert aws_launch.launch(["--no-doctor", "--no-sync", "train.py", "--run", "x"]) == 0
+    assert aws_command.run(["launch", "--no-doctor", "--no-sync", "train.py", "--run", "x"]) == 0
     cluster.made(Market="spot", NodeCount="1")
     cluster.has(instance(1))
     cluster.codes = [0]
-    assert aws_launch.launch(["--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]) == 0
+    assert aws_command.run(["launch", "--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]) == 0
     script, task = cluster.calls
     assert script[7:] == [
         "--env",
@@ -193,7 +196,7 @@ def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
         "--run",
         "/mnt/shared/runs/7",
         "--watch.notice",
-        aws_launch.NOTICE,
+        aws_command.NOTICE,
     ]
 
 
@@ -207,7 +210,7 @@ def test_a_replaced_node_joins_and_the_run_resumes(
     cluster.has(instance(1))
     cluster.wants(2)
     cluster.has(instance(1), instance(3))
-    assert aws_launch.launch(["--no-doctor", "digits", "--fresh"]) == 0
+    assert aws_command.run(["launch", "--no-doctor", "digits", "--fresh"]) == 0
     assert [after(words, "--hosts") for words in cluster.calls] == [
         "10.0.0.1,10.0.0.2",
         "10.0.0.1,10.0.0.3",
@@ -227,7 +230,7 @@ def test_nodes_that_ended_for_good_are_not_waited_for(cluster: Cluster) -> None:
     cluster.has()
     cluster.wants(0)
     with pytest.raises(PreflightError) as error:
-        aws_launch.launch(["--no-doctor", "digits"])
+        aws_command.run(["launch", "--no-doctor", "digits"])
     assert (error.value.what, error.value.next_step) == (
         "0 of 2 nodes run, and AWS starts no other: they ended when they were idle, or the time of the cluster is over",
         "drumline aws up --name train starts them again, if its time is not over; the same command then resumes",
@@ -246,7 +249,7 @@ def test_a_node_that_does_not_answer_is_reported_to_aws(
     cluster.stub("autoscaling", "set_instance_health", {}, **lost)
     cluster.has(instance(1))
     cluster.has(instance(1), instance(3))
-    assert aws_launch.launch(["--no-doctor", "digits"]) == 0
+    assert aws_command.run(["launch", "--no-doctor", "digits"]) == 0
     assert [after(words, "--hosts") for words in cluster.calls] == [
         "10.0.0.1,10.0.0.2",
         "10.0.0.1,10.0.0.3",
@@ -263,7 +266,7 @@ def test_a_node_that_answers_with_an_error_is_not_replaced(cluster: Cluster) -> 
     cluster.codes = [TrainingError("rank 3 crashed")]
     cluster.is_lost("10.0.0.2", after=2, code=1)
     with pytest.raises(TrainingError, match="rank 3 crashed"):
-        aws_launch.launch(["--no-doctor", "digits"])
+        aws_command.run(["launch", "--no-doctor", "digits"])
 
 
 def test_where_no_node_answers_none_is_replaced(cluster: Cluster) -> None:
@@ -274,7 +277,7 @@ def test_where_no_node_answers_none_is_replaced(cluster: Cluster) -> None:
     cluster.codes = [TrainingError("the connection to 10.0.0.1 was lost")]
     cluster.is_lost("10.0.0.1", after=1)
     with pytest.raises(TrainingError, match=r"the connection to 10.0.0.1 was lost"):
-        aws_launch.launch(["--no-doctor", "digits"])
+        aws_command.run(["launch", "--no-doctor", "digits"])
 
 
 def test_a_failure_on_the_same_nodes_is_reported_once(cluster: Cluster) -> None:
@@ -283,12 +286,12 @@ def test_a_failure_on_the_same_nodes_is_reported_once(cluster: Cluster) -> None:
         cluster.has(instance(1), instance(2))
     cluster.codes = [TrainingError("rank 3 crashed")]
     with pytest.raises(TrainingError, match="rank 3 crashed"):
-        aws_launch.launch(["--no-doctor", "digits"])
+        aws_command.run(["launch", "--no-doctor", "digits"])
     cluster.made()
     for _ in range(2):
         cluster.has(instance(1), instance(2))
     cluster.codes = [75]
-    assert aws_launch.launch(["--no-doctor", "digits"]) == 75
+    assert aws_command.run(["launch", "--no-doctor", "digits"]) == 75
 
 
 def test_a_spot_notice_waits_for_the_node_to_go(
@@ -300,7 +303,7 @@ def test_a_spot_notice_waits_for_the_node_to_go(
     cluster.has(instance(1), instance(2))
     cluster.has(instance(2))
     cluster.has(instance(2), instance(4))
-    assert aws_launch.launch(["--no-doctor", "digits"]) == 0
+    assert aws_command.run(["launch", "--no-doctor", "digits"]) == 0
     assert [after(words, "--hosts") for words in cluster.calls] == [
         "10.0.0.1,10.0.0.2",
         "10.0.0.2,10.0.0.4",
@@ -313,28 +316,28 @@ def test_what_launch_cannot_use(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
         ConfigError,
         match=r"- --hosts: the cluster's nodes are the hosts\n.*- no TASK or SCRIPT.py was given",
     ):
-        aws_launch.launch(["--hosts", "a,b"])
+        aws_command.run(["launch", "--hosts", "a,b"])
     cluster.stub("cloudformation", "describe_stacks", "ValidationError")
     with pytest.raises(UsageError, match="the cluster train does not exist in us-east-1"):
-        aws_launch.launch(["digits"])
+        aws_command.run(["launch", "digits"])
     cluster.made(KeyName="")
     with pytest.raises(
         UsageError, match="the cluster train was made without --key, and launch needs ssh"
     ):
-        aws_launch.launch(["digits"])
-    monkeypatch.setattr(aws_launch, "READY_S", 0.0)
+        aws_command.run(["launch", "digits"])
+    monkeypatch.setattr(aws_command, "READY_S", 0.0)
     cluster.made()
     cluster.has(instance(1))
     cluster.wants(2)
     with pytest.raises(PreflightError, match="1 of 2 nodes run after 0 minutes"):
-        aws_launch.launch(["digits"])
+        aws_command.run(["launch", "digits"])
     cluster.made()
     cluster.has(instance(1), instance(2))
     (cluster.log.parent / "ssh").write_text(
         "#!/bin/sh\necho 'ssh: connect to host x: Connection timed out' >&2; exit 255\n"
     )
     with pytest.raises(PreflightError, match=r"10.0.0.2: it is unreachable"):
-        aws_launch.launch(["digits"])
+        aws_command.run(["launch", "digits"])
 
 
 def test_what_doctor_finds_stops_the_launch(
@@ -342,11 +345,11 @@ def test_what_doctor_finds_stops_the_launch(
 ) -> None:
     cluster.made()
     cluster.has(instance(1), instance(2))
-    monkeypatch.setattr(aws_launch.doctor_command, "run", lambda argv: 3)
+    monkeypatch.setattr(aws_command.doctor_command, "run", lambda argv: 3)
     with pytest.raises(
         PreflightError, match=r"doctor found something to fix on the nodes \(exit code 3\)"
     ):
-        aws_launch.launch(["digits"])
+        aws_command.run(["launch", "digits"])
     assert cluster.calls == []
 
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("moto", reason="make setup brings it")
 
 from drumline.base.errors import UsageError
-from drumline.cli import aws_command, aws_launch
+from drumline.cli import aws_command
 from drumline.launch.aws import cluster_settings
 from drumline.launch.aws.account import Account, AwsError
 from drumline.launch.aws.cluster_creation import bring_up
@@ -71,7 +71,7 @@ def test_a_stack_that_drumline_did_not_make_is_refused_by_every_verb(
     refused: list[Callable[[], object]] = [
         lambda: aws_command.run(["plan", *where, *made]),
         lambda: aws_command.run(["up", *where, *made]),
-        lambda: aws_launch.launch([*where, "digits"]),
+        lambda: aws_command.run(["launch", *where, "digits"]),
         lambda: aws_command.run(["down", *where, "--delete-data", "--any-owner"]),
     ]
     for call in refused:

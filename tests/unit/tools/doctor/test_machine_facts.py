@@ -16,16 +16,17 @@ import pytest
 
 from drumline.base.background import in_background
 from drumline.tools.doctor.finding import has_problems
-from drumline.tools.doctor.machine import gpus
-from drumline.tools.doctor.machine.gpus import NvidiaSmi, read_nvidia_smi
+from drumline.tools.doctor.machine import machine_facts
 from drumline.tools.doctor.machine.known_variables import NOT_SHOWN, shown_variables
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import (
     HostSettings,
+    NvidiaSmi,
     disk_facts,
     file_system_of,
     host_facts,
     installed_packages,
+    read_nvidia_smi,
 )
 from drumline.tools.doctor.machine.summary import machine_rows
 from tests.unit.tools.doctor.machines import healthy
@@ -117,7 +118,7 @@ def test_an_nvidia_smi_that_fails_or_hangs(
     information.write_text(
         "Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\nVideo BIOS: \t\n"
     )
-    monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path)
+    monkeypatch.setattr(machine_facts, "DRIVER_FOLDER", tmp_path)
     smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"})
     gpu_facts = smi.facts(0.3 if "sleep" in script else 20)
     assert (gpu_facts["driver"], gpu_facts["gpu_error"]) == ("570.172.08", gpu_error)

@@ -4,11 +4,13 @@ damaged."""
 from __future__ import annotations
 
 import gzip
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +18,13 @@ from hypothesis import strategies as st
 from drumline.base.errors import UsageError
 from drumline.report.profile.advice import advise
 from drumline.report.profile.profile_words import words_of
-from drumline.runs.profile_files import JobFacts, trace_path
+from drumline.runs.profile_files import JobFacts, RankFacts, trace_path
 from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.tools.profile.breakdown import divide_steps, divided, matched
 from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
-from drumline.tools.profile.profile_analysis import analyse
-from drumline.tools.profile.trace_entries import unpacked
-from drumline.tools.profile.trace_file import NO_DETAILS, Event, RankTrace, from_events, read_events
+from drumline.tools.profile.profile_analysis import analyse, reductions_of
+from drumline.tools.profile.trace_entries import TraceEntry, unpacked
+from drumline.tools.profile.trace_file import ColumnBuilder, RankTrace, from_events, read_events
 from tests.unit.tools.scale.profiles import (
     AUTOGRAD,
     Entry,
@@ -341,10 +343,26 @@ def test_a_trace_that_unpacks_to_too_much_or_ends_early_is_refused(tmp_path: Pat
     packed = gzip.compress(b" " * 5_000_000)
     path.write_bytes(packed)
     with pytest.raises(ValueError, match="it has more than 1,000 bytes"):
-        unpacked(path, most=1000)
+        list(unpacked(path, most=1000))
     path.write_bytes(packed[:-100])
     with pytest.raises(ValueError, match="it is incomplete"):
-        unpacked(path)
+        list(unpacked(path))
+
+
+def test_a_trace_is_read_in_parts(tmp_path: Path) -> None:
+    """Torch writes an entry in many lines; one in the middle is no event."""
+    rows = [entry(f"aten::mm{number}", number, number + 1) for number in range(12_000)]
+    rows[6_000] = {**rows[6_000], "name": 7}
+    texts = [json.dumps(row, indent=4).replace("\n}", "\n  }") for row in rows]
+    head = '{"baseTimeNanoseconds": 5, "traceEvents": [\n  '
+    path = tmp_path / "trace.json.gz"
+    content = (head + ",\n  ".join(texts) + '\n  ],"traceName": "a"}').encode()
+    path.write_bytes(gzip.compress(content, 1))
+    assert len(list(unpacked(path))) > 1
+    columns, base_ns = read_events(path)
+    assert base_ns == 5
+    names = [f"aten::mm{number}" for number in range(12_000) if number != 6_000]
+    assert [event.name for event in columns.events()] == names
 
 
 def test_entries_of_a_wrong_type_are_left_out(tmp_path: Path) -> None:
@@ -384,6 +402,32 @@ def test_sets_of_instants(
     assert length(clipped(left, low, high)) == len(instants(left_pairs) & set(range(low, high)))
 
 
+operations = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20)))
+
+
+@given(operations)
+def test_operations_inside_others_count_once(rows: list[tuple[int, int, int]]) -> None:
+    """The outer operation is the last one of the thread that began before and has not ended."""
+    rows = sorted(set(rows), key=lambda row: (row[1], -row[2]))
+    self_ms = [lasts for _, _, lasts in rows]
+    for number, (thread, start, lasts) in enumerate(rows):
+        outer = [
+            place
+            for place, (of_thread, began, before) in enumerate(rows[:number])
+            if of_thread == thread and began + before > start
+        ]
+        if outer:
+            self_ms[outer[-1]] -= lasts
+    entries = [
+        entry(f"aten::{number}", start, start + lasts, thread=thread)
+        for number, (thread, start, lasts) in enumerate(rows)
+    ]
+    trace = trace_of([mark("drumline.step#2", 0, 100), *entries])
+    seconds = {operation.name: operation.seconds for operation in trace.operations}
+    expected = {f"aten::{number}": lasts / 1e3 for number, lasts in enumerate(self_ms)}
+    assert seconds == pytest.approx(expected)
+
+
 @given(st.lists(times, min_size=4, max_size=4))
 def test_parts_are_disjoint_and_add_up_to_the_step(claims: list[list[tuple[int, int]]]) -> None:
     named = [(str(number), union(pairs)) for number, pairs in enumerate(claims)]
@@ -408,12 +452,15 @@ def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path)
 def reduced(times: list[tuple[float, float]]) -> RankTrace:
     """A rank whose all-reduces are called and end at these times, in ms."""
     works = [
-        Event(call / 1e3, end / 1e3, "gloo:all_reduce", "user_annotation", "7:9", NO_DETAILS)
-        for call, end in times
+        entry("gloo:all_reduce", call, end, "user_annotation", thread=9) for call, end in times
     ]
-    return from_events(
-        [Event(0.0, 0.1, "drumline.step#2", "user_annotation", "7:1", NO_DETAILS), *works], 0
-    )
+    return trace_of([mark("drumline.step#2", 0, 100), *works])
+
+
+def trace_of(entries: list[Entry]) -> RankTrace:
+    builder = ColumnBuilder()
+    builder.add(msgspec.json.decode(json.dumps(entries), type=list[TraceEntry]))
+    return from_events(builder.columns(), 0)
 
 
 def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
@@ -431,3 +478,23 @@ def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
         1,
         4,
     ]
+
+
+def test_how_often_a_step_reduces_all_gradients() -> None:
+    facts = RankFacts(
+        rank=0,
+        world_size=2,
+        host="vm",
+        device="cpu",
+        backend="gloo",
+        first_step=2,
+        num_steps=2,
+        bucket_bytes=(10, 20),
+        num_optimizers=1,
+        job=JobFacts(task="train.py"),
+    )
+    assert [reductions_of(facts, num_calls) for num_calls in (0, 2, 3, 12)] == [1, 1, 1, 6]
+    assert reductions_of(replace(facts, num_models=2), 12) == 1, "the other one may have as many"
+    for num_optimizers in (2, None):
+        facts = replace(facts, num_optimizers=num_optimizers)
+        assert reductions_of(facts, 12) == 1, "each optimizer may have its own backward pass"

@@ -5,18 +5,19 @@ traces in Perfetto itself)."""
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, cut_durations, renumbered
+from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, MergedTrace
 from drumline.tools.profile.profile_analysis import analyse
-from drumline.tools.profile.trace_entries import Trace
+from drumline.tools.profile.trace_entries import TraceEntry, decodable
 from tests.unit.tools.scale.profiles import (
     MS,
     Entry,
@@ -28,18 +29,27 @@ from tests.unit.tools.scale.profiles import (
 )
 
 
-def trace_of(entries: Sequence[object]) -> Trace:
-    return Trace([msgspec.Raw(json.dumps(entry).encode()) for entry in entries])
+def decoded_entries(entries: Sequence[object]) -> list[TraceEntry]:
+    return list(decodable(msgspec.Raw(json.dumps(entry).encode()) for entry in entries))
 
 
-def as_json(entries: Iterable[object]) -> list[Entry]:
-    return [json.loads(msgspec.json.encode(entry)) for entry in entries]
+def entries_in(content: bytes) -> list[Entry]:
+    entries: list[Entry] = json.loads(gzip.decompress(content))["traceEvents"]
+    return entries
 
 
 def merged(run: Path) -> list[Entry]:
-    document = json.loads(gzip.decompress((run / "profile/merged.trace.json.gz").read_bytes()))
-    entries: list[Entry] = document["traceEvents"]
-    return entries
+    return entries_in((run / "profile/merged.trace.json.gz").read_bytes())
+
+
+def of_one_rank(rank: int, trace: list[TraceEntry], shift_s: float = 0.0) -> list[Entry]:
+    """The merged trace of this rank alone."""
+    file = io.BytesIO()
+    trace_file = MergedTrace(file)
+    with trace_file.adding(rank, "a") as merged_rank:
+        merged_rank.add(trace, shift_s)
+    trace_file.finish()
+    return entries_in(file.getvalue())
 
 
 def processes_of(path: Path) -> list[str]:
@@ -107,11 +117,13 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     own_rows = [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9.0}]
     own_rows += [{**entry("PyTorch Profiler (0)", 0, 9), "pid": "Spans", "tid": "PyTorch Profiler"}]
     wrong = [None, 3, {"ph": "X"}, {"ph": "X", "pid": 7, "ts": "0"}]
-    trace = trace_of([thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, *wrong])
-    merged_entries = as_json(renumbered(trace.entries(), 3, "a", 10.0, {}))
-    assert [entry["pid"] for entry in merged_entries[:4]] == [400, 400, 401, 400]
-    assert merged_entries[3]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
-    assert merged_entries[1]["ts"] == pytest.approx(10.0)
+    trace = decoded_entries(
+        [thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, *wrong]
+    )
+    merged_entries = of_one_rank(3, trace, shift_s=1e-5)
+    assert [entry["pid"] for entry in merged_entries[:4]] == [400, 400, 400, 401]
+    assert merged_entries[2]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
+    assert merged_entries[1]["ts"] - EARLY_US == pytest.approx(10.0)
     assert [
         entry["args"]["name"] for entry in merged_entries if entry["name"] == "process_name"
     ] == ["rank 3 on a", "rank 3 on a, GPU 0"]
@@ -154,13 +166,19 @@ def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
         for times in ((0, 10), (9, 12), (12, 15))
     ]
     elsewhere = {**entry("mm", 2, 11, "kernel"), "pid": 0, "tid": 8}
-    trace = trace_of([*kernels, elsewhere])
-    cut_us = cut_durations(trace.entries())
-    entries = as_json(renumbered(trace.entries(), 0, "a", 0.0, cut_us))
-    kernel_entries = [entry for entry in entries if entry["ph"] == "X"]
-    assert [(entry["ts"] / MS, entry["dur"] / MS) for entry in kernel_entries] == [
-        (0, 9),
-        (9, 3),
-        (12, 3),
-        (2, 9),
-    ]
+    trace = decoded_entries([*kernels, elsewhere])
+    kernel_entries = [entry for entry in of_one_rank(0, trace) if entry["ph"] == "X"]
+    times = [((entry["ts"] - EARLY_US) / MS, entry["dur"] / MS) for entry in kernel_entries]
+    assert times == [(0, 9), (9, 3), (12, 3), (2, 9)]
+
+
+def test_a_trace_that_cannot_be_analysed_is_not_merged(tmp_path: Path) -> None:
+    """Its entries have been written when it turns out to have no steps."""
+    step = [mark("drumline.step#2", 0, 50), mark("drumline.end", 50, 50), entry("aten::mm", 0, 30)]
+    operations = [entry(f"aten::{number**5}", number, number + 1) for number in range(10_000)]
+    write_rank(tmp_path, 0, operations, world_size=3)
+    write_rank(tmp_path, 1, step, world_size=3)
+    write_rank(tmp_path, 2, [*step, *operations[:20]], world_size=3)
+    assert list(analyse(tmp_path).missing_ranks) == ["0"]
+    assert processes_of(tmp_path / "profile/merged.trace.json.gz") == ["rank 1 on a", "rank 2 on a"]
+    assert len([entry for entry in merged(tmp_path) if entry["ph"] == "X"]) == 3 + 3 + 20

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from drumline.base.errors import UsageError
 from drumline.runs.profile_files import (
+    CLIPPING,
+    WORKERS,
     Collection,
     Pause,
     SampledLine,
@@ -19,20 +22,23 @@ from drumline.runs.profile_files import (
     ThreadUse,
     facts_path,
 )
-from drumline.runs.profile_result import ProfileResult, read_profile
+from drumline.runs.profile_result import LineCost, ProfileResult, read_profile
 from drumline.tools.profile.intervals import length_until, union
+from drumline.tools.profile.phases import mean_lines
 from drumline.tools.profile.profile_analysis import analyse
-from tests.unit.tools.scale.profiles import gloo_step, mark, write_rank
+from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
 
 BASE_NS = 10**18
 MS_NS = 1_000_000
-PHASES = ("data", "forward", "backward", "hook Slow", "optimizer", "evaluation")
+PHASES = ("data", "forward", "backward", "hook Slow", "optimizer", "evaluation", WORKERS)
 GETITEM = SampledLine(file="task.py", line=5, function="Data.__getitem__", source="sleep(1)")
 SLEEP = SampledLine(file="task.py", line=9, function="Slow.after_step", source="time.sleep(1)")
 REDUCE = SampledLine(file="task.py", line=20, function="Mine.loss", library="torch")
 METRIC = SampledLine(file="task.py", line=30, function="Metric.update")
+TRACEBACK = SampledLine(file="task.py", line=31, function="Net.forward", library="traceback")
+STATEMENT = SampledLine(file="task.py", line=50, function="train")
 NO_LINE = SampledLine(file="", line=0, function="")
-LINES = (NO_LINE, GETITEM, SLEEP, REDUCE, METRIC)
+LINES = (NO_LINE, GETITEM, SLEEP, REDUCE, METRIC, TRACEBACK, STATEMENT)
 
 
 def sample(
@@ -53,10 +59,12 @@ def step_samples(start: float) -> list[StackSample]:
     ]
 
 
-def profiled(run: Path, stacks: StackSamples, **facts: object) -> ProfileResult:
-    """One rank of two steps of 100 ms."""
+def profiled(
+    run: Path, stacks: StackSamples, *more: dict[str, Any], **facts: object
+) -> ProfileResult:
+    """One rank of two steps of 100 ms, with `more` entries."""
     steps = [gloo_step(n, (n - 2) * 100, bucket_at=30, reduced_at=80) for n in (2, 3)]
-    entries = [*steps[0], *steps[1], mark("drumline.end", 200, 200)]
+    entries = [*steps[0], *steps[1], *more, mark("drumline.end", 200, 200)]
     write_rank(run, 0, entries, world_size=1, stacks=stacks, **facts)
     return analyse(run)
 
@@ -118,6 +126,81 @@ def test_collectives_of_the_user_have_a_line(tmp_path: Path) -> None:
     assert analyse(tmp_path).communication_phases_s == {"backward": pytest.approx(0.05)}
 
 
+def computing_twice(*statements: SampledLine) -> tuple[StackSamples, list[dict[str, Any]]]:
+    """A forward pass of 10 ms with a gradient, and 8 ms without one; `statements`: those of
+    both."""
+    rows = []
+    numbers = []
+    entries = []
+    for start in (0, 100):
+        rows += [
+            sample(start + 10, "data"),
+            sample(start + 20, "forward", REDUCE),
+            sample(start + 80, "backward"),
+            sample(start + 90, "forward", METRIC),
+            sample(start + 100, "optimizer"),
+        ]
+        numbers += [LINES.index(line) for line in (NO_LINE, statements[0], NO_LINE, statements[1])]
+        numbers.append(0)
+        arrow = entry("fwdbwd", start + 10, start + 10, "fwdbwd") | {"ph": "s", "id": start}
+        entries += [entry("aten::cdist", start + 82, start + 90), arrow]
+    return two_steps(samples=tuple(rows), statements=tuple(numbers)), entries
+
+
+def test_a_statement_whose_operations_have_no_gradient_is_named(tmp_path: Path) -> None:
+    stacks, entries = computing_twice(GETITEM, STATEMENT)
+    (line,) = profiled(tmp_path, stacks, *entries).undifferentiated
+    assert (line.source, line.function) == ("task.py:30", "Metric.update")
+    assert (line.seconds, line.caller) == (pytest.approx(0.008 + 0.002), "task.py:50")
+
+
+def test_operations_are_counted_for_the_line_that_calls_them_itself(tmp_path: Path) -> None:
+    stacks, entries = computing_twice(GETITEM, STATEMENT)
+    operations = {82, 84, 86}
+    for start in (0, 100):
+        for begin in operations:
+            begins = start + begin
+            arrow = entry("fwdbwd", begins, begins, "fwdbwd") | {"ph": "s", "id": begins}
+            entries += [entry("aten::mul", begins, begins + 1), arrow]
+    entries = [e for e in entries if e["name"] != "aten::cdist"]
+    lines = {line.function: line for line in profiled(tmp_path, stacks, *entries).lines}
+    assert lines["Metric.update"].operations == len(operations)
+    assert lines["Mine.loss"].operations == 0, "torch's own code calls them"
+
+
+def test_a_function_without_a_gradient_inside_a_forward_pass_is_named(tmp_path: Path) -> None:
+    stacks, entries = computing_twice(STATEMENT, STATEMENT)
+    (line,) = profiled(tmp_path, stacks, *entries).undifferentiated
+    assert (line.source, line.caller) == ("task.py:30", "")
+
+
+def test_where_nothing_has_a_gradient_it_is_not_known(tmp_path: Path) -> None:
+    stacks, entries = computing_twice(GETITEM, STATEMENT)
+    operations = [entry for entry in entries if entry["ph"] == "X"]
+    assert profiled(tmp_path, stacks, *operations).undifferentiated == ()
+
+
+def test_anomaly_detection_is_its_tracebacks_and_checks(tmp_path: Path) -> None:
+    rows = tuple(
+        row._replace(line=LINES.index(TRACEBACK)) if row.phase == PHASES.index("forward") else row
+        for row in two_steps().samples
+    )
+    checks = [entry("aten::any", start + 82, start + 84) for start in (0, 100)]
+    stacks = two_steps(samples=rows, detects_anomalies=True)
+    assert profiled(tmp_path, stacks, *checks).anomaly_s == pytest.approx(0.010 + 0.002)
+    assert profiled(tmp_path, replace(stacks, detects_anomalies=False)).anomaly_s == 0.0
+
+
+def test_workers_that_start_in_a_step_take_what_it_waits_longer(tmp_path: Path) -> None:
+    rows = [*step_samples(0), *step_samples(100)]
+    hook = next(row for row in rows if row.phase == PHASES.index("hook Slow"))
+    rows[rows.index(hook)] = hook._replace(phase=PHASES.index(WORKERS), line=0)
+    starts = profiled(tmp_path, two_steps(samples=tuple(rows))).worker_starts
+    assert starts is not None
+    assert (starts.num_steps, starts.seconds) == (1, pytest.approx(0.008 / 2))
+    assert profiled(tmp_path, two_steps()).worker_starts is None
+
+
 def test_pauses_are_counted_beside_the_steps_without_them(tmp_path: Path) -> None:
     pause = Pause("evaluation", 3, BASE_NS + 150 * MS_NS, BASE_NS + 190 * MS_NS)
     samples = (*step_samples(0), sample(150, "forward"), sample(190, "evaluation", METRIC))
@@ -160,3 +243,37 @@ def test_the_length_of_a_set_before_times() -> None:
     times = np.array([0.5, 1.5, 3.0, 5.0, 9.0])
     assert length_until(intervals, times).tolist() == [0.0, 0.5, 1.0, 2.0, 3.0]
     assert length_until(union([]), times).tolist() == [0.0] * 5
+
+
+def test_calls_that_clip_gradients_are_counted(tmp_path: Path) -> None:
+    phases = tuple(CLIPPING if phase == "hook Slow" else phase for phase in PHASES)
+    samples = [
+        row._replace(line=LINES.index(REDUCE)) if row.phase == PHASES.index("hook Slow") else row
+        for row in two_steps().samples
+    ]
+    entries = [
+        entry(name, start, start + 1)
+        for step in (0, 100)
+        for start, name in [
+            (step + 15, "aten::_foreach_norm"),
+            (step + 81, "aten::_foreach_norm"),
+            (step + 83, "aten::_foreach_clamp_min_"),
+            (step + 85, "aten::_foreach_mul_"),
+        ]
+    ]
+    result = profiled(tmp_path, two_steps(samples=tuple(samples), phases=phases), *entries)
+    (line,) = (line for line in result.lines if line.phase == CLIPPING)
+    assert (line.source, line.operations) == ("task.py:20", 2)
+
+
+def test_lines_are_means_over_ranks_for_each_caller() -> None:
+    line = LineCost(
+        phase="forward", source="task.py:7", seconds=0.2, own_s=0.0, cpu_s=0.0, operations=8
+    )
+    of_loss = replace(line, caller="train.py:1")
+    of_metric = replace(line, caller="train.py:2", seconds=0.1, operations=4)
+    means = mean_lines([[of_loss, of_metric], [of_loss]], 2)
+    assert [(mean.caller, mean.seconds, mean.operations) for mean in means] == [
+        ("train.py:1", 0.2, 8),
+        ("train.py:2", 0.05, 2),
+    ]

@@ -123,8 +123,18 @@ def test_bandwidth_may_depend_on_the_size() -> None:
     points = [(2.0, 0.002), (2.0 * MIB, 2.0), (8.0 * MIB, 16.0)]
     link = link_from_points("slow", points, world_size=2, backend="gloo")
     assert link.latency_s == pytest.approx(0.001, rel=0.01)
-    assert [link.rate(size) for size in (1, MIB, 4 * MIB, 64 * MIB)] == [MIB, MIB, MIB / 2, MIB / 2]
-    assert link.rate(2 * MIB) == pytest.approx(0.75 * MIB)  # halfway by ratio
+    rates = [link.rate(sent) for sent in (1, 2 * MIB, 8 * MIB, 64 * MIB)]
+    assert rates == [MIB, MIB, MIB / 2, MIB / 2]
+    assert link.rate(4 * MIB) == pytest.approx(0.75 * MIB)  # halfway by ratio
+
+
+def test_the_bandwidth_is_that_of_all_bytes_that_a_link_carries() -> None:
+    """Not of those of a hop, which are fewer the more ranks there are."""
+    points = [(2.0, 0.002), (2.0 * MIB, 2.0), (8.0 * MIB, 16.0)]
+    link = link_from_points("slow", points, world_size=2, backend="gloo")
+    network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
+    transfer = all_reduce(network, 5 * MIB, 5, 1)  # 8 hops of 1 MiB
+    assert transfer.busy_s == pytest.approx(16.0)
 
 
 NUMBERS = {

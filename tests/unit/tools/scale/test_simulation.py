@@ -252,6 +252,43 @@ def test_a_difference_that_steps_have_by_themselves_was_not_the_profiler() -> No
     assert shape_of(replace(profile, unprofiled_step_s=0.55)).alone_s == pytest.approx(0.55)
 
 
+STALLED = (1.0,) * 7 + (3.0,)
+
+
+@pytest.mark.parametrize(
+    ("unprofiled_step_s", "alone_s"),
+    [(1.0, 1.0), (1.25, 1.25), (None, 1.25)],
+    ids=["other steps have none", "other steps have them, too", "no other steps"],
+)
+def test_a_stall_that_only_the_profiled_steps_had_is_left_out(
+    unprofiled_step_s: float | None, alone_s: float
+) -> None:
+    profile = make_profile(unprofiled_step_s=unprofiled_step_s)
+    stalled = replace(profile.ranks[0], step_s=STALLED, compute_s=STALLED)
+    profile = replace(profile, ranks=(stalled,), step_s=1.25)
+    assert shape_of(profile).alone_s == pytest.approx(alone_s)
+
+
+def test_a_stall_that_ranks_see_in_different_steps_is_left_out() -> None:
+    """The others wait for the rank that stalled one step later, where steps end with a bucket."""
+    late = (2.9, *STALLED[1:])
+    stalled = [
+        replace(make_profile().ranks[0], step_s=steps, compute_s=steps) for steps in (STALLED, late)
+    ]
+    profile = replace(make_profile(unprofiled_step_s=1.0), ranks=tuple(stalled), step_s=1.5)
+    assert shape_of(profile).alone_s == pytest.approx(1.0)
+
+
+def test_without_a_stall_buckets_are_ready_earlier() -> None:
+    profile = make_profile(unprofiled_step_s=1.0)
+    stalled = replace(profile.ranks[0], step_s=STALLED, compute_s=STALLED)
+    shape = shape_of(replace(profile, ranks=(stalled,), step_s=1.25))
+    ready_s = [bucket.ready_s for bucket in profile.buckets]
+    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx(
+        [seconds / 1.25 for seconds in ready_s]
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "what"),
     [

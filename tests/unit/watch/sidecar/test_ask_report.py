@@ -18,7 +18,7 @@ import pytest
 from drumline.rank.watched.watched_rank import torch_report
 from drumline.watch.cluster_state import Collective
 from drumline.watch.self_report import NUM_COLLECTIVES, latest_collectives, write_report
-from drumline.watch.sidecar.ask_rank import SelfReport, ask_report
+from drumline.watch.sidecar.rank_process import SelfReport, ask_report
 from tests.ranks import run_ranks
 
 

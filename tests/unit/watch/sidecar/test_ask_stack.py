@@ -13,7 +13,7 @@ from pathlib import Path
 from drumline.base import processes
 from drumline.base.processes import state_of
 from drumline.watch.self_report import WORKER_SIGNAL
-from drumline.watch.sidecar.ask_rank import ask_stack, fatal_stack, main_thread_stack, shorten
+from drumline.watch.sidecar.rank_process import ask_stack, fatal_stack, main_thread_stack, shorten
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 DUMP = """\

@@ -20,13 +20,13 @@ import pytest
 
 from drumline.watch.cluster_state import RasRank
 from drumline.watch.diagnosis.diagnosis_files import ras_remarks
-from drumline.watch.sidecar.ras import (
+from drumline.watch.sidecar.system_evidence import (
     HANDSHAKE_S,
-    LIMIT_S,
-    REQUEST,
+    RAS_LIMIT_S,
+    RAS_REQUEST,
     ask_ras,
     loopback_places,
-    read_status,
+    ras_ranks,
 )
 
 PIDS = {0: 100, 1: 101}
@@ -130,13 +130,13 @@ def test_who_never_answers_is_given_up_and_asked_again_meanwhile() -> None:
     begun = time.monotonic()
     ranks, requests = ask()
     assert ranks == ()
-    assert LIMIT_S <= time.monotonic() - begun < 4 * LIMIT_S
+    assert RAS_LIMIT_S <= time.monotonic() - begun < 4 * RAS_LIMIT_S
     assert len(requests) > 1, "the port has several processes behind it, and one may be stopped"
 
 
 def test_there_is_time_for_the_answer_that_ras_sends_when_a_peer_is_silent() -> None:
-    (timeout,) = re.findall(rb"TIMEOUT (\d+)\n", REQUEST)
-    assert int(timeout) + 2 * HANDSHAKE_S < LIMIT_S, "a stopped process may be asked first"
+    (timeout,) = re.findall(rb"TIMEOUT (\d+)\n", RAS_REQUEST)
+    assert int(timeout) + 2 * HANDSHAKE_S < RAS_LIMIT_S, "a stopped process may be asked first"
 
 
 def test_where_nothing_listens_there_is_no_evidence() -> None:
@@ -166,8 +166,8 @@ def test_only_the_loopback_is_asked() -> None:
 def test_communicators_of_other_jobs_and_of_a_part_of_the_ranks_do_not_count() -> None:
     other_job = ([member(0, pid=900), member(1, pid=901)], [])
     part = ([member(0, all_reduces=3)], [])
-    assert read_status(document(other_job, part), PIDS, 2) == ()
-    ranks = read_status(document(other_job, ([member(0), member(1, sends=9)], []), part), PIDS, 2)
+    assert ras_ranks(document(other_job, part), PIDS, 2) == ()
+    ranks = ras_ranks(document(other_job, ([member(0), member(1, sends=9)], []), part), PIDS, 2)
     assert [rank.num_collectives for rank in ranks] == [8, 8]
 
 
@@ -177,7 +177,7 @@ def test_the_answer_of_nccl_2_28_lacks_a_comma_and_is_read() -> None:
     without = f'{head}"nvml_dev": 0{tail}'.encode()
     with pytest.raises(ValueError, match="delimiter"):
         json.loads(without)
-    assert read_status(without, PIDS, 2)[1] == RasRank(rank=1, answers=False, is_member=False)
+    assert ras_ranks(without, PIDS, 2)[1] == RasRank(rank=1, answers=False, is_member=False)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_answer_of_nccl_2_28_lacks_a_comma_and_is_read() -> None:
     ],
 )
 def test_what_the_diagnosis_file_says(ranks: Any, remarks: list[str]) -> None:
-    assert list(ras_remarks(read_status(document(ranks), PIDS, 2))) == remarks
+    assert list(ras_remarks(ras_ranks(document(ranks), PIDS, 2))) == remarks
 
 
 def test_without_an_answer_it_says_nothing() -> None:
@@ -207,7 +207,7 @@ def test_recorded_answers_are_read() -> None:
     for name, unanswered in (("ras-healthy.json", []), ("ras-stopped.json", [1])):
         text = (Path(__file__).parents[3] / "data" / "nccl" / name).read_bytes()
         pids = {0: int(re.findall(rb'"rank": 0,\s*"host": "\S*",\s*"pid": (\d+)', text)[0])}
-        ranks = read_status(text, pids, 2)
+        ranks = ras_ranks(text, pids, 2)
         assert [rank.rank for rank in ranks] == [0, 1]
         assert [rank.rank for rank in ranks if not rank.answers] == unanswered
         assert ranks[0].num_collectives > 0

@@ -154,7 +154,7 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     assert (ruling["alarm"], ruling["action"], ruling["was_printed"]) == ("hang", "restart", True)
     ending = read_ending(run.watch)
     assert ending is not None
-    assert (ending.by, ending.grace_s, ending.why) == ("watchdog", 0.0, ruling["diagnosis"]["what"])
+    assert (ending.by, ending.grace_s, ending.why) == ("watchdog", 0.0, ruling["what"])
     (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
     assert (event["kind"], event["rank"], event["cause"], event["number"]) == (
         "hang",

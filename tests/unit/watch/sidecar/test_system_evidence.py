@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.watch.sidecar.kernel_evidence import (
+from drumline.watch.sidecar.system_evidence import (
     COUNTERS,
     LIMITS,
     OutOfMemoryCheck,
@@ -89,7 +89,7 @@ def test_without_the_log_the_counter_is_used(
 ) -> None:
     """In a container the log may not be read, or has other numbers than ours."""
     monkeypatch.setattr(
-        "drumline.watch.sidecar.kernel_evidence.KERNEL_LOG", "/dev/kmsg-that-may-not-be-read"
+        "drumline.watch.sidecar.system_evidence.KERNEL_LOG", "/dev/kmsg-that-may-not-be-read"
     )
     with start_eater(limited_group) as eater:
         watch = OutOfMemoryCheck(eater.pid)
@@ -125,7 +125,7 @@ def test_lines_of_other_programs_in_the_log_do_not_count() -> None:
 IN_A_CONTAINER = """
 import subprocess, sys
 from pathlib import Path
-from drumline.watch.sidecar.kernel_evidence import OutOfMemoryCheck
+from drumline.watch.sidecar.system_evidence import OutOfMemoryCheck
 
 eater = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=subprocess.PIPE, text=True)
 Path(sys.argv[1], "cgroup.procs").write_text(str(eater.pid))

@@ -23,7 +23,7 @@ from drumline.watch import watch_folder
 from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.diagnosis.evidence import BUSY_CORES, is_busy
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
-from drumline.watch.sidecar.rank_observer import RankObserver
+from drumline.watch.sidecar.local_ranks import RankObserver
 from drumline.watch.watch_folder import WatchFolder
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
@@ -74,6 +74,21 @@ def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path
     assert (close.tracer, close.memory, close.workers, close.exit) == ("", "", (), None)
     node = NodeState(node=1, host="node-b", ranks=(close,))
     assert from_json(NodeState, asdict(node)) == node
+
+
+def test_the_observer_counts_every_step_once(tmp_path: Path) -> None:
+    observer = observer_of(tmp_path)
+    writer = HeartbeatWriter(tmp_path / "rank-00003.heartbeat", rank=3)
+    for step in range(30):
+        writer.begin_step(step)
+        if step % 7 == 0:
+            state_seen(observer)
+        time.sleep(0.02 if step == 25 else 0.001)
+    state_seen(observer)
+    times = observer.step_times()
+    assert times is not None
+    assert times.count == 27, "steps 2 to 28 are complete"
+    assert times.longest[0].step == 25
 
 
 def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:

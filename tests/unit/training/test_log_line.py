@@ -15,14 +15,8 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions, WorkerTimes
 from drumline.metrics.display import PlainDisplay
-from drumline.training.between_steps import data_advice
-from drumline.training.between_steps.data_advice import (
-    DataAdvice,
-    LoadingFacts,
-    _load,
-    _sizes,
-    advice,
-)
+from drumline.training.between_steps import log_line
+from drumline.training.between_steps.log_line import DataAdvice, LoadingFacts, _load, _sizes, advice
 from tests.jobs import Points
 
 CHEAPER = (
@@ -138,7 +132,7 @@ class Laps:
 
 
 def test_it_is_given_once_when_the_share_stays_high(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_advice, "usable_cpus", lambda: 6.5)  # a container's quota
+    monkeypatch.setattr(log_line, "usable_cpus", lambda: 6.5)  # a container's quota
     run = Laps()
     assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [0, 0, 0, 1, 1, 1]
     first, second, *_ = run.notes[0].splitlines()
