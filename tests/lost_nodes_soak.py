@@ -128,26 +128,6 @@ def test_data_of_unknown_length(tmp_path: Path) -> None:
     ]
 
 
-def test_a_first_node_that_is_stopped_keeps_the_lock(tmp_path: Path) -> None:
-    with nodes(tmp_path, 3, "--train.steps", "60", "--dist.train_timeout_s", "15") as job:
-        go = [job.hold(number, 13) for number in range(3)]
-        job.start(0, 1, 2)
-        for number in range(3):
-            job.held(number, 13)
-        os.kill(job.pid(0), signal.SIGSTOP)
-        for release in go:
-            release()
-        job.finish(1, 2)
-        assert f"another job (process {job.pid(0)} on " in job.output()
-        assert (
-            ": it was lost, and this run continues without the lock; end that process"
-            in job.output()
-        )
-        os.kill(job.pid(0), signal.SIGCONT)
-        job.processes[0][0].join(LIMIT_S)
-        assert job.processes[0][0].exitcode == ExitCode.TRAINING_FAILED, job.output()
-
-
 @pytest.mark.parametrize(
     "order", [([2], [0, 1]), ([0, 1], [2])], ids=["the last one first", "two first"]
 )

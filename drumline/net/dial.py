@@ -29,7 +29,6 @@ REPLY_S = 10.0
 # A connection between two hosts that are up and that fails for this long will not succeed later.
 CLOSED_S = 20.0
 MAX_PROBES = 256
-TIME_BYTES = 20
 FIRST_NOTICE_S = 5.0
 GROWTH = 3.0
 # Pauses between attempts: short at first, since after a restart the other side is soon ready.
@@ -225,38 +224,23 @@ class ProbeListener:
                 return
             with caller, suppress(OSError):
                 caller.settimeout(REPLY_S)
-                caller.sendall(f"{self.token}{time.time():{TIME_BYTES}.3f}".encode())
+                caller.sendall(self.token.encode())
 
 
-class ProbeResults(NamedTuple):
-    """By the rank of each target."""
-
-    failed: dict[int, str]
-    """Why it could not be reached."""
-    clocks: dict[int, float]
-    """By how many seconds its wall clock is ahead of ours, at least."""
-
-
-def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
-    """Probe each in a thread, some hundred at a time: a closed port takes its whole timeout."""
-    results = ProbeResults({}, {})
-    if targets:
-        with ThreadPoolExecutor(min(len(targets), MAX_PROBES)) as pool:
-            for target, result in zip(targets, pool.map(_probe, targets), strict=True):
-                if isinstance(result, str):
-                    results.failed[target.rank] = result
-                else:
-                    results.clocks[target.rank] = result
-    return results
+def probe_hosts(targets: Sequence[ProbeTarget]) -> dict[int, str]:
+    """Why targets could not be reached, by their ranks. Each is probed in a thread, some hundred at
+    a time: a closed port takes its whole timeout."""
+    if not targets:
+        return {}
+    with ThreadPoolExecutor(min(len(targets), MAX_PROBES)) as pool:
+        results = zip(targets, pool.map(_probe, targets), strict=True)
+        return {target.rank: reason for target, reason in results if reason is not None}
 
 
-def _probe(target: ProbeTarget) -> str | float:
-    """Why it failed; otherwise how far the host's clock is ahead of ours, at least (negative:
-    behind)."""
+def _probe(target: ProbeTarget) -> str | None:
+    """Why it failed; None: it is the host that was meant."""
     token = target.token.encode()
-    reply_bytes = len(token) + TIME_BYTES
     received = b""
-    begin = time.monotonic()
     try:
         connection = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     except OSError as error:
@@ -264,7 +248,7 @@ def _probe(target: ProbeTarget) -> str | float:
     with connection:
         connection.settimeout(REPLY_S)
         try:
-            while len(received) < reply_bytes:
+            while len(received) < len(token):
                 piece = connection.recv(256)
                 if not piece:
                     break
@@ -273,11 +257,4 @@ def _probe(target: ProbeTarget) -> str | float:
             return Reason.NO_REPLY
         except OSError:  # reset: what was received counts
             pass
-    if not received.startswith(token):
-        return Reason.WRONG_HOST
-    if len(received) < reply_bytes:  # it ended before it had sent the time
-        return Reason.NO_REPLY
-    # The other clock was read at some moment between `begin` and now.
-    least_ahead_s = float(received[len(token) :]) - time.time()
-    most_ahead_s = least_ahead_s + time.monotonic() - begin
-    return least_ahead_s if least_ahead_s > 0 else min(most_ahead_s, 0.0)
+    return None if received == token else Reason.WRONG_HOST

@@ -121,8 +121,6 @@ class BlockUse:
             raise _unused(self._parameters[name if missing is None else missing])
         if size not in self._sizes[name]:
             reduced = parameters_in_reduction()
-            if reduced is None:
-                raise _unused([])
             raise _unused([param for param in self._parameters[name] if param not in reduced])
 
     def _before_block(self, name: str, *_: Any) -> None:
@@ -140,7 +138,7 @@ class BlockUse:
             missing = self._called.next_name()
             if name in self._called and missing is not None:
                 raise self._left_out(missing)
-            raise self._added(name)
+            raise self._changed(f"calls {_block_text(name)}, which it did not call", "call it")
 
     def _agree(self, name: str | None, agreement: BlockAgreement) -> None:
         """Collective for the ranks whose pass differs from the first: raise if those of other ranks
@@ -159,21 +157,20 @@ class BlockUse:
 
     def _different_blocks(self, call: BlockCall, peer: BlockCall) -> UnusedParametersError:
         # The rank that is further has called there what the first pass called.
-        place = min(call.place, peer.place)
-        expected = call.expected if call.place == place else peer.expected
-        own_block = call.block if call.place == place else expected
-        peer_block = peer.block if peer.place == place else expected
-        block = min(own_block, peer_block, key=self._called.place_of)
-        assert block is not None
-        own_text = "calls" if block == own_block else "does not call"
-        peer_text = "does not call" if block == own_block else "calls"
-        names = join_names(self._parameters.get(block, []), most=NAMED) or "none of its own"
+        own_block = peer.expected if call.place > peer.place else call.block
+        peer_block = call.expected if peer.place > call.place else peer.block
         return UnusedParametersError(
-            f"the loss {own_text} {_block_text(block)} (parameters: {names}), and rank {peer.rank} on {peer.host} "
-            f"{peer_text} it in the same batch; with --dist.mode {self._mode} ranks gather a block together when they "
-            "call it",
+            f"the loss calls {self._described(own_block)}, and rank {peer.rank} on {peer.host} calls "
+            f"{self._described(peer_block)} in the same batch; with --dist.mode {self._mode} ranks gather a block "
+            "together when they call it",
             next_step=_call_advice("the same blocks on every rank"),
         )
+
+    def _described(self, block: str | None) -> str:
+        if block is None:
+            return NO_MORE
+        names = join_names(self._parameters.get(block, []), most=NAMED) or "none of its own"
+        return f"{_block_text(block)} (parameters: {names})"
 
     def _compare(self, name: str) -> None:
         assert self._gather is not None
@@ -189,9 +186,6 @@ class BlockUse:
 
     def _left_out(self, name: str) -> UnusedParametersError:
         return self._changed(f"does not call {_block_text(name)}, which it called", "leave it out")
-
-    def _added(self, name: str) -> UnusedParametersError:
-        return self._changed(f"calls {_block_text(name)}, which it did not call", "call it")
 
     def _changed(self, what: str, action: str) -> UnusedParametersError:
         advice = _call_advice("it in every batch")
@@ -232,14 +226,10 @@ class FirstCalls:
             self.position += 1
         return place < self.position
 
-    def place_of(self, name: str | None) -> int:
-        """Those that the first pass did not call come first, the end of a pass (None) last."""
-        return len(self._order) if name is None else self._places.get(name, -1)
-
     def skip_to(self, name: str) -> None:
         """All ranks call this block now, and leave out those before it; one that the first pass did
         not call changes nothing."""
-        self.position = max(self.position, self.place_of(name) + 1)
+        self.position = max(self.position, self._places.get(name, -1) + 1)
 
     def next_name(self) -> str | None:
         return self._order[self.position] if self.position < len(self._order) else None
@@ -283,7 +273,7 @@ def unused_advice() -> str:
 
 def _unused(names: list[str]) -> UnusedParametersError:
     return UnusedParametersError(
-        f"the loss does not use these parameters: {join_names(names, most=NAMED) or 'unknown'}",
+        f"the loss does not use these parameters: {join_names(names, most=NAMED)}",
         next_step=unused_advice(),
     )
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from typing import Any
 
 from torch import nn
 
@@ -86,6 +88,11 @@ class _Candidate:
             for value in module.parameters()
         }
         self.size = sum(self.sizes.values())
+        first = next(iter(self.modules.values()))
+        is_of_torch = type(first).__module__.startswith("torch.")
+        self.is_layer = is_of_torch and next(first.children(), None) is None
+        """Single layers, as torch.nn has them; a class of the user's may compute with its own
+        parameters."""
 
     def holds(self, candidate: _Candidate) -> bool:
         """Whether each of its modules is inside one of these."""
@@ -101,46 +108,47 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     classes beside them. Without lists those that repeat anywhere, otherwise one in a list. Single
     layers only where there is nothing larger: to compute a layer's activations again saves
     nothing."""
-    names = {id(module): name for name, module in model.named_modules()}
-    members = _members_of_lists(model, names)
-    larger = [member for member in members if not _is_layer(member)]
+    listed, others = _by_kind(model)
+    larger = [kind for kind in listed if not kind.is_layer]
     candidates = (
-        _by_kind(model, larger) + _plain_lists(model, names)
-        or _by_kind(model, _larger_anywhere(model))
-        or _by_kind(model, larger, least=1)
+        [kind for kind in larger if len(kind.modules) > 1]
+        or [kind for kind in others if len(kind.modules) > 1 and not kind.is_layer]
+        or larger
     )
     blocks = _choose(candidates) if candidates else []
-    layers = _by_kind(model, [member for member in members if _is_layer(member)])
+    layers = [kind for kind in listed if kind.is_layer and len(kind.modules) > 1]
     largest_layers = max(layers, key=lambda candidate: candidate.size, default=None)
     if largest_layers is not None and _outside(largest_layers, blocks) > sum(
         block.size for block in blocks
     ):
-        return _inside_out(model, [largest_layers])
-    return _inside_out(model, blocks)
+        blocks = [largest_layers]
+    chosen = {name for candidate in blocks for name in candidate.modules}
+    return {
+        name: module for name, module in reversed(list(model.named_modules())) if name in chosen
+    }
 
 
-def _members_of_lists(model: nn.Module, names: dict[int, str]) -> list[nn.Module]:
-    members = {
-        id(member): member
+def _by_kind(model: nn.Module) -> tuple[list[_Candidate], list[_Candidate]]:
+    """The modules of each class, where one of them is in a list; and those of the other classes. A
+    plain container's class says nothing: those in one list are of one kind."""
+    listed = {
+        id(member)
         for parent in model.modules()
         if isinstance(parent, PLAIN)
         for member in parent.children()
-        if _size(member) and not _is_expert(names[id(member)], member)
     }
-    return list(members.values())
-
-
-def _larger_anywhere(model: nn.Module) -> list[nn.Module]:
-    """The modules that are larger than a layer, in a list or not."""
-    return [
-        module
-        for name, module in model.named_modules()
-        if module is not model
-        and not isinstance(module, PLAIN)
-        and not _is_layer(module)
-        and not _is_expert(name, module)
-        and _size(module)
-    ]
+    kinds: dict[Any, dict[str, nn.Module]] = defaultdict(dict)
+    for name, module in model.named_modules():
+        is_plain = type(module) in PLAIN
+        is_in_list = id(module) in listed
+        if is_plain and not (is_in_list and type(module) is nn.Sequential):
+            continue
+        if module is not model and _size(module) and not _is_expert(name, module):
+            kinds[name.rpartition(".")[0] if is_plain else type(module)][name] = module
+    candidates = [_Candidate(modules) for modules in kinds.values()]
+    in_lists = [not listed.isdisjoint(map(id, kind.modules.values())) for kind in candidates]
+    others = [not is_in_list for is_in_list in in_lists]
+    return list(compress(candidates, in_lists)), list(compress(candidates, others))
 
 
 def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
@@ -161,57 +169,10 @@ def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
     return chosen
 
 
-def _by_kind(model: nn.Module, members: Iterable[nn.Module], *, least: int = 2) -> list[_Candidate]:
-    """All modules of each class that one of these has, if there are so many. A plain container says
-    nothing."""
-    kinds = {type(member) for member in members if type(member) not in PLAIN}
-    modules: dict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
-    for name, module in model.named_modules():
-        if (
-            type(module) in kinds
-            and module is not model
-            and _size(module)
-            and not _is_expert(name, module)
-        ):
-            modules[type(module)][name] = module
-    return [_Candidate(named) for named in modules.values() if len(named) >= least]
-
-
-def _plain_lists(model: nn.Module, names: dict[int, str]) -> list[_Candidate]:
-    """The members of each list that are plain `nn.Sequential`, if there are several."""
-    candidates = []
-    for parent in model.modules():
-        if not isinstance(parent, PLAIN):
-            continue
-        members: dict[str, nn.Module] = {
-            names[id(member)]: member
-            for member in parent.children()
-            if type(member) is nn.Sequential
-            and _size(member)
-            and not _is_expert(names[id(member)], member)
-        }
-        if len(members) > 1:
-            candidates.append(_Candidate(members))
-    return candidates
-
-
 def _outside(layers: _Candidate, blocks: list[_Candidate]) -> int:
     """The parameters of these layers that are in no block."""
     inside = {parameter for candidate in blocks for parameter in candidate.sizes}
     return sum(size for parameter, size in layers.sizes.items() if parameter not in inside)
-
-
-def _inside_out(model: nn.Module, candidates: list[_Candidate]) -> dict[str, nn.Module]:
-    chosen = {name for candidate in candidates for name in candidate.modules}
-    return {
-        name: module for name, module in reversed(list(model.named_modules())) if name in chosen
-    }
-
-
-def _is_layer(module: nn.Module) -> bool:
-    """A single layer, as torch.nn has them; a class of the user's may compute with its own
-    parameters."""
-    return next(module.children(), None) is None and type(module).__module__.startswith("torch.")
 
 
 def _is_expert(name: str, module: nn.Module) -> bool:

@@ -106,8 +106,8 @@ class SealedStore:
         """All current values; None if one is missing."""
         if len(keys) > 1 and not self.raw.check(list(keys)):  # one question while some are missing
             return None
-        values = [value for key in keys if (value := self.peek(key)) is not None]
-        return values if len(values) == len(keys) else None
+        values = self.there(keys)
+        return list(values.values()) if len(values) == len(keys) else None
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """As torch's: returns the value afterwards. A foreign value is replaced."""
@@ -139,28 +139,20 @@ class SealedStore:
         return self.raw.delete_key(key)
 
     def there(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The values of those keys that exist; two requests to the store if all do."""
-        if not self.raw.check(list(keys)):
-            keys = [key for key in keys if self.raw.check([key])]
-        stored = self._stored(keys) if keys else []
-        opened = map(self._open, keys, stored)
-        return {key: value for key, value in zip(keys, opened, strict=True) if value is not None}
+        """The values of those keys that exist."""
+        return {key: value for key in keys if (value := self.peek(key)) is not None}
 
     def _read(self, keys: Sequence[str], patience: timedelta) -> list[bytes]:
         deadline = time.monotonic() + patience.total_seconds()
         while True:
-            opened = list(map(self._open, keys, self._stored(keys)))
-            values = [value for value in opened if value is not None]
-            if len(values) == len(keys):
-                return values
+            stored = [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
+            opened = dict(zip(keys, map(self._open, keys, stored), strict=True))
+            foreign = [f"{self.prefix}/{key}" for key, value in opened.items() if value is None]
+            if not foreign:
+                return [opened[key] or b"" for key in keys]
             if time.monotonic() > deadline:
-                foreign = [key for key, value in zip(keys, opened, strict=True) if value is None]
-                wrong = [f"{self.prefix}/{key}" for key in dict.fromkeys(foreign)]
-                raise dist.DistStoreError(f"no value of this job is at {', '.join(wrong)}")
+                raise dist.DistStoreError(f"no value of this job is at {', '.join(foreign)}")
             time.sleep(POLL_S)
-
-    def _stored(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
 
     def _hash(self, key: str, value: bytes) -> bytes:
         assert self._key is not None
@@ -186,13 +178,9 @@ class SealedStore:
 
     def _report(self, key: str) -> None:
         if not self.foreign:
-            host = getattr(self._base, "host", "")
-            port = getattr(self._base, "port", "")
-            where = f"{host}:{port}".strip(":")
             print_message(
-                f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
-                f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, find out who else reaches "
-                "that port"
+                f"warning: {self.prefix}/{key} in the store was not written by this job, and is ignored. Try: set the "
+                f"same {SECRET_ENV} on all nodes; if it is set, find out who else reaches that port"
             )
         self.foreign.add(f"{self.prefix}/{key}")
 

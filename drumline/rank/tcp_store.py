@@ -93,17 +93,12 @@ def break_dead_connections(port: int | None, *, after_s: int, address: str | Non
             _break_after(connection, after_s)
 
 
-def close_connections(
-    addresses: Collection[str], *, but: Collection[int] = (), to: Collection[int] = ()
-) -> None:
+def close_connections(addresses: Collection[str], *, but: Collection[int]) -> None:
     """Shut down this process's connections with these addresses, except those that have one of
-    these ports; or only those `to` these ports."""
+    these ports."""
     for connection, (address, port) in _connections():
-        if to:  # torch's store has sockets for IPv6
-            is_chosen = address.removeprefix("::ffff:") in addresses and port in to
-        else:
-            is_chosen = address in addresses and {port, connection.getsockname()[1]}.isdisjoint(but)
-        if is_chosen:
+        ports = {port, connection.getsockname()[1]}
+        if address in addresses and ports.isdisjoint(but):
             connection.shutdown(socket.SHUT_RDWR)
 
 

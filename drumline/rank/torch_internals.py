@@ -145,16 +145,15 @@ def sharding_spec(tensor: Tensor) -> Any:
     return tensor._spec  # type: ignore[attr-defined]
 
 
-def parameters_in_reduction() -> set[str] | None:
+def parameters_in_reduction() -> set[str]:
     """The parameters whose gradients FSDP is about to reduce, which only a local variable of its
-    calling function holds; None: unknown. Without it an error about unused parameters does not name
-    them."""
+    calling function holds. Without it an error about unused parameters names all of the block."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if "fsdp_params" in frame.f_locals:
             return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
         frame = frame.f_back
-    return None
+    return set()
 
 
 # The kernels behind `scaled_dot_product_attention`, by which a plan of the memory counts what they

@@ -321,7 +321,7 @@ class TrainingRun:
         context = self.context
         if self.start.progress.step < context.total_steps:
             check_streams(self.job)
-            flops = warm_up(self.job, self.config, note=context.note, warn=context.warn)
+            flops = warm_up(self.job, self.config, note=context.note)
             if flops is not None:
                 context.throughput.model_flops = flops
                 if self.ddp.device.type == "cuda":

@@ -57,6 +57,3 @@ def test_nodes_whose_clocks_differ_and_jump_stay_one_job(
     for job in (on_a, on_b):
         assert "restarting the ranks" not in job.text()
         assert "missing" not in job.text()
-    assert (
-        "wall clocks differ: b is 20.0 s behind a. Drumline does not depend on them" in on_a.text()
-    )

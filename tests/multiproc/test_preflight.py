@@ -182,8 +182,9 @@ def test_a_start_never_takes_what_an_earlier_one_left_in_the_store() -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     assert run_ranks(2, meet_again, port)[1] == (
-        f"rank 0 joined an earlier rank 1 on {HOST}, and did not restart\n"
-        "  try: stop what is left of the earlier start; look at rank 0's own output"
+        f"there are two ranks 1: one on {HOST}, and this one on {HOST}\n"
+        "  try: give every node its own --node-rank (NODE_RANK), and every rank its own RANK; stop what is left of an "
+        "earlier start"
     )
     del agent
 

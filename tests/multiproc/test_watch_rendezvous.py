@@ -177,7 +177,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
 
     (said,) = {facts["open folder"] for facts in four}
     assert said.startswith(
-        f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}"
+        f"the watch folder {open_folder} cannot be used: it is open to others (mode 777), on {HOST}"
     )
     assert "leave DRUMLINE_WATCH_DIR to the launcher" in said
     (said,) = {facts["no network"] for facts in four}

@@ -34,7 +34,6 @@ MAX_STEPS = 32
 MAX_HASHES = 2000
 """How many steps of a module are kept, and hashes of all modules: ranks write at different
 moments."""
-MAX_TENSORS = 512
 # Hooks of torch's own after which replicas may differ for a while.
 DIVERGING_HOOKS = ("localsgd", "zero")
 
@@ -79,7 +78,7 @@ class ScriptRecorder:
         """Write what is new. Called once a second, and at the end."""
         distributed = sys.modules.get("torch.distributed")
         with contextlib.suppress(Exception):
-            if not self._facts and distributed is not None and distributed.is_initialized():
+            if distributed is not None and distributed.is_initialized():
                 self.record_facts()
             self.modules.collect()
             # Before they are read: later changes are written the next time.
@@ -104,11 +103,9 @@ class ScriptRecorder:
             and any(folder in frame.f_code.co_filename for folder in INSTALLED)
         ):
             frame = frame.f_back
-        place = (
-            "unknown"
-            if frame is None
-            else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        )
+        if frame is None:
+            return "unknown"
+        place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         number = sum(recorded.partition(" ")[0] == place for recorded in self._loaders) + 1
         return place if number == 1 else f"{place} (number {number})"
 
@@ -172,11 +169,7 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
-    samplers = (
-        loader.sampler,
-        loader.batch_sampler,
-        getattr(loader.batch_sampler, "sampler", None),
-    )
+    samplers = (loader.sampler, loader.batch_sampler)
     is_split = any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers)
     may_differ = is_uneven or not sys.modules["torch"].is_grad_enabled()
     return LoaderReport(
@@ -345,24 +338,13 @@ class DdpModules:
             for name, group in groups
             if any(parameter is trained for parameter in group["params"])
             for key, value in group.items()
-            if all(
-                isinstance(number, int | float)
-                for number in (value if isinstance(value, tuple | list) else [value])
-            )
+            if isinstance(value, int | float) or key == "betas"
         }
 
 
 def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> None:
-    from drumline.rank.tensor_hash import text_hash
-
-    values = done.hashes.tolist()
-    tensors = {
-        name: (kind, value)
-        for (name, kind), value in zip(done.kinds.items(), values[:MAX_TENSORS], strict=False)
-    }
-    if len(values) > MAX_TENSORS:
-        further = ",".join(map(str, values[MAX_TENSORS:]))
-        tensors[f"{len(values) - MAX_TENSORS} further parameters"] = ("", text_hash(further))
+    pairs = zip(done.kinds.items(), done.hashes.tolist(), strict=True)
+    tensors = {name: (kind, value) for (name, kind), value in pairs}
     observed.hashes[done.step] = ModuleHashes(tensors=tensors, settings=done.settings)
     while len(observed.hashes) > max(1, min(MAX_STEPS, most_hashes // len(tensors))):
         del observed.hashes[min(observed.hashes)]

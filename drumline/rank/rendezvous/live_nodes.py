@@ -41,7 +41,6 @@ CHECK_FINISHED_S = 2.0
 """Between two reads of the run folder, which may be on slow storage."""
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
-MOST_REFUSALS = 3
 
 
 class LiveNodes:
@@ -72,8 +71,6 @@ class LiveNodes:
         self.facts: Facts = {}
         """What this rank runs with: a node whose facts differ is refused before the others pause
         for it."""
-        self._refusals = 0
-        """Groups in a row that a PreflightError has ended before their first step."""
         self.is_broken = False
         """Whether a node has left the group. The loop reads this after each step."""
         self.has_joiner = False
@@ -151,7 +148,6 @@ class LiveNodes:
     def guard_connections(self) -> None:
         """Call it when all groups exist: from here on a connection to a node that does not answer
         breaks."""
-        self._refusals = 0
         for peer in {member.address for member in self.latest.members}:
             break_dead_connections(None, after_s=SILENT_S, address=peer)
 
@@ -163,11 +159,13 @@ class LiveNodes:
             return launched
         place = [member.number for member in members].index(self.number)
         size = launched.local_world_size
-        here = replace(
-            launched, master_addr=members[0].address, master_port=members[0].port, node_names=()
-        )
         return replace(
-            here, rank=place * size + launched.local_rank, world_size=len(members) * size
+            launched,
+            master_addr=members[0].address,
+            master_port=members[0].port,
+            node_names=(),
+            rank=place * size + launched.local_rank,
+            world_size=len(members) * size,
         )
 
     def _watch(self, node_store: SealedStore) -> None:
@@ -209,19 +207,18 @@ class LiveNodes:
         ranks of the group differ."""
         if not isinstance(change, PreflightError | RuntimeError):
             return True
-        is_refused = isinstance(change, PreflightError) and self._watcher is not None
-        if is_refused:
-            self._refusals += 1
         is_lost = isinstance(change, PreflightError) or self.is_lost(change)
         if not is_lost or self.latest.generation <= 0:
             return False
         if not has_state:
             reason, _, _ = str(change).partition("\n")
             what = f"node {self.number} could not join the others: {reason}"
-            if is_refused and isinstance(change, PreflightError):  # its launcher ends
+            if (
+                isinstance(change, PreflightError) and self._watcher is not None
+            ):  # its launcher ends
                 raise PreflightError(what, next_step=change.next_step) from change
             raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
-        return self._refusals < MOST_REFUSALS
+        return True
 
     def is_lost(self, error: RuntimeError) -> bool:
         """Whether this error means that a node has left the group."""
@@ -269,11 +266,6 @@ class LiveNodes:
                 time.sleep(POLL_S)
                 decision = self.stores.own_store.peek(key)
             self.latest = NodeGroup.decode(decision) or before
-        removed = [member for member in before.members if member not in self.latest.members]
-        if removed:
-            # A thread that waits for the store of a process that is stopped would wait forever.
-            addresses = {member.address for member in removed}
-            close_connections(addresses, to={member.port for member in removed})
         if self.stores.process not in [member.process for member in self.latest.members]:
             this_node = f"node {self.number} ({self._launched.host})"
             raise TrainingError(

@@ -12,13 +12,10 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any
 
-from drumline.base.background import in_background
 from drumline.base.errors import PreflightError, TrainingError
 from drumline.base.terminal import print_message
 from drumline.base.text import join_names
@@ -42,7 +39,6 @@ SILENT_S = 15
 POLL_S = 0.05
 WATCH_S = 0.25
 MAY_DIFFER = {*WARNINGS, "the number of ranks"}
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -117,12 +113,6 @@ class NodeGroup:
             return None
 
 
-def answered(call: Callable[[], T]) -> T:
-    """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its
-    connections, and a call to its store would wait forever; it waits on in a thread."""
-    return in_background(call, name="drumline-ask").result(timeout=SILENT_S)
-
-
 class NodeStores:
     """The stores of all nodes, as one rank uses them."""
 
@@ -141,10 +131,8 @@ class NodeStores:
         )
         """This node, once its first rank, which is this one, has a store."""
         self.dead_processes: set[str] = set()
-        """Starts of nodes that another start has followed, or that do not answer although their
-        host does."""
+        """Starts of nodes that another start has followed."""
         self._connected: dict[str, SealedStore] = {}
-        self._announcing: Future[None] | None = None
 
     def host(self, address: str, port: int, *, timeout_s: float) -> None:
         base, port = host_store(address, port, timeout_s=timeout_s)
@@ -173,41 +161,30 @@ class NodeStores:
             self._connected.pop(member.process, None)
             return None
         try:
-            return answered(partial(self._open, member))
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, TimeoutError):
-                self.dead_processes.add(member.process)
-            self._connected.pop(member.process, None)
-            return None
-
-    def _open(self, member: LiveNode) -> SealedStore | None:
-        store = self._connected.get(member.process)
-        if store is None:
-            base = open_tcp_store(member.address, member.port, timeout_s=CONNECT_S)
-            break_dead_connections(member.port, after_s=SILENT_S)
-            store = SealedStore(base, self._topology.secret)
-            self._connected[member.process] = store
-        if store.peek("process") != member.process.encode():
+            store = self._connected.get(member.process)
+            if store is None:
+                store = self._open(member.address, member.port)
+                break_dead_connections(member.port, after_s=SILENT_S)
+                self._connected[member.process] = store
+            if store.peek("process") == member.process.encode():
+                return store
             self.dead_processes.add(member.process)
-            return None
-        return store
+        except (OSError, RuntimeError):
+            self._connected.pop(member.process, None)
+        return None
+
+    def _open(self, address: str, port: int) -> SealedStore:
+        base = open_tcp_store(address, port, timeout_s=CONNECT_S)
+        return SealedStore(base, self._topology.secret)
 
     def redirect_first_node(self, group: NodeGroup) -> None:
         """A first node that was started again finds nobody at its own endpoint: redirect it to the
-        run. In a thread: one that is stopped takes the connection, and never answers."""
-        if self._announcing is None or self._announcing.done():
-            self._announcing = in_background(
-                partial(self._announce, group), name="drumline-announce"
-            )
-
-    def _announce(self, group: NodeGroup) -> None:
+        run."""
         with contextlib.suppress(OSError, RuntimeError):
             host = self._topology.master_addr
             port = self._topology.master_port
             socket.create_connection((host, port), timeout=CONNECT_S).close()
-            base = open_tcp_store(host, port, timeout_s=CONNECT_S)
-            store = SealedStore(base, self._topology.secret)
-            store.set(self.REDIRECT, group.encode())
+            self._open(host, port).set(self.REDIRECT, group.encode())
 
     def lobby(self, store: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
@@ -290,15 +267,16 @@ class NextGroup:
                     waiting.remove(peer)
                     continue
                 store = self._stores.connect(peer)
-                if store is not None and peer.number < self._number:
-                    return None
                 if store is not None:
+                    if peer.number < self._number:
+                        return None
                     with contextlib.suppress(RuntimeError):
                         decision = store.peek(self._key)
                         if decision is not None:  # it could not reach this node meanwhile
                             return NodeGroup.decode(decision)
                     continue
-                state = self._state_of_lost(peer)
+                is_dead = peer.process in self._stores.dead_processes
+                state = "refused" if is_dead else peer.probe()
                 if state != "open":  # otherwise there was no connection for a moment only
                     waiting.remove(peer)
                 if state == "silent":
@@ -310,10 +288,6 @@ class NextGroup:
     def _has_arrived(self, peer: LiveNode, own_store: SealedStore) -> bool:
         process = own_store.peek(f"arrived/{self._before.generation}/{peer.number}")
         return process == peer.process.encode()
-
-    def _state_of_lost(self, peer: LiveNode) -> str:
-        """As `LiveNode.probe`, of a node whose store cannot be reached."""
-        return "refused" if peer.process in self._stores.dead_processes else peer.probe()
 
     def _group_of(self, arrived: list[LiveNode], own_store: SealedStore) -> NodeGroup:
         """The nodes that arrived, and those that wait to join them, which are told so."""
@@ -370,7 +344,8 @@ class JoiningNode:
         group = NodeGroup.decode(redirected.text)
         notice = WaitNotice(first_s=0)
         while group is not None:
-            decider, store = self._decider_of(group)
+            stores = ((member, self._stores.connect(member)) for member in group.members)
+            decider, store = next(filter(itemgetter(1), stores), (None, None))
             if decider is None or store is None:
                 break
             try:
@@ -381,8 +356,6 @@ class JoiningNode:
                 store.delete_key(f"lobby/{self._number}")
                 if store.peek(NodeStores.OVER) is not None:
                     return None
-            except TimeoutError:  # it is stopped
-                self._stores.dead_processes.add(decider.process)
             except RuntimeError:  # it is lost
                 pass
             group = self._newer(group)
@@ -391,14 +364,6 @@ class JoiningNode:
             next_step="nothing, if they are restarted too; otherwise check that they reach each other on all ports",
         )
 
-    def _decider_of(self, group: NodeGroup) -> tuple[LiveNode | None, SealedStore | None]:
-        """The first node that answers, and its store."""
-        for member in group.members:
-            store = self._stores.connect(member)
-            if store is not None:
-                return member, store
-        return None, None
-
     def _wait_in_lobby(
         self, group: NodeGroup, decider: LiveNode, store: SealedStore, notice: WaitNotice
     ) -> None:
@@ -406,7 +371,7 @@ class JoiningNode:
             self._stores.host_for(decider, timeout_s=self._patience_s)
             self._check_facts(store, group)
             store.set(f"lobby/{self._number}", json.dumps(asdict(self._stores.card)))
-        while not answered(partial(self._is_settled, store, group)):
+        while not self._is_settled(store, group):
             if notice.is_due() and self._is_first:
                 names = join_names(group.members)
                 print_message(f"node {self._number} waits to join {names} after their next round")

@@ -282,14 +282,10 @@ def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
 
 
 def _duplicate(topology: Topology, host: str) -> PreflightError:
-    if topology.rank > 0 and host == topology.host:
-        return PreflightError(
-            f"rank 0 joined an earlier rank {topology.rank} on {host}, and did not restart",
-            next_step="stop what is left of the earlier start; look at rank 0's own output",
-        )
     return PreflightError(
         f"there are two ranks {topology.rank}: one on {host}, and this one on {topology.host}",
-        next_step="give every node its own --node-rank (NODE_RANK), and every rank its own RANK",
+        next_step="give every node its own --node-rank (NODE_RANK), and every rank its own RANK; stop what is left of "
+        "an earlier start",
     )
 
 
@@ -341,8 +337,7 @@ def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> 
 
 
 # Which ranks share a node. A host's name alone does not show that: containers on two machines may
-# have the same one, and two launchers on one machine do. So ranks are grouped by the machine (and
-# process namespace) that they see, then each group is split by its local ranks.
+# have the same one, and two launchers on one machine do.
 
 
 def this_machine() -> str:
@@ -356,27 +351,13 @@ def this_machine() -> str:
 def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
     """The ranks of each node, that with the lowest local rank first. Nodes are in the order of
     their lowest ranks."""
-    machines = defaultdict(list)
+    local_ranks = {rank: card["local_rank"] for rank, card in cards.items()}
+    # torchrun numbers a node's ranks consecutively; srun may distribute them round robin, and then
+    # a machine is one node.
+    first_ranks = {rank: rank - local_rank for rank, local_rank in local_ranks.items()}
+    are_consecutive = all(local_ranks.get(first) == 0 for first in first_ranks.values())
+    nodes = defaultdict(list)
     for rank, card in sorted(cards.items()):
-        machines[card["host"], card["machine"]].append(rank)
-    local_ranks = {rank: int(card["local_rank"]) for rank, card in cards.items()}
-    nodes = [node for ranks in machines.values() for node in _split(ranks, local_ranks)]
-    return sorted(nodes, key=min)
-
-
-def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, ...]]:
-    """Ranks of one machine: as many nodes as there are ranks with its lowest local rank."""
-    by_local = defaultdict(list)
-    for rank in ranks:
-        by_local[local_ranks[rank]].append(rank)
-    lowest = min(by_local)
-    nodes = {first: [first] for first in by_local.pop(lowest)}
-    # torchrun numbers a node's ranks consecutively; srun may distribute them round robin.
-    first_of = {rank: rank - local_ranks[rank] + lowest for rank in ranks}
-    are_consecutive = set(first_of.values()) <= nodes.keys()
-    firsts = list(nodes)
-    for _, ranks_of_local in sorted(by_local.items()):
-        for position, rank in enumerate(ranks_of_local):
-            first = first_of[rank] if are_consecutive else firsts[position % len(firsts)]
-            nodes[first].append(rank)
-    return [tuple(node) for node in nodes.values()]
+        launcher = first_ranks[rank] if are_consecutive else 0
+        nodes[card["host"], card["machine"], launcher].append(rank)
+    return [tuple(sorted(ranks, key=local_ranks.__getitem__)) for ranks in nodes.values()]

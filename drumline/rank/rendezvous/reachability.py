@@ -10,7 +10,7 @@ ranks: those of a script would wait for each other until torch times out.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import itertools
 import json
 import time
 from collections import defaultdict
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from drumline.base.errors import PreflightError, as_list, log
+from drumline.base.errors import PreflightError, as_list
 from drumline.base.terminal import print_message
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
@@ -46,7 +46,6 @@ from drumline.rank.sealed_store import SealedStore
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 UNKNOWN_NETWORK = "NAME_OF_THE_NETWORK"
 MAX_LINES = 8
-CLOCK_WARNING_S = 1.0
 RETRY_S = 0.5
 # A late or unexpected reply does not show that the port is closed.
 CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
@@ -76,19 +75,16 @@ def check_reachability(
             if listener := _listen(store, topology, environment, backend, served):
                 on_exit.callback(listener.close)
             _probe_others(store, topology, firsts, deadline)
-        decision = agree(
+        services = agree(
             store,
             topology,
             "decision/reachability",
             lambda: _examine(store, firsts, backend, deadline),
             deadline=deadline,
         )
-    if topology.rank == 0:
-        for warning in decision["warnings"]:
-            log.warning(warning)
-    services = zip(rendezvous.services, decision["services"], strict=True)
+    pairs = zip(rendezvous.services, services, strict=True)
     return replace(
-        rendezvous, services=tuple({**prepared, **listens} for prepared, listens in services)
+        rendezvous, services=tuple({**prepared, **listening} for prepared, listening in pairs)
     )
 
 
@@ -134,24 +130,18 @@ def _probe_others(
 ) -> None:
     facts = _read(store, "listener", firsts, deadline)
     peers = [fact for rank, fact in facts.items() if rank != topology.rank]
-    results = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
+    failed = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
     # The network that leads to the store is one that works; on the store's own host, the one that
     # leads back.
     sources = [topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
     leading = (interface_towards(interfaces(), source) for source in sources)
     working = next(filter(None, leading), None)
-    results_of_rank = {
-        "failed": results.failed,
-        "clocks": results.clocks,
-        "working": working and working.name,
-    }
+    results_of_rank = {"failed": failed, "working": working and working.name}
     store.set(f"probed/{topology.rank}", json.dumps(results_of_rank))
 
 
-def _examine(
-    store: SealedStore, firsts: Sequence[int], backend: str, deadline: float
-) -> dict[str, Any]:
-    """On rank 0: the warnings, and what the services of all nodes returned."""
+def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> list[Any]:
+    """On rank 0: raise for closed paths. Returns what the services of all nodes returned."""
     facts = _read(store, "listener", firsts, deadline)
     probed = _read(store, "probed", firsts, deadline)
     for rank, fact in facts.items():
@@ -163,23 +153,16 @@ def _examine(
         for source, result in probed.items()
         for rank, reason in result["failed"].items()
     ]
-    hosts = {rank: fact["host"] for rank, fact in facts.items()}
-    ahead = {int(rank): seconds for rank, seconds in probed[firsts[0]]["clocks"].items()}
-    warnings = [*check_closed_paths(closed, backend=backend), *clock_warnings(hosts, ahead)]
-    return {
-        "warnings": warnings,
-        "services": [value_of(fact["service"]) for fact in facts.values()],
-    }
+    refuse_closed_paths(closed, backend=backend)
+    return [value_of(fact["service"]) for fact in facts.values()]
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
     variable = VARIABLES.get(backend, "")
     networks = ", ".join(fact["networks"])
-    why = f"without {variable} it takes"
-    if fact["named"]:
-        why = f"{variable} is {fact['named']}, which fits"
     return PreflightError(
-        f"{fact['host']} has no network for {backend}: {why} none of {networks} that is up and has an address",
+        f"{fact['host']} has no network for {backend}: {variable} is {fact['named'] or 'not set'}, and fits none of "
+        f"{networks} that is up and has an address",
         next_step=f"export {variable}={working or UNKNOWN_NETWORK} on {fact['host']}",
     )
 
@@ -206,29 +189,9 @@ class ClosedPath:
     """The network of the target that leads to the other hosts, as far as it is known."""
 
     @property
-    def is_loopback(self) -> bool:
-        return self.target.address.startswith("127.") or self.target.address == "::1"
-
-    @property
     def is_wrong_network(self) -> bool:
-        return self.working not in (None, self.target.interface)
-
-    def is_needed(self, backend: str) -> bool:
-        """gloo has the host with the larger address connect to the other one, and never the other
-        way round."""
-        if backend != "gloo":
-            return True
-        source, target = map(ipaddress.ip_address, (self.source.address, self.target.address))
-        return source.version != target.version or int(source) >= int(target)
-
-
-def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[str]:
-    """Raise for paths that the backend needs; warnings about the others."""
-    refuse_closed_paths([path for path in closed if path.is_needed(backend)], backend=backend)
-    return [
-        f"{line}. {backend} does not need this path, as the addresses are now"
-        for line in closed_lines(closed)
-    ]
+        is_loopback = self.target.address.startswith("127.") or self.target.address == "::1"
+        return is_loopback or self.working not in (None, self.target.interface)
 
 
 def refuse_closed_paths(paths: Sequence[ClosedPath], *, backend: str) -> None:
@@ -259,12 +222,11 @@ def _line(path: ClosedPath, who: str) -> str:
     target = path.target
     why = explained_closed(path.reason)
     where = f"{target.address} ({target.interface})" if target.interface else target.address
-    if path.is_loopback:
-        return f"{target.host} takes data on its loopback, {where}, where {who} cannot reach it"
     if path.is_wrong_network:
+        hint = f"; {path.working} is the one that leads to the other hosts" if path.working else ""
         return (
             f"{target.host} takes data on the wrong network, {where}, where {who} cannot reach it: port {target.port}: "
-            f"{why}; {path.working} is the one that leads to the other hosts"
+            f"{why}{hint}"
         )
     return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
 
@@ -272,28 +234,12 @@ def _line(path: ClosedPath, who: str) -> str:
 def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
     hosts: dict[str, dict[str, None]] = defaultdict(dict)
     for path in paths:
-        if path.is_loopback or path.is_wrong_network:
+        if path.is_wrong_network:
             fix = f"export {VARIABLES.get(backend, GLOO_VARIABLE)}={path.working or UNKNOWN_NETWORK} on"
         else:
             fix = "open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on"
         hosts[fix][path.target.host] = None
     return [f"{fix} {join_names(names)}" for fix, names in hosts.items()]
-
-
-def clock_warnings(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> list[str]:
-    """`ahead`: by how many seconds each host's wall clock is ahead of that of the first host."""
-    off = [
-        f"{hosts[rank]} is {abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} {hosts[min(hosts)]}"
-        for rank, seconds in sorted(ahead.items())
-        if abs(seconds) >= CLOCK_WARNING_S
-    ]
-    if not off:
-        return []
-    return [
-        f"wall clocks differ: {join_names(off)}. Drumline does not depend on them, but times in logs do, and plain "
-        "torchrun loses nodes whose clocks differ by more than some seconds. Try: synchronize them by NTP "
-        "(sudo chronyc makestep)"
-    ]
 
 
 # The same between the launchers of nodes
@@ -303,16 +249,13 @@ def clock_warnings(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> list
 def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
     """Listen where the ranks' store will be. Yields what the others need to connect; without a port
     if that fails."""
-    listener = None
-    with contextlib.suppress(OSError):
+    try:
         listener = ProbeListener(address)
-    if listener is None:
+    except OSError:
         yield {"probe_port": 0, "probe_token": ""}
         return
-    try:
+    with contextlib.closing(listener):
         yield {"probe_port": listener.port, "probe_token": listener.token}
-    finally:
-        listener.close()
 
 
 def unreachable_nodes(
@@ -324,22 +267,21 @@ def unreachable_nodes(
 ) -> dict[int, str]:
     """Why this node cannot reach others, by their ranks. A closed port is retried for some time,
     unless the round is decided: then the others have closed theirs."""
-    begun = time.monotonic()
-    is_reported = False
+    deadline = time.monotonic() + limit_s
     peers = [card for rank, card in cards.items() if rank != this_node]
-    targets = [_target(card) for card in peers if 0 < card["probe_port"] < 1 << 16]
-    while True:
-        failed = {rank: why for rank, why in probe_hosts(targets).failed.items() if why in CLOSED}
-        if not failed or time.monotonic() - begun >= limit_s or is_decided():
-            return failed
+    targets = [_target(card) for card in peers if card["probe_port"]]
+    for attempt in itertools.count():
+        failed = {rank: why for rank, why in probe_hosts(targets).items() if why in CLOSED}
+        if not failed or time.monotonic() >= deadline or is_decided():
+            break
         targets = [target for target in targets if target.rank in failed]
-        if not is_reported:
-            is_reported = True
+        if attempt == 0:
             hosts = ", ".join(target.host for target in targets)
             print_message(
                 f"data ports of {hosts} are closed to {cards[this_node]['host']}; trying for {limit_s:g} s"
             )
         time.sleep(RETRY_S)
+    return failed
 
 
 def check_data_ports(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from drumline.base.errors import Place, summary
 from drumline.base.rank_environment import watch_settings_from, write_failure
@@ -67,16 +67,8 @@ class JobConnection:
     ) -> AbstractContextManager[NodeWatch | None]:
         """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not
         end the others."""
-        match config.sidecar:
-            case "on":
-                is_watched = True
-            case "off":
-                is_watched = False
-            case "auto":
-                is_watched = self.topology.world_size > 1
-            case _:
-                assert_never(config.sidecar)
-        if not is_watched:
+        is_alone = self.topology.world_size == 1
+        if config.sidecar == "off" or (config.sidecar == "auto" and is_alone):
             return nullcontext()
         return NodeWatch(
             self.topology,

@@ -3,7 +3,7 @@ carried to all ranks by their rendezvous."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import ipaddress
 import os
 import shutil
@@ -19,6 +19,7 @@ from drumline.base.errors import PreflightError
 from drumline.base.job_secret import new_secret
 from drumline.base.rank_environment import WITHOUT_WATCH, WatchSettings, sidecar_secret
 from drumline.base.topology import Topology
+from drumline.base.untrusted import check_own_folder
 from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
@@ -75,15 +76,11 @@ class NodeWatch:
 
     def prepare(self) -> dict[str, Any]:
         self._folder = make_watch_folder(self._given)
-        with contextlib.suppress(
-            OSError
-        ):  # of a node that was lost, and that this group continues without
-            (self._folder / DIAGNOSIS).unlink()
+        # Of a node that was lost, and that this group continues without.
+        (self._folder / DIAGNOSIS).unlink(missing_ok=True)
         if self._given is None:
-            with contextlib.suppress(
-                OSError
-            ):  # if this rank is killed while it waits, the next job removes the folder
-                self._lock = hold(self._folder)
+            # If this rank is killed while it waits, the next job removes the folder.
+            self._lock = hold(self._folder)
         return {"folder": str(self._folder)}
 
     def listen(self, rendezvous: Rendezvous) -> dict[str, Any]:
@@ -144,9 +141,9 @@ def options_from_launcher(
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
         ras=settings.ras,
     )
-    return options, listen_for_sidecars(
-        *settings.nodes[node]
-    ) if several and topology.local_rank == 0 else None
+    if several and topology.local_rank == 0:
+        return options, listen_for_sidecars(*settings.nodes[node])
+    return options, None
 
 
 def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
@@ -194,21 +191,15 @@ def make_watch_folder(folder: Path | None) -> Path:
                 next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without "
                 f"the watchdog: {WITHOUT_WATCH}",
             ) from error
-    problem = ""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()  # a link would lead to wherever its owner likes
-        if not stat.S_ISDIR(status.st_mode):
-            problem = "is not a folder"
-        elif status.st_uid != os.geteuid():
-            problem = f"belongs to user {status.st_uid}, and this is user {os.geteuid()}"
-        elif status.st_mode & 0o077:
-            problem = f"is open to others (mode {stat.S_IMODE(status.st_mode):o}, 700 is needed)"
+        check_own_folder(folder)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & 0o077:
+            raise PermissionError(errno.EPERM, f"it is open to others (mode {mode:o})")
     except OSError as error:
-        problem = f"cannot be made: {error.strerror}"
-    if problem:
         raise PreflightError(
-            f"the watch folder {folder} {problem}",
+            f"the watch folder {folder} cannot be used: {error.strerror}",
             next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
-        )
+        ) from error
     return folder

@@ -41,7 +41,6 @@ FILES = ("heartbeat", "stacks", "ask", "script", "activity")
 # A sidecar that cannot live here is given up; one that lived for long can.
 MAX_STARTS = 5
 LONG_S = 600.0
-BACK_OFF_S = 1.0
 # The very package that the rank runs, wherever that was found. Not `-m`, which looks in the current
 # folder first: a user's own queue.py there would be the sidecar's too.
 PROGRAM = (
@@ -61,9 +60,8 @@ class WatchedRank:
         self.folder = Path(options.folder)
         self.rank = rank
         is_first = rank == options.ranks[0]
-        self.patience_s = (
-            options.hang_s
-        )  # how long the watchdog waits for what may be harmless; None: for ever
+        self.patience_s = options.hang_s
+        """How long the watchdog waits for what may be harmless; None: for ever."""
         # A launcher holds the folder that it has made.
         self._hold = hold(self.folder) if options.owns_folder and is_first else None
         # Of an earlier group in this very process.
@@ -132,9 +130,7 @@ class WatchedRank:
                     # The last question: nobody waits for earlier ones.
                     question = os.read(self._questions, 4096)[-1]
                     write_report(self.folder, self.rank, question, torch_report)
-            if sidecar in ready and (wait_s := self._sidecar.reap()) is not None:
-                if select.select([self._wake_up], [], [], wait_s)[0]:
-                    return
+            if sidecar in ready and self._sidecar.reap():
                 self._sidecar.start()
 
 
@@ -217,21 +213,21 @@ class SidecarProcess:
             self._process.stdin.write(json.dumps(asdict(self._options)).encode() + b"\n")
             self._process.stdin.flush()
 
-    def reap(self) -> float | None:
-        """After its exit: in how many seconds to start it again. None: its ranks are done, or it is
-        given up."""
+    def reap(self) -> bool:
+        """After its exit: whether to start it again. False: its ranks are done, or it is given
+        up."""
         assert self._process is not None
         code = self._process.wait()
         self._close_pipes()
         self._process = None
         if code == 0:
-            return None
+            return False
         if time.monotonic() - self._started_at > LONG_S:
             self._num_starts = 1
         if self._num_starts >= MAX_STARTS:
             self._warn(f"exited {MAX_STARTS} times (exit code {code})")
-            return None
-        return BACK_OFF_S * (self._num_starts - 1)
+            return False
+        return True
 
     def close(self) -> None:
         """This rank is out of its loop, which the sidecar sees by itself; a thread reaps it."""

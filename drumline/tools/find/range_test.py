@@ -123,7 +123,7 @@ def measure_range(
     try:
         with explain_refused_kernels(), explain_out_of_memory(config, job.ddp, job):
             check_streams(job)
-            warm_up(job, config, note=note, warn=note)
+            warm_up(job, config, note=note)
             for loss in _losses(job, config, options):
                 on_step(len(losses), options.rate(len(losses)), loss)
                 losses.append(loss)

@@ -22,13 +22,6 @@ from drumline.base.text import by_rank, join_names
 from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config, DistConfig
 from drumline.parallel.block_use import unused_advice
-from drumline.parallel.blocks import describe_blocks
-from drumline.parallel.recompute import (
-    LEAST_SAVING,
-    recompute_saving,
-    recomputed_blocks,
-    stop_recomputing,
-)
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
 from drumline.rank.collectives import gather_json
@@ -47,11 +40,9 @@ FEW_SAMPLES = 8
 COUNTED_SAMPLES = 2
 
 
-def warm_up(
-    job: Job, config: Config, *, note: Callable[[str], None], warn: Callable[[str], None]
-) -> ModelFlops | None:
+def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFlops | None:
     """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if
-    some parameters may be unused. `note` logs a message, `warn` a warning. Returns the model's
+    some parameters may be unused. `note` logs a message. Returns the model's
     FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
     few, size = next_samples(job, FEW_SAMPLES)
@@ -59,7 +50,6 @@ def warm_up(
         with torch.no_grad():
             check_few_samples(job, few, size)
         return warm_up_shards(job, config.dist, note=note)
-    check_saving(job, few, size, warn=warn)
     flops, uses_all = count_few_samples(job, few, size)
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)
@@ -231,41 +221,6 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[Model
             compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens
         )
     return flops, not unreached
-
-
-def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) -> None:
-    """Collective: warn if activation checkpointing saves next to nothing. The samples are of one
-    micro-batch, as few as possible: this pass keeps all activations."""
-    blocks = recomputed_blocks(job.model)
-    size = min(size, COUNTED_SAMPLES)
-    if not blocks or not size:
-        return
-    with dry_run(job) as task:  # it restores how the blocks compute, and the modes
-        stop_recomputing(job.model)
-        _without_batch_statistics(job.model)
-
-        def compute_loss() -> Tensor:
-            with job.autocast:
-                return loss_function(task)(job.model, _cut(few, size)).total
-
-        saving = 0.0
-        has_failed = False
-        is_out_of_memory = False
-        try:
-            saving = recompute_saving(job.model, blocks, compute_loss)
-        except Exception as error:
-            has_failed = True  # a real error is raised by the first step too
-            is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
-    if is_out_of_memory:
-        torch.cuda.empty_cache()
-    # All ranks leave this together: the next pass may call a collective of the loss.
-    if any(gather_json(has_failed)):
-        return
-    if saving < LEAST_SAVING:
-        warn(
-            f"--model.activation_checkpointing saves {saving:.0%} of the activations ({describe_blocks(blocks)}), and "
-            "costs a second forward pass; name the classes of larger blocks with --dist.wrap, or leave it off"
-        )
 
 
 def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:

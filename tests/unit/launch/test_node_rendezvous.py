@@ -258,10 +258,10 @@ def test_all_nodes_report_a_closed_data_port(nodes: list[NodeRendezvous]) -> Non
         time.sleep(2.5)
         assert not leading.done(), "it waits until the others have read it"
         for node in nodes[1:]:
-            with pytest.raises(PreflightError, match="a takes data on its loopback"):
+            with pytest.raises(PreflightError, match="a takes data on the wrong network, 127"):
                 node._check_data_ports(store, joined)
             node.shutdown()
-        with pytest.raises(PreflightError, match="a takes data on its loopback"):
+        with pytest.raises(PreflightError, match="a takes data on the wrong network, 127"):
             leading.result()
 
 

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import threading
-import time
 
 import pytest
 
@@ -55,28 +54,20 @@ def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
         for rank, listener in enumerate(opened)
     ]
     try:
-        answers = probe_hosts(doors)
-        assert answers.failed == {}
-        assert len(answers.clocks) == 70
-        assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), (
-            "one machine, however busy"
-        )
+        assert probe_hosts(doors) == {}
         other_host = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
-        assert probe_hosts([other_host]).failed == {7: Reason.WRONG_HOST}
+        assert probe_hosts([other_host]) == {7: Reason.WRONG_HOST}
     finally:
         for listener in opened:
             listener.close()
-    assert probe_hosts([doors[0]]).failed == {0: Reason.REFUSED}
-    assert probe_hosts([]).failed == {}
+    assert probe_hosts([doors[0]]) == {0: Reason.REFUSED}
+    assert probe_hosts([]) == {}
 
 
 @pytest.mark.parametrize(
-    ("reply", "cause"),
-    [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)],
+    ("reply", "cause"), [(b"", Reason.WRONG_HOST), (b"wor", Reason.WRONG_HOST)]
 )
-def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_token(
-    reply: bytes, cause: str
-) -> None:
+def test_a_connection_that_ends_early_is_another_host(reply: bytes, cause: str) -> None:
     def answer() -> None:
         with listener.accept()[0] as caller:
             caller.sendall(reply)
@@ -85,27 +76,5 @@ def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_tok
         answering = threading.Thread(target=answer)
         answering.start()
         closed = ProbeTarget(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
-        assert probe_hosts([closed]).failed == {1: cause}
+        assert probe_hosts([closed]) == {1: cause}
         answering.join()
-
-
-@pytest.mark.parametrize("shift_s", [3600.0, -20.0])
-def test_a_clock_that_is_off_is_measured_by_the_probe(
-    monkeypatch: pytest.MonkeyPatch, shift_s: float
-) -> None:
-    real = time.time
-    opened = ProbeListener("127.0.0.1")
-    # The door's thread has another clock than the one that knocks.
-    monkeypatch.setattr(
-        time,
-        "time",
-        lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0),
-    )
-    begun = time.monotonic()
-    (ahead,) = probe_hosts(
-        [ProbeTarget(0, "here", "lo", "127.0.0.1", opened.port, opened.token)]
-    ).clocks.values()
-    took_s = time.monotonic() - begun
-    opened.close()
-    assert abs(shift_s) - took_s - 0.01 < abs(ahead) < abs(shift_s) + 0.01
-    assert ahead * shift_s > 0

@@ -76,13 +76,14 @@ def test_the_model_itself_is_named_as_such() -> None:
     )
 
 
-def test_parameters_that_torch_does_not_name_are_unknown() -> None:
+def test_gradients_of_another_size_name_the_parameters_of_the_block() -> None:
     use = use_of(Blocks(1))
     use.before_reduction("blocks.0", 6)
     use.learn()
     use.begin_pass()
     with pytest.raises(
-        UnusedParametersError, match="the loss does not use these parameters: unknown\n"
+        UnusedParametersError,
+        match=r"use these parameters: blocks\.0\.layer\.weight and blocks\.0\.layer\.bias",
     ):
         use.before_reduction("blocks.0", 4)
 

@@ -1,4 +1,4 @@
-"""Which block the error names when ranks call different ones (`--dist.find_unused_parameters`)."""
+"""Which blocks the error names when ranks call different ones (`--dist.find_unused_parameters`)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,21 @@ def call_of(position: int, block: str | None) -> BlockCall:
 
 
 @pytest.mark.parametrize(
-    ("call", "peer", "message"),
+    ("call", "peer", "own_text", "peer_text"),
     [
-        (call_of(1, "c"), call_of(1, "b"), "the loss does not call the block b"),
-        (call_of(3, None), call_of(3, "d"), "the loss does not call the block d"),
-        (call_of(1, "new"), call_of(1, "b"), "the loss calls the block new"),
-        (call_of(4, "new"), call_of(4, None), "the loss calls the block new"),
-        (call_of(1, "c"), call_of(1, "d"), "the loss calls the block c"),
-        (call_of(1, "c"), call_of(2, "d"), "the loss does not call the block b"),
-        (call_of(2, "d"), call_of(1, "c"), "the loss calls the block b"),
+        (call_of(1, "c"), call_of(1, "b"), "the block c", "the block b"),
+        (call_of(3, None), call_of(3, "d"), "no other block", "the block d"),
+        (call_of(1, "new"), call_of(1, "b"), "the block new", "the block b"),
+        (call_of(4, "new"), call_of(4, None), "the block new", "no other block"),
+        (call_of(1, "c"), call_of(2, "d"), "the block c", "the block b"),
+        (call_of(2, "d"), call_of(1, "c"), "the block b", "the block c"),
     ],
 )
-def test_the_first_block_that_only_one_of_them_calls_is_named(
-    call: BlockCall, peer: BlockCall, message: str
+def test_what_both_ranks_call_at_the_same_position_is_named(
+    call: BlockCall, peer: BlockCall, own_text: str, peer_text: str
 ) -> None:
     use = BlockUse({}, mode="fsdp", finds_unused=True)
-    for name in ORDER:
-        use._called.add(name)
-    use.learn()
-    error = str(use._different_blocks(call, peer))
-    assert error.startswith(f"{message} (parameters: ")
-    is_called = "does not call it" if "loss calls" in message else "calls it"
-    assert f"rank 1 on birch {is_called} in the same batch" in error
+    error = use._different_blocks(call, peer).what.replace(" (parameters: none of its own)", "")
+    assert error.startswith(
+        f"the loss calls {own_text}, and rank 1 on birch calls {peer_text} in the same batch"
+    )

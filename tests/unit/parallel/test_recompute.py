@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.parallel.recompute import recompute_blocks, recomputed_blocks, stop_recomputing
+from drumline.parallel.recompute import recompute_blocks, recomputed_blocks
 from drumline.training.models import GPT, MiniResNet
 from tests.ranks import run_ranks
 
@@ -72,7 +72,6 @@ def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_o
     model.activation_checkpointing = value  # type: ignore[assignment]
     recompute_blocks(model, False)
     assert recomputed_blocks(model) == []
-    stop_recomputing(model)
     assert model.activation_checkpointing == value
 
 
@@ -83,8 +82,6 @@ def test_the_blocks_that_the_setting_chooses_are_those_that_a_model_of_ours_comp
     recompute_blocks(model, "every:2")
     assert recomputed_blocks(model) == [model.blocks[0], model.blocks[2]]
     assert model.activation_checkpointing == "every:2"
-    stop_recomputing(model)
-    assert model.activation_checkpointing is False
 
 
 @with_and_without_training

@@ -248,7 +248,7 @@ def test_a_sharded_model() -> None:
 
 
 def test_outside_of_a_reduction_no_parameters_are_known() -> None:
-    assert parameters_in_reduction() is None
+    assert parameters_in_reduction() == set()
 
 
 def test_a_mode_that_sees_each_operation_is_known() -> None:
