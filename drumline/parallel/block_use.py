@@ -3,20 +3,13 @@ block together when they call it, and reduce its gradients together, so a rank t
 makes the others wait, or mixes up their data.
 
 Before the first step the ranks compare what they call. After that each rank compares its passes
-with the first, and raises before it would enter a collective of its own. With
-`--dist.find_unused_parameters` a pass may differ, if all ranks leave out the same blocks in it
-(`BlockAgreement`).
+with the first, and raises before it would enter a collective of its own.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -27,8 +20,7 @@ from torch import Tensor, nn
 from drumline.base.errors import UnusedParametersError, UsageError
 from drumline.base.text import by_rank, join_names
 from drumline.parallel.wrap import FIND_UNUSED, FIND_UNUSED_WITH_DDP, NAMED
-from drumline.rank.collectives import broadcast_json, gather_json
-from drumline.rank.sealed_store import SealedStore
+from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import parameters_in_reduction
 
 # torch 2.13 renamed this function, and warns about the old name, which earlier versions need.
@@ -48,9 +40,6 @@ class BlockUse:
         self._is_learned = False
         self._gather: Callable[[str], list[list[str]]] | None = None
         """Hosts and blocks of all ranks; None: they are not compared."""
-        self._pass_number = 0
-        self._agreement: BlockAgreement | None = None
-        """None: every pass must be like the first."""
         self._called = FirstCalls()
         self._reduced = FirstCalls()
         self._sizes: dict[str, set[int]] = {name: set() for name in sharded}
@@ -76,34 +65,15 @@ class BlockUse:
         self._called.fix_order()
         self._reduced.fix_order()
 
-    def agree_in(self, store: SealedStore, *, host: str, timeout_s: float) -> None:
-        """Collective: from now on a pass may call other blocks than the first, if all ranks call
-        the same."""
-        name = broadcast_json(secrets.token_hex(8))
-        self._agreement = BlockAgreement(
-            store.under(f"blocks/{name}"),
-            host=host,
-            timeout_s=timeout_s,
-            reached=lambda: (self._pass_number, self._called.position),
-        )
-
-    def close(self) -> None:
-        if self._agreement is not None:
-            self._agreement.close()
-
     def begin_pass(self) -> None:
         self._called.position = 0
         self._reduced.position = 0
 
     def end_forward(self) -> None:
         """Raise if the forward pass has left out the last blocks."""
-        if not torch.is_grad_enabled():
-            return
-        if self._is_learned and (missing := self._called.next_name()) is not None:
-            if self._agreement is None:
-                raise self._left_out(missing)
-            self._agree(None, self._agreement)
-        self._pass_number += 1
+        missing = self._called.next_name()
+        if torch.is_grad_enabled() and self._is_learned and missing is not None:
+            raise self._left_out(missing)
 
     def end_step(self) -> None:
         """Raise if the backward pass has left out the gradients that are reduced last."""
@@ -131,46 +101,10 @@ class BlockUse:
         if not self._is_learned:
             self._called.add(name)
         elif not self._called.visit(name):
-            if self._agreement is not None:
-                self._agree(name, self._agreement)
-                self._called.skip_to(name)
-                return
             missing = self._called.next_name()
             if name in self._called and missing is not None:
                 raise self._left_out(missing)
-            raise self._changed(f"calls {_block_text(name)}, which it did not call", "call it")
-
-    def _agree(self, name: str | None, agreement: BlockAgreement) -> None:
-        """Collective for the ranks whose pass differs from the first: raise if those of other ranks
-        do not."""
-        call = BlockCall(
-            number=self._pass_number,
-            position=self._called.position,
-            block=name,
-            expected=self._called.next_name(),
-            rank=agreement.rank,
-            host=agreement.host,
-        )
-        peer = agreement.different_call(call)
-        if peer is not None:
-            raise self._different_blocks(call, peer)
-
-    def _different_blocks(self, call: BlockCall, peer: BlockCall) -> UnusedParametersError:
-        # The rank that is further has called there what the first pass called.
-        own_block = peer.expected if call.place > peer.place else call.block
-        peer_block = call.expected if peer.place > call.place else peer.block
-        return UnusedParametersError(
-            f"the loss calls {self._described(own_block)}, and rank {peer.rank} on {peer.host} calls "
-            f"{self._described(peer_block)} in the same batch; with --dist.mode {self._mode} ranks gather a block "
-            "together when they call it",
-            next_step=_call_advice("the same blocks on every rank"),
-        )
-
-    def _described(self, block: str | None) -> str:
-        if block is None:
-            return NO_MORE
-        names = join_names(self._parameters.get(block, []), most=NAMED) or "none of its own"
-        return f"{_block_text(block)} (parameters: {names})"
+            raise self._changed(f"calls {_block_text(name)}, which it did not call")
 
     def _compare(self, name: str) -> None:
         assert self._gather is not None
@@ -184,18 +118,15 @@ class BlockUse:
                 next_step=_call_advice("the same blocks on every rank"),
             )
 
-    def _left_out(self, name: str) -> UnusedParametersError:
-        return self._changed(f"does not call {_block_text(name)}, which it called", "leave it out")
-
-    def _changed(self, what: str, action: str) -> UnusedParametersError:
-        advice = _call_advice("it in every batch")
-        if can_find_unused():
-            advice += f"; if all ranks {action} in the same steps, --dist.find_unused_parameters is enough"
+    def _changed(self, what: str) -> UnusedParametersError:
         return UnusedParametersError(
             f"the loss {what} in the first step; with --dist.mode {self._mode} ranks gather a block "
             "together when they call it",
-            next_step=advice,
+            next_step=_call_advice("it in every batch"),
         )
+
+    def _left_out(self, name: str) -> UnusedParametersError:
+        return self._changed(f"does not call {_block_text(name)}, which it called")
 
 
 class FirstCalls:
@@ -225,11 +156,6 @@ class FirstCalls:
         if place == self.position < len(self._order):
             self.position += 1
         return place < self.position
-
-    def skip_to(self, name: str) -> None:
-        """All ranks call this block now, and leave out those before it; one that the first pass did
-        not call changes nothing."""
-        self.position = max(self.position, self._places.get(name, -1) + 1)
 
     def next_name(self) -> str | None:
         return self._order[self.position] if self.position < len(self._order) else None
@@ -302,116 +228,3 @@ def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[st
         names[name] = [parameter for parameter in trained if parameter not in taken]
         taken.update(trained)
     return names
-
-
-POLL_S = 0.5
-BUSY_POLL_S = 0.02
-
-
-@dataclass(frozen=True)
-class BlockCall:
-    """What a rank calls at one position of a pass."""
-
-    number: int
-    """Of the pass."""
-    position: int
-    """In the order of the first pass."""
-    block: str | None
-    """None: no other block."""
-    expected: str | None
-    """What the first pass called at this position."""
-    rank: int
-    host: str
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.number, self.position
-
-    def is_same(self, call: BlockCall) -> bool:
-        return self.place == call.place and self.block == call.block
-
-
-class BlockAgreement:
-    """Whether all ranks differ from the first pass in the same way: one rank's part.
-
-    A rank that leaves out a block, or calls another one, asks in the store, before it enters a
-    collective of its own. Ranks that differ in the same way agree, and continue. A rank that has
-    called the block may be blocked in gathering it, so a thread answers for it. A pass like the
-    first one asks nothing."""
-
-    def __init__(
-        self,
-        store: SealedStore,
-        *,
-        host: str,
-        timeout_s: float,
-        reached: Callable[[], tuple[int, int]],
-    ) -> None:
-        """`store`: for this model only, empty at first. `reached`: the number of this rank's pass,
-        and the position in it."""
-        self.rank = dist.get_rank()
-        self.host = host
-        self._world_size = dist.get_world_size()
-        self._reached = reached
-        self._store = store.clone()
-        self._store.set_timeout(timedelta(seconds=timeout_s))
-        self._thread_store = store.clone()
-        self._question = 0
-        """The number of the next question, the same on all ranks: they have agreed on those
-        before."""
-        self._num_asked = 0
-        self._is_closed = threading.Event()
-        threading.Thread(target=self._answer_questions, name="drumline-blocks", daemon=True).start()
-
-    def different_call(self, call: BlockCall) -> BlockCall | None:
-        """Wait until all ranks have come to this position; returns what another rank calls there,
-        None if all call the same."""
-        question = self._question
-        # Before the position changes: the thread then leaves the answer to this rank's call.
-        self._num_asked = question + 1
-        first = _parse(self._store.compare_set(f"{question}/first", "", json.dumps(asdict(call))))
-        answer = f"{question}/answer"
-        if not first.is_same(call):
-            self._store.set(answer, json.dumps(asdict(call)))
-            return first
-        if self._store.add(f"{question}/count", 1) == self._world_size:
-            self._store.set(answer, json.dumps(None))
-            # All ranks have read the answer before this one.
-            for key in ("first", "count", "answer"):
-                self._store.delete_key(f"{question - 1}/{key}")
-        content = json.loads(self._store.get(answer))
-        if content is not None:
-            return BlockCall(**content)
-        self._question = question + 1
-        return None
-
-    def close(self) -> None:
-        self._is_closed.set()
-
-    def _answer_questions(self) -> None:
-        poll_s = POLL_S
-        while not self._is_closed.wait(poll_s):
-            try:
-                poll_s = BUSY_POLL_S if self._answer(self._question) else POLL_S
-            except (dist.DistError, RuntimeError):  # the process with the store has exited
-                return
-
-    def _answer(self, question: int) -> bool:
-        """Answer the question if this rank has called the block in question. Returns whether it was
-        asked."""
-        content = self._thread_store.peek(f"{question}/first")
-        if content is None:
-            return False
-        call = _parse(content)
-        # In this order: the rank asks before its position changes.
-        has_passed = self._reached() > call.place
-        if has_passed and self._num_asked <= question:
-            answer = BlockCall(
-                call.number, call.position, call.expected, call.expected, self.rank, self.host
-            )
-            self._thread_store.set(f"{question}/answer", json.dumps(asdict(answer)))
-        return True
-
-
-def _parse(content: bytes) -> BlockCall:
-    return BlockCall(**json.loads(content))

@@ -108,11 +108,11 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     classes beside them. Without lists those that repeat anywhere, otherwise one in a list. Single
     layers only where there is nothing larger: to compute a layer's activations again saves
     nothing."""
-    listed, others = _by_kind(model)
+    listed, unlisted = _by_kind(model)
     larger = [kind for kind in listed if not kind.is_layer]
     candidates = (
         [kind for kind in larger if len(kind.modules) > 1]
-        or [kind for kind in others if len(kind.modules) > 1 and not kind.is_layer]
+        or [kind for kind in unlisted if len(kind.modules) > 1 and not kind.is_layer]
         or larger
     )
     blocks = _choose(candidates) if candidates else []
@@ -147,8 +147,8 @@ def _by_kind(model: nn.Module) -> tuple[list[_Candidate], list[_Candidate]]:
             kinds[name.rpartition(".")[0] if is_plain else type(module)][name] = module
     candidates = [_Candidate(modules) for modules in kinds.values()]
     in_lists = [not listed.isdisjoint(map(id, kind.modules.values())) for kind in candidates]
-    others = [not is_in_list for is_in_list in in_lists]
-    return list(compress(candidates, in_lists)), list(compress(candidates, others))
+    elsewhere = [not is_in_list for is_in_list in in_lists]
+    return list(compress(candidates, in_lists)), list(compress(candidates, elsewhere))
 
 
 def _choose(candidates: list[_Candidate]) -> list[_Candidate]:

@@ -13,10 +13,11 @@ import secrets
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
 from typing import Any
 
-from drumline.base.errors import PreflightError, TrainingError
+import torch.distributed as dist
+
+from drumline.base.errors import PreflightError, TrainingError, summary
 from drumline.base.terminal import print_message
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
@@ -341,41 +342,41 @@ class JoiningNode:
     def join(self, redirected: Redirected) -> NodeGroup | None:
         """This rank was started while others train: wait until they let its node in. None: their
         run has ended."""
-        group = NodeGroup.decode(redirected.text)
-        notice = WaitNotice(first_s=0)
-        while group is not None:
-            stores = ((member, self._stores.connect(member)) for member in group.members)
-            decider, store = next(filter(itemgetter(1), stores), (None, None))
-            if decider is None or store is None:
-                break
-            try:
-                self._wait_in_lobby(group, decider, store, notice)
-                decision = store.peek(f"joined/{self._stores.process}")
-                if decision is not None:
-                    return NodeGroup.decode(decision)
-                store.delete_key(f"lobby/{self._number}")
-                if store.peek(NodeStores.OVER) is not None:
-                    return None
-            except RuntimeError:  # it is lost
-                pass
-            group = self._newer(group)
+        group = NodeGroup.decode(redirected.text) or NodeGroup(0, ())
+        reason = "none of the nodes that train answers"
+        for decider in group.members:
+            store = self._stores.connect(decider)
+            if store is not None:
+                try:
+                    return self._join_at(decider, store, group)
+                except RuntimeError as error:
+                    reason = summary(error)
+                    break
         raise TrainingError(
-            f"node {self._number} cannot join: none of the nodes that train answers",
-            next_step="nothing, if they are restarted too; otherwise check that they reach each other on all ports",
+            f"node {self._number} cannot join: {reason}",
+            next_step="nothing: its launcher starts it again; if it does not, check that the nodes reach each other on "
+            "all ports",
         )
 
-    def _wait_in_lobby(
-        self, group: NodeGroup, decider: LiveNode, store: SealedStore, notice: WaitNotice
-    ) -> None:
+    def _join_at(self, decider: LiveNode, store: SealedStore, group: NodeGroup) -> NodeGroup | None:
         if self._is_first:
             self._stores.host_for(decider, timeout_s=self._patience_s)
             self._check_facts(store, group)
             store.set(f"lobby/{self._number}", json.dumps(asdict(self._stores.card)))
-        while not self._is_settled(store, group):
+        notice = WaitNotice(first_s=0)
+        while (decision := store.peek(f"joined/{self._stores.process}")) is None:
+            if store.peek(NodeStores.OVER) is not None:
+                store.delete_key(f"lobby/{self._number}")
+                return None
+            newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
+            if newer is not None and newer.members[0] not in group.members:
+                store.delete_key(f"lobby/{self._number}")
+                raise dist.DistStoreError(f"{newer.members[0]} has joined, and decides now")
             if notice.is_due() and self._is_first:
                 names = join_names(group.members)
                 print_message(f"node {self._number} waits to join {names} after their next round")
             time.sleep(WATCH_S)
+        return NodeGroup.decode(decision)
 
     def _check_facts(self, store: SealedStore, group: NodeGroup) -> None:
         """Refuse to join nodes that run another code, or with other settings, before they pause for
@@ -399,31 +400,3 @@ class JoiningNode:
                     dict.fromkeys(NEXT_STEPS[difference.group] for difference in refused)
                 ),
             )
-
-    def _is_settled(self, store: SealedStore, group: NodeGroup) -> bool:
-        """Whether this node is let in, the run has ended, or a lower node has joined meanwhile:
-        then that one decides who joins."""
-        is_let_in = store.peek(f"joined/{self._stores.process}") is not None
-        if is_let_in or store.peek(NodeStores.OVER) is not None:
-            return True
-        newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
-        return (
-            newer is not None
-            and newer.generation > group.generation
-            and newer.members[0] not in group.members
-        )
-
-    def _newer(self, group: NodeGroup) -> NodeGroup | None:
-        """The decider is another one now: each node has the group that it is in in its store."""
-        deadline = time.monotonic() + group.longest_change_s(self._patience_s)
-        while time.monotonic() < deadline:
-            alive = list(filter(None, map(self._stores.connect, group.members)))
-            if not alive:
-                return None
-            for store in alive:
-                with contextlib.suppress(RuntimeError):
-                    newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
-                    if newer is not None and newer.generation > group.generation:
-                        return newer
-            time.sleep(WATCH_S)
-        return None

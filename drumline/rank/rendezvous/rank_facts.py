@@ -6,7 +6,7 @@ name: the same checkout may have another path on each node.
 
 from __future__ import annotations
 
-import math
+import json
 import platform
 import re
 import sys
@@ -109,18 +109,16 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """The value in JSON's types, the same on every rank for the same value."""
+    return json.loads(json.dumps(value, default=_simplified, skipkeys=True), parse_constant=str)
+
+
+def _simplified(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return dict(value)
     if isinstance(value, set | frozenset):
-        return sorted(str(plain(item)) for item in value)
-    if isinstance(value, float) and math.isnan(value):
-        return "nan"  # NaN is not equal to itself
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
+        return sorted(map(str, value))
     text = str(value)
     # A memory address differs in every process.
     return type(value).__qualname__ if re.search(r" at 0x[0-9a-f]+", text) else text

@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from drumline.base.untrusted import check_own_folder
 from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
-from drumline.watch.watch_folder import DIAGNOSIS, MEMORY, PREFIX, hold, make_memory_folder
+from drumline.watch.watch_folder import DIAGNOSIS, MEMORY, hold, make_memory_folder
 
 if TYPE_CHECKING:
     from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
@@ -95,13 +94,9 @@ class NodeWatch:
         node = rendezvous.node_of(self.rank)
         store = rendezvous.store
         services = rendezvous.services
-        # Where no rank of this node has local rank 0, nobody has made one.
-        fallback = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
         return replace(
             self._alone,
-            folder=str(
-                self._folder or make_watch_folder(Path(services[node].get("folder", fallback)))
-            ),
+            folder=str(self._folder or make_watch_folder(Path(services[node]["folder"]))),
             secret=sidecar_secret(store.secret, store.prefix) or "",
             peers=tuple(
                 Peer(number, rendezvous.hosts[number], service["address"], service["port"])

@@ -115,9 +115,11 @@ class TraceCapture:
         """How long the loop waited for batches."""
         self._loading_cpu_s = 0.0
         """The CPU time meanwhile."""
-        self._cpu_wait: CpuWait | None = None
+        self._cpu_wait: CpuWait
+        self._waited_s: float | None = None
+        """How long it waited for a CPU."""
         self._sync_lines: SyncLines | None = None
-        self._sampler: StackSampler | None = None
+        self._sampler: StackSampler
         self._stacks = StackSamples()
         self._threads_before: tuple[float, dict[int, int]] | None = None
         self.phases: Phases = {}
@@ -126,7 +128,7 @@ class TraceCapture:
         """Those that are trained: where DDP's buckets are looked for."""
         self.optimizer: torch.optim.Optimizer | None = None
         self.num_optimizers = 1
-        self._workers: ChildTimes | None = None
+        self._workers: ChildTimes
         self._worker_use: WorkerUse | None = None
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
@@ -182,33 +184,24 @@ class TraceCapture:
     def collect(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders
         are shared. A rank that could not write its files calls it too: rank 0 removes what an
-        earlier profile left of them. OSError is raised only after the last collective, so that no
-        rank waits for another."""
-        failure: OSError | None = None
+        earlier profile left of them. OSError is raised only
+        after the last collective, so that no rank waits for another."""
+        received = []
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
             files = gather_json((path.name, file_version(path) if self._is_written else None))
             is_seen = gather_json(
                 [file_version(path.parent / name) == version for name, version in files]
             )[0]
-            content = b""
-            try:
-                if self._is_written and not is_seen[self._rank]:
-                    content = path.read_bytes()
-            except OSError as error:
-                failure = error
+            content = b"" if is_seen[self._rank] or not self._is_written else path.read_bytes()
             sizes = gather_json(len(content))
             sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
             parts = gather_on_main(sent, sizes)
-            for (name, _), is_current, part in zip(files, is_seen, parts, strict=False):
-                try:
-                    if part.numel():
-                        replace_bytes(path.parent / name, part.numpy().tobytes())
-                    elif not is_current:
-                        (path.parent / name).unlink(missing_ok=True)
-                except OSError as error:
-                    failure = error
-        if failure is not None:
-            raise failure
+            received += list(zip(files, is_seen, parts, strict=False))
+        for (name, _), is_current, part in received:
+            if part.numel():
+                replace_bytes(self._folder / name, part.numpy().tobytes())
+            elif not is_current:
+                (self._folder / name).unlink(missing_ok=True)
 
     @property
     def _is_gpu(self) -> bool:
@@ -238,9 +231,8 @@ class TraceCapture:
     def _start(self) -> None:
         if self._profiler is None:
             self._prepare()
-        self._backend = (
-            dist.get_backend() if dist.is_initialized() else "none"
-        )  # a script may leave it before its end
+        if dist.is_initialized():  # a script may leave it before its end
+            self._backend = dist.get_backend()
         self._synchronize()
         self._profiler.start_trace()
         self._cpu_wait = CpuWait()
@@ -277,12 +269,9 @@ class TraceCapture:
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
-        if self._sampler is not None:
-            self._stacks = self._sampler.stop()
-        if self._workers is not None:
-            self._worker_use = self._workers.use()
-        if self._cpu_wait is not None:
-            self._cpu_wait.stop()
+        self._stacks = self._sampler.stop()
+        self._worker_use = self._workers.use()
+        self._waited_s = self._cpu_wait.stop()
         if is_closed:
             self._profiler.stop_trace()
         else:
@@ -322,6 +311,8 @@ class TraceCapture:
 
     def _facts(self) -> RankFacts:
         data = ddp_data(self.modules)
+        num_steps = self._number - self._steps.start
+        waited_s = self._waited_s
         job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
             job = replace(job, bucket_cap_mb=cap / MIB)
@@ -332,14 +323,14 @@ class TraceCapture:
             device=torch.cuda.get_device_name() if self._is_gpu else "cpu",
             backend=self._backend,
             first_step=self._steps.start,
-            num_steps=self._number - self._steps.start,
+            num_steps=num_steps,
             bucket_bytes=bucket_bytes(data),
             num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
-            cpu_wait_s=self._cpu_wait_s(),
+            cpu_wait_s=None if waited_s is None else waited_s / max(1, num_steps),
             pauses=tuple(self._pauses),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
             optimizer=None if self.optimizer is None else optimizer_facts(self.optimizer),
@@ -354,11 +345,6 @@ class TraceCapture:
             job=job,
         )
 
-    def _cpu_wait_s(self) -> float | None:
-        if self._cpu_wait is None or self._cpu_wait.waited_s is None:
-            return None
-        return self._cpu_wait.waited_s / max(1, self._number - self._steps.start)
-
 
 class CpuWait:
     """How long a rank waited for a CPU: the thread that takes the steps, and the one that waited
@@ -369,17 +355,17 @@ class CpuWait:
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
         self._before = thread_times(os.getpid())
-        self.waited_s: float | None = None
-        """None: the kernel does not count it."""
 
-    def stop(self) -> None:
+    def stop(self) -> float | None:
+        """None: the kernel does not count it."""
         waits_ns = {
             thread: times.wait_ns - self._before.get(thread, NEW_THREAD).wait_ns
             for thread, times in thread_times(os.getpid()).items()
         }
-        if self._thread in waits_ns:
-            of_steps_ns = waits_ns.pop(self._thread)
-            self.waited_s = (of_steps_ns + max(waits_ns.values(), default=0)) / 1e9
+        if self._thread not in waits_ns:
+            return None
+        of_steps_ns = waits_ns.pop(self._thread)
+        return (of_steps_ns + max(waits_ns.values(), default=0)) / 1e9
 
 
 class ChildTimes:

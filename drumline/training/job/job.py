@@ -145,8 +145,6 @@ class Job(EvaluationJob):
         that load data."""
         for captured in self.captured_steps:
             captured.release()
-        if self.sharded is not None:
-            self.sharded.use.close()
         self.loader.close()
         super().close()
 

@@ -253,9 +253,6 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
                 raise
             return None  # the first step reports it
     sharded.use.learn()
-    store = job.ddp.connection.store
-    if dist.find_unused_parameters and store is not None:
-        sharded.use.agree_in(store, host=job.ddp.host, timeout_s=sharded.plan.timeout_s)
     unused = _names_without_gradient(job.model)
     if unused and job.ddp.is_main_process():
         note(

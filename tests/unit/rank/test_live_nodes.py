@@ -334,7 +334,7 @@ def test_nobody_is_left_to_join() -> None:
         bed.new(1).join(redirected)
     assert "node 1 cannot join: none of the nodes that train answers" in str(refused.value)
     assert refused.value.next_step is not None
-    assert "check that they reach each other on all ports" in refused.value.next_step
+    assert "check that the nodes reach each other on all ports" in refused.value.next_step
 
 
 def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,27 +388,19 @@ def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatc
     assert "end it: the others then continue" in str(refused.value.next_step)
 
 
-def test_a_node_waits_where_the_lowest_node_is() -> None:
+def test_a_node_that_waits_starts_again_when_a_lower_node_decides() -> None:
     bed = Bed(3)
     bed.kill(2)
     first = bed.nodes[0].stores.card
     second = bed.nodes[1].stores.card
-    own_stores = [bed.nodes[0].stores.own_store, bed.nodes[1].stores.own_store]
-    assert own_stores[0] is not None
-    assert own_stores[1] is not None
-    own_stores[1].set(NodeStores.REDIRECT, NodeGroup(2, (first, second)).encode())
-    again = bed.new(2)
-
-    def lead() -> None:
-        while not bed.nodes[0].has_joiner:
-            time.sleep(0.02)
-        bed.nodes[0].close()
-
-    redirected = Redirected(
-        NodeGroup(1, (second,)).encode().encode()
-    )  # since then the first node has joined
-    assert together(lambda: again.join(redirected), lead) == [False, None]
-    assert bed.nodes[1].stores.lobby(own_stores[1]) == []
+    own_store = bed.nodes[1].stores.own_store
+    assert own_store is not None
+    own_store.set(NodeStores.REDIRECT, NodeGroup(2, (first, second)).encode())
+    redirected = Redirected(NodeGroup(1, (second,)).encode().encode())
+    with pytest.raises(TrainingError, match=r"node 2 cannot join: .*node 0 .* has joined") as late:
+        bed.new(2).join(redirected)
+    assert str(late.value.next_step).startswith("nothing: its launcher starts it again")
+    assert bed.nodes[1].stores.lobby(own_store) == []
 
 
 def test_a_node_comes_with_all_of_its_ranks() -> None:

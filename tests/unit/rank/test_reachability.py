@@ -69,7 +69,7 @@ def test_sixty_four_hosts_are_a_few_lines() -> None:
         in lines[1]
     )
     assert lines[9] == "  - and 56 more of this kind"
-    assert lines[10].endswith(", on node-2, node-3, node-4, node-5 and 59 more")
+    assert lines[10].endswith(", on node-2, node-3, node-4, node-5 and 60 more")
 
 
 def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
