@@ -18,10 +18,11 @@ import torch
 from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import BatchRequest, check_stream, content_hash
 from drumline.data.delivery import Delivery, to_device
-from drumline.data.loader import LoaderObserver, observed
+from drumline.data.loader import observed
 from drumline.data.sharding import Sharding
 from drumline.data.stream_readers import StreamReader, UnknownLengthError, read_stream
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
+from drumline.watch.heartbeat import LoopHeartbeats
 
 _STREAM_SEEDS = (0, 0xE7A1)  # the same each time: evaluation must not depend on the seed of the run
 
@@ -46,7 +47,7 @@ class EvaluationLoader(ABC):
     digest: str = ""
     """A hash of the first sample of the latest pass over a stream. Other datasets are compared
     before step 1."""
-    observer: LoaderObserver | None = None
+    observer: LoopHeartbeats | None = None
     """Notified while a user's loop iterates; the engine, which uses `numbered`, marks its own
     heartbeats."""
     _producer: BatchProducer
@@ -117,8 +118,8 @@ class IndexedEvaluationLoader(EvaluationLoader):
         numbers = list(self._numbers)
         if padded and _has_fewer(self._sharding, self.num_batches):
             requests.append(BatchRequest(0, 0, 1, shuffled=False))
-            sizes = [*sizes, 0]
-            numbers = [*numbers, -1]
+            sizes.append(0)
+            numbers.append(-1)
         batches = self._delivery.batches(self._producer.batches(requests))
         # Up to the end of `batches`, which ends its workers.
         for number, batch_size, data in zip(numbers, sizes, batches, strict=True):

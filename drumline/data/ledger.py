@@ -17,8 +17,6 @@ from drumline.runs.ledger_entries import LedgerEntry
 class Ledger:
     """What this rank's steps have covered since the last `take`."""
 
-    __slots__ = ("_count", "_entries", "_epoch", "_first", "_high", "_low", "_stop", "_stride")
-
     def __init__(self) -> None:
         self._entries: list[LedgerEntry] = []
         self._first = (0, 0)

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from drumline.data.dataset import BatchRequest
 from drumline.data.delivery import Delivery
 from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
+from drumline.watch.heartbeat import LoopHeartbeats
 
 _END = object()
 
@@ -48,32 +49,16 @@ class Step(NamedTuple):
     micro_batches: Iterator[MicroBatch]
 
 
-class LoaderObserver(Protocol):
-    """Notified of what a user's own loop does with its loader."""
-
-    def batch_requested(self, step: int | None) -> None:
-        """The loop waits for a batch, after this many optimizer steps; None: it evaluates."""
-
-    def batch_ready(self) -> None:
-        """The loop has its batch."""
-
-    def epoch_ended(self) -> None:
-        """There are no more batches."""
-
-
 def observed(
     batches: Iterator[Any],
-    observer: LoaderObserver | None,
+    observer: LoopHeartbeats | None,
     *,
     steps_done: Callable[[], int | None] = lambda: None,
 ) -> Iterator[Any]:
     """The same batches, with notifications to the observer."""
-    return batches if observer is None else _notifying(batches, observer, steps_done)
-
-
-def _notifying(
-    batches: Iterator[Any], observer: LoaderObserver, steps_done: Callable[[], int | None]
-) -> Iterator[Any]:
+    if observer is None:
+        yield from batches
+        return
     observer.batch_requested(steps_done())
     while (batch := next(batches, _END)) is not _END:
         observer.batch_ready()
@@ -99,7 +84,7 @@ class Loader(ABC):
     """How many tokens a micro-batch has; None: they are not counted."""
     num_tokens: int = 0
     """Of the micro-batches that steps have taken so far, on this rank."""
-    observer: LoaderObserver | None = None
+    observer: LoopHeartbeats | None = None
     """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own
     heartbeats."""
     num_samples: int | None

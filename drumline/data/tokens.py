@@ -125,10 +125,8 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
         raise DataError(f"there is no file or folder {path}", next_step=_NEXT_STEP)
     train = _named(path, "train")
     evaluation = _named(path, "eval") or _named(path, "val")
-    if train is not None and evaluation is not None:
-        return _open(train, token_type), _open(evaluation, token_type)
     if train is not None:
-        return _open(train, token_type), None
+        return _open(train, token_type), evaluation and _open(evaluation, token_type)
     texts = sorted(
         file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file()
     )

@@ -62,8 +62,6 @@ class BlockUse:
     def learn(self) -> None:
         """From now on every pass must use what the latest one has used."""
         self._is_learned = True
-        self._called.fix_order()
-        self._reduced.fix_order()
 
     def begin_pass(self) -> None:
         self._called.position = 0
@@ -136,29 +134,24 @@ class FirstCalls:
     def __init__(self) -> None:
         self.position = 0
         """The number of blocks that were called in this pass."""
-        self._order: list[str] = []
         self._places: dict[str, int] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def add(self, name: str) -> None:
-        if name not in self._order:
-            self._order.append(name)
-
-    def fix_order(self) -> None:
-        self._places = {name: place for place, name in enumerate(self._order)}
+        self._places.setdefault(name, len(self._places))
 
     def visit(self, name: str) -> bool:
         """Whether this block may be called now: not before one that was called earlier in the first
         pass."""
-        place = self._places.get(name, len(self._order))
-        if place == self.position < len(self._order):
+        place = self._places.get(name, len(self._places))
+        if place == self.position < len(self._places):
             self.position += 1
         return place < self.position
 
     def next_name(self) -> str | None:
-        return self._order[self.position] if self.position < len(self._order) else None
+        return next((name for name in self._places if self._places[name] == self.position), None)
 
 
 class CheckedReduceScatter:

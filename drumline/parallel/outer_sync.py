@@ -99,7 +99,9 @@ class SyncedPart:
             gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
         self.shared.sub_(gradient, alpha=self._plan.lr)
         if self.began_at != step:
-            add_to_each(self._tensors, self._like_own(self.shared - self.begun))
+            missed = self.by_name(self.shared - self.begun).values()
+            pairs = zip(missed, self._tensors, strict=True)
+            add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
         else:
             self.use_shared()
         self.finished_at = self.began_at or 0
@@ -122,10 +124,6 @@ class SyncedPart:
         pieces = torch.split(flat, [tensor.numel() for tensor in self._tensors])
         pairs = zip(self.parameters, pieces, self._tensors, strict=True)
         return {name: piece.view(tensor.shape) for name, piece, tensor in pairs}
-
-    def _like_own(self, flat: Tensor) -> list[Tensor]:
-        views = self.by_name(flat).values()
-        return [view.to(tensor.dtype) for view, tensor in zip(views, self._tensors, strict=True)]
 
     def own(self) -> Tensor:
         """A copy of the own weights, as one vector."""
@@ -372,22 +370,13 @@ class OuterSync:
 
 def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
     """Of the model on its device."""
-    kind = settings.sync.partition(":")[0]
-    match kind:
-        case "local":
-            outer_lr = 1.0
-            outer_momentum = 0.0
-        case "diloco":
-            outer_lr = settings.outer_lr
-            outer_momentum = settings.outer_momentum
-        case _:
-            raise AssertionError(f"dist.sync {settings.sync} has no rounds")
+    is_diloco = settings.sync.startswith("diloco")
     plan = SyncPlan(
         every=sync_interval(settings.sync) or 1,
         parts=settings.sync_parts,
         overlap=settings.sync_overlap,
-        lr=outer_lr,
-        momentum=outer_momentum,
+        lr=settings.outer_lr if is_diloco else 1.0,
+        momentum=settings.outer_momentum if is_diloco else 0.0,
         wire=settings.outer_dtype,
     )
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -73,18 +73,9 @@ def make_replica_groups(
 
 def encode(rows: Tensor, wire: Wire) -> Tensor:
     """Rows of values as rows of bytes; for `int8` their length is a multiple of `BLOCK`."""
-    match wire:
-        case "fp32":
-            return rows.contiguous().view(torch.uint8)
-        case "bf16":
-            return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
-        case "int8":
-            return _encode_int8(rows)
-        case _:
-            assert_never(wire)
-
-
-def _encode_int8(rows: Tensor) -> Tensor:
+    if wire != "int8":
+        sent = rows.to(torch.bfloat16) if wire == "bf16" else rows
+        return sent.contiguous().view(torch.uint8)
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
     rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
@@ -93,18 +84,8 @@ def _encode_int8(rows: Tensor) -> Tensor:
 
 def decode(rows: Tensor, wire: Wire, dtype: torch.dtype) -> Tensor:
     """The reverse of `encode`, but for its rounding."""
-    match wire:
-        case "fp32":
-            return rows.view(dtype)
-        case "bf16":
-            return rows.view(torch.bfloat16).to(dtype)
-        case "int8":
-            return _decode_int8(rows, dtype)
-        case _:
-            assert_never(wire)
-
-
-def _decode_int8(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    if wire != "int8":
+        return rows.view(torch.bfloat16).to(dtype) if wire == "bf16" else rows.view(dtype)
     length = rows.shape[1] * BLOCK // (BLOCK + _SCALE_BYTES)
     blocks = rows[:, :length].view(torch.int8).to(dtype).view(len(rows), -1, BLOCK)
     scales = rows[:, length:].contiguous().view(torch.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -108,26 +108,22 @@ class ReplicaComparison:
                 next_step="look for code that differs across ranks: the model, or which parameters are frozen",
                 place=place,
             )
-        match self.on_difference:
-            case "stop":
-                raise TrainingError(
-                    sentence,
-                    next_step="rerun the same command to resume from the newest checkpoint, which was compared before "
-                    f"it was saved; test the memory of {difference.suspect_hosts()}; if it happens again at the same "
-                    "step, look for code that differs across ranks",
-                    place=place,
-                )
-            case "broadcast":
-                names = difference.tensors if dist.get_rank() in difference.hosts else ()
-                for name in names:
-                    _broadcast(tensors[name], difference.source, self.device, self._group)
-                if dist.get_rank() == 0:
-                    log.warning(
-                        f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
-                        f"Test the memory of {difference.suspect_hosts()}"
-                    )
-            case _:
-                assert_never(self.on_difference)
+        if self.on_difference == "stop":
+            raise TrainingError(
+                sentence,
+                next_step="rerun the same command to resume from the newest checkpoint, which was compared before "
+                f"it was saved; test the memory of {difference.suspect_hosts()}; if it happens again at the same "
+                "step, look for code that differs across ranks",
+                place=place,
+            )
+        names = difference.tensors if dist.get_rank() in difference.hosts else ()
+        for name in names:
+            _broadcast(tensors[name], difference.source, self.device, self._group)
+        if dist.get_rank() == 0:
+            log.warning(
+                f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
+                f"Test the memory of {difference.suspect_hosts()}"
+            )
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -111,15 +111,10 @@ class ShardedModel(Applied):
     def _set_sync(self, is_on: bool) -> None:
         if self.plan.dtype is not None:
             return
-        match self.plan.mode:
-            case "zero1":
-                self._root.set_requires_gradient_sync(is_on)
-            case "hsdp":
-                self._root.set_requires_all_reduce(is_on)
-            case "fsdp":
-                pass
-            case _:
-                assert_never(self.plan.mode)
+        if self.plan.mode == "zero1":
+            self._root.set_requires_gradient_sync(is_on)
+        if self.plan.mode == "hsdp":
+            self._root.set_requires_all_reduce(is_on)
 
     def reshard(self) -> None:
         """Free what is gathered of the parameters."""

@@ -213,7 +213,7 @@ class LiveBuffers:
     def keep(self, memory: list[Tensor] | None = None) -> list[Tensor]:
         """A copy of all buffers, in the memory of an earlier copy if it fits."""
         now = self.now()
-        if memory is None or _shapes(memory) != _shapes(now):
+        if memory is None or [copy.shape for copy in memory] != [buffer.shape for buffer in now]:
             memory = [torch.empty_like(buffer) for buffer in now]
         _copy_all(memory, now)
         return memory
@@ -251,7 +251,3 @@ class LiveBuffers:
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
         copy_to_each(targets, sources)
-
-
-def _shapes(tensors: list[Tensor]) -> list[torch.Size]:
-    return [tensor.shape for tensor in tensors]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from drumline.base.errors import Place
 from drumline.base.processes import parent_of
 from drumline.base.rank_environment import FailureRecord
-from drumline.rank.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore, decoded
 
 FIRST = "failure/first"
 CLAIM_WAIT_S = 2.0
@@ -105,9 +105,7 @@ def _wait_for_claim(store: SealedStore) -> Failure | None:
     while time.monotonic() < deadline:
         content = store.peek(FIRST)
         if content is not None:
-            claim = json.loads(content)
-            places = {name: Place(**claim[name]) for name in ("place", "raised_by") if claim[name]}
-            return Failure(**{**claim, **places})
+            return decoded(Failure, content)
         time.sleep(0.02)
     return None
 

@@ -13,13 +13,14 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived
 from drumline.base.terminal import print_message
+from drumline.base.typed_json import from_json
 from drumline.base.untrusted import parse_json
 
 SEALED = b"sealed "
@@ -30,6 +31,7 @@ MOST_TRIES = 100
 FOREIGN_WAIT = timedelta(seconds=5)
 MAX_BYTES = 1 << 24
 ABSENT = "nothing is here"
+T = TypeVar("T")
 
 
 class SealedStore:
@@ -192,6 +194,14 @@ def check_secret(store: SealedStore, who: str) -> None:
             f"{SECRET_ENV} is set for {who}, and not on {socket.gethostname()}",
             next_step="set it to one value on all nodes, or on none",
         )
+
+
+def decoded(kind: type[T], text: bytes) -> T | None:
+    """A dataclass from the JSON of `asdict`; None for anything else."""
+    try:
+        return from_json(kind, parse_json(text))
+    except ValueError:
+        return None
 
 
 def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, Any] | None:

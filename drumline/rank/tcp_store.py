@@ -48,12 +48,9 @@ def open_tcp_store(
 
 def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
     """A socket at that address only (its descriptor, which the store then owns), and its port."""
-    with socket.socket(
-        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
-    ) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)  # at once: until then another process can bind to it too
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # It listens at once: until then another process can bind to it too.
+    with socket.create_server((address, port), family=family, backlog=BACKLOG) as listener:
         port = listener.getsockname()[1]
         return listener.detach(), port
 

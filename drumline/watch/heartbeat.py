@@ -197,7 +197,7 @@ def _begin_nothing(step: int) -> None:
 
 
 class LoopHeartbeats:
-    """The `LoaderObserver` (data/loader.py) that marks the heartbeats of a user's own loop."""
+    """Marks the heartbeats of a user's own loop, as its loader (data/loader.py) calls it."""
 
     def __init__(
         self, heartbeat: HeartbeatWriter, phase: Phase, num_collectives: Callable[[], int]

@@ -175,16 +175,10 @@ def _hide_own_frames(error: BaseException) -> None:
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     first_shown = trace
-    entry = trace
-    while entry is not None:
-        if entry.tb_frame.f_code.co_filename == __file__:
-            first_shown = entry.tb_next
-        entry = entry.tb_next
-    entry = first_shown
-    while entry is not None:  # nor does it show where torch is observed
-        while entry.tb_next is not None and entry.tb_next.tb_frame.f_globals is vars(torch_hooks):
-            entry.tb_next = entry.tb_next.tb_next
-        entry = entry.tb_next
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == __file__:
+            first_shown = trace.tb_next
+        trace = trace.tb_next
     return first_shown
 
 

@@ -21,10 +21,9 @@ from drumline.base.errors import PreflightError, TrainingError, summary
 from drumline.base.terminal import print_message
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
-from drumline.base.typed_json import from_json
 from drumline.net.dial import WaitNotice
 from drumline.rank.rendezvous.rank_store import host_store
-from drumline.rank.sealed_store import SealedStore, document
+from drumline.rank.sealed_store import SealedStore, decoded, document
 from drumline.rank.tcp_store import break_dead_connections, open_tcp_store
 from drumline.watch.fact_differences import (
     MAX_DIFFERENCES,
@@ -106,12 +105,8 @@ class NodeGroup:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: bytes) -> NodeGroup | None:
-        content = document(text, generation=int, members=list, lost=list, joined=list)
-        try:
-            return from_json(cls, content)
-        except ValueError:  # not a group, or not the fields of a node
-            return None
+    def decode(cls, text: bytes | None) -> NodeGroup | None:
+        return decoded(cls, text or b"")
 
 
 class NodeStores:
@@ -190,13 +185,8 @@ class NodeStores:
     def lobby(self, store: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
         count = self._topology.world_size // self._topology.local_world_size
-        nodes = []
-        for number in range(count):
-            text = store.peek(f"lobby/{number}") or b""  # it may be deleted meanwhile
-            card = document(text, number=int, host=str, address=str, port=int, process=str)
-            if card is not None:
-                nodes.append(LiveNode(**card))
-        return nodes
+        texts = store.there([f"lobby/{number}" for number in range(count)]).values()
+        return list(filter(None, (decoded(LiveNode, text) for text in texts)))
 
 
 class NextGroup:
@@ -368,7 +358,7 @@ class JoiningNode:
             if store.peek(NodeStores.OVER) is not None:
                 store.delete_key(f"lobby/{self._number}")
                 return None
-            newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
+            newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT))
             if newer is not None and newer.members[0] not in group.members:
                 store.delete_key(f"lobby/{self._number}")
                 raise dist.DistStoreError(f"{newer.members[0]} has joined, and decides now")

@@ -242,11 +242,12 @@ class _Joining:
 
     def _cards(self) -> dict[int, dict[str, Any]]:
         """What each rank that has joined published."""
-        ranks = {f"card/{rank}": rank for rank in range(self.topology.world_size)}
-        cards = {
-            ranks[key]: document(text, **CARD) for key, text in self.part.there(list(ranks)).items()
-        }
-        return {rank: card for rank, card in cards.items() if card is not None}
+        cards = {}
+        for rank in range(self.topology.world_size):
+            card = document(self.part.peek(f"card/{rank}") or b"", **CARD)
+            if card is not None:
+                cards[rank] = card
+        return cards
 
     def _wait(self) -> None:
         if self.notice.is_due():

@@ -148,17 +148,12 @@ def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
     this_address = addresses[node]
     if this_address is not None:
         return this_address
-    local_interfaces = interfaces()
-    peer_addresses = (
-        address
-        for address in addresses
-        if address and not ipaddress.ip_address(address).is_loopback
-    )
-    towards = (interface_towards(local_interfaces, address) for address in peer_addresses)
-    return next(
-        (interface.address for interface in towards if interface is not None and interface.address),
-        LOOPBACK,
-    )
+    for address in addresses:
+        if address and not ipaddress.ip_address(address).is_loopback:
+            interface = interface_towards(interfaces(), address)
+            if interface is not None and interface.address:
+                return interface.address
+    return LOOPBACK
 
 
 def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:

@@ -65,8 +65,12 @@ class ProgressMonitor:
                 if not marks:
                     self._heartbeat.mark(Phase.USER)
                     marks = self._heartbeat.num_marks
-            if self._patience_s is not None and count is not None:
-                _raise_group_timeouts(self._patience_s + AFTER_PATIENCE_S)
+            # A group may be destroyed meanwhile, or its backend have no timeout.
+            with contextlib.suppress(AttributeError, RuntimeError, ValueError):
+                if self._patience_s is not None and count is not None:
+                    from drumline.rank.torch_internals import raise_group_timeouts
+
+                    raise_group_timeouts(timedelta(seconds=self._patience_s + AFTER_PATIENCE_S))
             with contextlib.suppress(Exception):
                 self._also()
 
@@ -85,11 +89,3 @@ def num_collectives() -> int | None:
     # The group is being destroyed; or this version of torch cannot be observed.
     except (AttributeError, ImportError, RuntimeError):
         return None
-
-
-def _raise_group_timeouts(timeout_s: float) -> None:
-    from drumline.rank.torch_internals import raise_group_timeouts
-
-    # A group may be destroyed meanwhile, or its backend have no timeout.
-    with contextlib.suppress(AttributeError, RuntimeError, ValueError):
-        raise_group_timeouts(timedelta(seconds=timeout_s))

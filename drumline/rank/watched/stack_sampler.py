@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -97,33 +98,22 @@ def _nested(constants: Iterable[Any]) -> list[CodeType]:
     return codes + [inner for code in codes for inner in _nested(code.co_consts)]
 
 
-class Packages:
-    """Which package a file belongs to."""
+_PATHS = sysconfig.get_paths()
+_FOLDERS = {
+    f"{Path(drumline.__file__).parent}{os.sep}": "drumline",
+    f"{Path(torch.__file__).parent}{os.sep}": "torch",
+    # Packages may be inside the library.
+    **{f"{_PATHS[name]}{os.sep}": "" for name in ("purelib", "platlib", "stdlib", "platstdlib")},
+}
 
-    def __init__(self) -> None:
-        paths = sysconfig.get_paths()
-        self._installed = tuple({f"{paths['purelib']}{os.sep}", f"{paths['platlib']}{os.sep}"})
-        self._standard = (f"{paths['stdlib']}{os.sep}", f"{paths['platstdlib']}{os.sep}")
-        self._drumline = f"{Path(drumline.__file__).parent}{os.sep}"
-        self._torch = f"{Path(torch.__file__).parent}{os.sep}"
-        self._names: dict[str, str] = {}
 
-    def name_of(self, file: str) -> str:
-        """As in `torch`; empty: the user's own code."""
-        name = self._names.get(file)
-        if name is None:
-            name = self._names[file] = self._find(file)
-        return name
-
-    def _find(self, file: str) -> str:
-        if file.startswith(self._drumline):
-            return "drumline"
-        if file.startswith(self._torch):
-            return "torch"
-        for folder in (*self._installed, *self._standard):  # packages may be inside the library
-            if file.startswith(folder):
-                return Path(file[len(folder) :]).parts[0].removesuffix(".py")
-        return "python" if file.startswith("<") else ""
+@cache
+def package_of(file: str) -> str:
+    """The package that a file belongs to, as in `torch`; empty: the user's own code."""
+    for folder, name in _FOLDERS.items():
+        if file.startswith(folder):
+            return name or Path(file[len(folder) :]).parts[0].removesuffix(".py")
+    return "python" if file.startswith("<") else ""
 
 
 def _with_source(line: SampledLine) -> SampledLine:
@@ -190,7 +180,6 @@ class StackSampler:
         are an evaluation."""
         self._phases = phases
         self._models = models
-        self._packages = Packages()
         self._main = threading.get_ident()
         self._outermost = outermost_code(sys._getframe())
         self._clock = RunnableClock()
@@ -315,7 +304,7 @@ class StackSampler:
             entered = self._phases.get(code)
             if entered == END:
                 return _Seen(phase, line or NO_LINE, statement or outermost_line)
-            package = self._packages.name_of(code.co_filename)
+            package = package_of(code.co_filename)
             if library is None:
                 library = package
             if line is None and not package:
@@ -349,7 +338,7 @@ class StackSampler:
         """The functions of a script that are running when a step ends."""
         codes = set()
         while frame is not None and self._phases.get(frame.f_code) != END:
-            if not self._packages.name_of(frame.f_code.co_filename):
+            if not package_of(frame.f_code.co_filename):
                 codes.add(frame.f_code)
             frame = frame.f_back
         return frozenset(codes)

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,9 +37,8 @@ from drumline.watch.watch_folder import hold
 # How long the end of a rank waits for an answer that is being written.
 ANSWER_S = 5.0
 FILES = ("heartbeat", "stacks", "ask", "script", "activity")
-# A sidecar that cannot live here is given up; one that lived for long can.
+# A sidecar that cannot live here is given up.
 MAX_STARTS = 5
-LONG_S = 600.0
 # The very package that the rank runs, wherever that was found. Not `-m`, which looks in the current
 # folder first: a user's own queue.py there would be the sidecar's too.
 PROGRAM = (
@@ -187,7 +185,6 @@ class SidecarProcess:
         self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
-        self._started_at = 0.0
 
     def fileno(self) -> int | None:
         """Becomes readable when the sidecar exits. None: there is none."""
@@ -195,7 +192,6 @@ class SidecarProcess:
 
     def start(self) -> None:
         self._num_starts += 1
-        self._started_at = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, str(Path(drumline.__path__[0]).parent)],
@@ -222,8 +218,6 @@ class SidecarProcess:
         self._process = None
         if code == 0:
             return False
-        if time.monotonic() - self._started_at > LONG_S:
-            self._num_starts = 1
         if self._num_starts >= MAX_STARTS:
             self._warn(f"exited {MAX_STARTS} times (exit code {code})")
             return False

@@ -1,4 +1,4 @@
-"""Methods that are wrapped behave as before, and do not show in a traceback."""
+"""Methods that are wrapped behave as before."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import inspect
 import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from drumline.parallel.scripts.script_runner import _without_own_frames
 from drumline.parallel.scripts.torch_hooks import wrap_method
 
 
@@ -22,21 +20,13 @@ class Model:
         return 1 / x * times
 
 
-def test_a_wrapped_method_and_its_traceback() -> None:
+def test_a_wrapped_method() -> None:
     observed: list[Any] = []
 
     def wrapper(call: Any, *args: Any, **kwargs: Any) -> Any:
         observed.append((args[1:], kwargs))
         return call(*args, **kwargs)
 
-    # As if it were written there.
-    wrapper = type(wrapper)(
-        wrapper.__code__,
-        vars(sys.modules[wrap_method.__module__]),
-        "wrapper",
-        None,
-        wrapper.__closure__,
-    )
     before = Model.forward
     wrap_method(Model, "forward", wrapper)
     try:
@@ -46,16 +36,8 @@ def test_a_wrapped_method_and_its_traceback() -> None:
         assert Model.forward.__code__.co_filename == before.__code__.co_filename, (
             "torch.compile goes by that"
         )
-        try:
-            Model().forward(0)
-        except ZeroDivisionError as error:
-            trace = _without_own_frames(error.__traceback__)
     finally:
         Model.forward = before  # type: ignore[method-assign]
-    assert [frame.name for frame in traceback.extract_tb(trace)] == [
-        "test_a_wrapped_method_and_its_traceback",
-        "forward",
-    ]
 
 
 def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(tmp_path: Path) -> None:

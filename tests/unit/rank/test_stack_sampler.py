@@ -20,9 +20,9 @@ import torch
 from drumline.rank.watched.stack_sampler import (
     END,
     SWITCH_INTERVAL_S,
-    Packages,
     StackSampler,
     code_of,
+    package_of,
     phases_of_torch,
 )
 from drumline.runs.profile_files import WORKERS, StackSamples
@@ -299,10 +299,9 @@ def test_python_is_as_before_afterwards() -> None:
 
 
 def test_packages_are_told_from_the_users_code() -> None:
-    packages = Packages()
-    assert packages.name_of(torch.nn.functional.__file__) == "torch"
-    assert packages.name_of(json.__file__) == "json"
-    assert packages.name_of(pytest.__file__) == "pytest"
-    assert packages.name_of(StackSampler.start.__code__.co_filename) == "drumline"
-    assert packages.name_of("<frozen importlib._bootstrap>") == "python"
-    assert packages.name_of(__file__) == ""
+    assert package_of(torch.nn.functional.__file__) == "torch"
+    assert package_of(json.__file__) == "json"
+    assert package_of(pytest.__file__) == "pytest"
+    assert package_of(StackSampler.start.__code__.co_filename) == "drumline"
+    assert package_of("<frozen importlib._bootstrap>") == "python"
+    assert package_of(__file__) == ""
