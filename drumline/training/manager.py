@@ -55,7 +55,7 @@ from drumline.rank.failure import Failure
 from drumline.rank.group import choose_backend, choose_device
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.rank_facts import rank_facts
-from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S
 from drumline.watch.heartbeat import LoopHeartbeats, Phase
