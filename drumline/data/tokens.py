@@ -126,7 +126,10 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
     train = _named(path, "train")
     evaluation = _named(path, "eval") or _named(path, "val")
     if train is not None:
-        return _open(train, token_type), evaluation and _open(evaluation, token_type)
+        # Without a file of its own, evaluation gets a part of the training tokens.
+        return _open(train, token_type), None if evaluation is None else _open(
+            evaluation, token_type
+        )
     texts = sorted(
         file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file()
     )

@@ -282,9 +282,7 @@ class NodeRendezvous(RendezvousHandler):
     def _check_data_ports(self, store: SealedStore, joined: Round) -> bool:
         """Collective: node 0 decides whether ranks can start; False: all join again, because a node
         is lost or has left. What is wrong is raised on all nodes."""
-        closed = unreachable_nodes(
-            joined.cards, self.node.node_rank, is_decided=lambda: store.check([DECISION])
-        )
+        closed = unreachable_nodes(joined.cards, self.node.node_rank)
         store.set(f"probed/{self.node.node_rank}", json.dumps(closed))
         if self._leads:
             num_readers = len(joined.cards) - 1

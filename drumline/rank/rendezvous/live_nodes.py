@@ -16,14 +16,15 @@ from dataclasses import asdict, replace
 
 import torch.distributed as dist
 
-from drumline.base.errors import PreflightError, TrainingError
+from drumline.base.errors import PreflightError, TrainingError, summary
+from drumline.base.terminal import print_message
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
+from drumline.net.dial import WaitNotice
 from drumline.rank.rendezvous.node_group import (
     POLL_S,
     SILENT_S,
     WATCH_S,
-    JoiningNode,
     LiveNode,
     NextGroup,
     NodeGroup,
@@ -32,15 +33,23 @@ from drumline.rank.rendezvous.node_group import (
     RunIsOver,
 )
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
-from drumline.rank.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore, document
 from drumline.rank.tcp_store import break_dead_connections, close_connections
-from drumline.watch.fact_differences import Facts
+from drumline.watch.fact_differences import (
+    MAX_DIFFERENCES,
+    NEXT_STEPS,
+    WARNINGS,
+    Facts,
+    differences,
+)
 
 CHECK_S = 0.5
 CHECK_FINISHED_S = 2.0
 """Between two reads of the run folder, which may be on slow storage."""
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
+
+MAY_DIFFER = {*WARNINGS, "the number of ranks"}
 
 
 class LiveNodes:
@@ -294,8 +303,63 @@ class LiveNodes:
     def join(self, redirected: Redirected) -> bool:
         """This rank was started while others train: wait until they let its node in. False: their
         run has ended."""
-        group = JoiningNode(
-            self._launched, self.stores, self.facts, patience_s=self._patience_s
-        ).join(redirected)
-        self.latest = group or self.latest
-        return group is not None
+        group = NodeGroup.decode(redirected.text) or NodeGroup(0, ())
+        reason = "none of the nodes that train answers"
+        for decider in group.members:
+            store = self.stores.connect(decider)
+            if store is not None:
+                try:
+                    return self._join_at(decider, store, group)
+                except RuntimeError as error:
+                    reason = summary(error)
+                    break
+        raise TrainingError(
+            f"node {self.number} cannot join: {reason}",
+            next_step="nothing: its launcher starts it again; if it does not, check that the nodes reach each other on "
+            "all ports",
+        )
+
+    def _join_at(self, decider: LiveNode, store: SealedStore, group: NodeGroup) -> bool:
+        if self.is_first:
+            self.stores.host_for(decider, timeout_s=self._patience_s)
+            self._check_facts(store, group)
+            store.set(f"lobby/{self.number}", json.dumps(asdict(self.stores.card)))
+        notice = WaitNotice(first_s=0)
+        while (decision := store.peek(f"joined/{self.stores.process}")) is None:
+            if store.peek(NodeStores.OVER) is not None:
+                store.delete_key(f"lobby/{self.number}")
+                return False
+            newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT))
+            is_newer = newer is not None and newer.generation > group.generation
+            if newer is not None and is_newer and newer.members[0] not in group.members:
+                store.delete_key(f"lobby/{self.number}")
+                raise dist.DistStoreError(f"{newer.members[0]} has joined, and decides now")
+            if notice.is_due() and self.is_first:
+                names = join_names(group.members)
+                print_message(f"node {self.number} waits to join {names} after their next round")
+            time.sleep(WATCH_S)
+        self.latest = NodeGroup.decode(decision) or self.latest
+        return True
+
+    def _check_facts(self, store: SealedStore, group: NodeGroup) -> None:
+        """Refuse to join nodes that run another code, or with other settings, before they pause for
+        this one."""
+        published = document(store.peek(NodeStores.FACTS) or b"")
+        their_facts = published or self.facts  # a node that has just joined has none there
+        refused = [
+            difference
+            for difference in differences([their_facts, self.facts])
+            if not {difference.group, difference.name} & MAY_DIFFER
+        ]
+        if refused:
+            values = [
+                f"{difference.name}: {difference.values[1]!r} here, {difference.values[0]!r} there"
+                for difference in refused[:MAX_DIFFERENCES]
+            ]
+            raise PreflightError(
+                f"node {self.number} ({self._launched.host}) differs from {join_names(group.members)}, "
+                f"and cannot join: {'; '.join(values)}",
+                next_step="; ".join(
+                    dict.fromkeys(NEXT_STEPS[difference.group] for difference in refused)
+                ),
+            )

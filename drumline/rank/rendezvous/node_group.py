@@ -15,30 +15,18 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch.distributed as dist
-
-from drumline.base.errors import PreflightError, TrainingError, summary
-from drumline.base.terminal import print_message
+from drumline.base.errors import TrainingError
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
-from drumline.net.dial import WaitNotice
 from drumline.rank.rendezvous.rank_store import host_store
-from drumline.rank.sealed_store import SealedStore, decoded, document
+from drumline.rank.sealed_store import SealedStore, decoded
 from drumline.rank.tcp_store import break_dead_connections, open_tcp_store
-from drumline.watch.fact_differences import (
-    MAX_DIFFERENCES,
-    NEXT_STEPS,
-    WARNINGS,
-    Facts,
-    differences,
-)
 
 CONNECT_S = 3.0
 # A host that loses its power closes no connection: without an answer for so long it is lost.
 SILENT_S = 15
 POLL_S = 0.05
 WATCH_S = 0.25
-MAY_DIFFER = {*WARNINGS, "the number of ranks"}
 
 
 @dataclass(frozen=True)
@@ -313,80 +301,3 @@ def _precedence(side: list[LiveNode]) -> tuple[int, int]:
     """Of the two sides of a cut network, the one with more nodes continues; of equals, the one with
     the lowest node."""
     return len(side), -min(node.number for node in side)
-
-
-class JoiningNode:
-    """One rank of it."""
-
-    def __init__(
-        self, topology: Topology, stores: NodeStores, facts: Facts, *, patience_s: float
-    ) -> None:
-        """`facts`: what this rank runs with."""
-        self._topology = topology
-        self._stores = stores
-        self._facts = facts
-        self._patience_s = patience_s
-        self._number = stores.card.number
-        self._is_first = topology.local_rank == 0
-
-    def join(self, redirected: Redirected) -> NodeGroup | None:
-        """This rank was started while others train: wait until they let its node in. None: their
-        run has ended."""
-        group = NodeGroup.decode(redirected.text) or NodeGroup(0, ())
-        reason = "none of the nodes that train answers"
-        for decider in group.members:
-            store = self._stores.connect(decider)
-            if store is not None:
-                try:
-                    return self._join_at(decider, store, group)
-                except RuntimeError as error:
-                    reason = summary(error)
-                    break
-        raise TrainingError(
-            f"node {self._number} cannot join: {reason}",
-            next_step="nothing: its launcher starts it again; if it does not, check that the nodes reach each other on "
-            "all ports",
-        )
-
-    def _join_at(self, decider: LiveNode, store: SealedStore, group: NodeGroup) -> NodeGroup | None:
-        if self._is_first:
-            self._stores.host_for(decider, timeout_s=self._patience_s)
-            self._check_facts(store, group)
-            store.set(f"lobby/{self._number}", json.dumps(asdict(self._stores.card)))
-        notice = WaitNotice(first_s=0)
-        while (decision := store.peek(f"joined/{self._stores.process}")) is None:
-            if store.peek(NodeStores.OVER) is not None:
-                store.delete_key(f"lobby/{self._number}")
-                return None
-            newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT))
-            if newer is not None and newer.members[0] not in group.members:
-                store.delete_key(f"lobby/{self._number}")
-                raise dist.DistStoreError(f"{newer.members[0]} has joined, and decides now")
-            if notice.is_due() and self._is_first:
-                names = join_names(group.members)
-                print_message(f"node {self._number} waits to join {names} after their next round")
-            time.sleep(WATCH_S)
-        return NodeGroup.decode(decision)
-
-    def _check_facts(self, store: SealedStore, group: NodeGroup) -> None:
-        """Refuse to join nodes that run another code, or with other settings, before they pause for
-        this one."""
-        published = document(store.peek(NodeStores.FACTS) or b"")
-        their_facts = published or self._facts  # a node that has just joined has none there
-        refused = [
-            difference
-            for difference in differences([their_facts, self._facts])
-            if not {difference.group, difference.name} & MAY_DIFFER
-        ]
-        if refused:
-            values = [
-                f"{difference.name}: {difference.values[1]!r} here, {difference.values[0]!r} there"
-                for difference in refused[:MAX_DIFFERENCES]
-            ]
-            raise PreflightError(
-                f"node {self._number} ({self._topology.host}) differs from {join_names(group.members)}, "
-                f"and cannot join: {'; '.join(values)}",
-                next_step="; ".join(
-                    dict.fromkeys(NEXT_STEPS[difference.group] for difference in refused)
-                ),
-            )

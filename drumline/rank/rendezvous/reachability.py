@@ -10,11 +10,10 @@ ranks: those of a script would wait for each other until torch times out.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -23,14 +22,7 @@ from drumline.base.errors import PreflightError, as_list
 from drumline.base.terminal import print_message
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
-from drumline.net.dial import (
-    CLOSED_S,
-    ProbeListener,
-    ProbeTarget,
-    Reason,
-    explained_closed,
-    probe_hosts,
-)
+from drumline.net.dial import ProbeListener, ProbeTarget, Reason, explained_closed, probe_hosts
 from drumline.net.interfaces import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
@@ -46,7 +38,6 @@ from drumline.rank.sealed_store import SealedStore
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 UNKNOWN_NETWORK = "NAME_OF_THE_NETWORK"
 MAX_LINES = 8
-RETRY_S = 0.5
 # A late or unexpected reply does not show that the port is closed.
 CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
 
@@ -258,30 +249,11 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
         yield {"probe_port": listener.port, "probe_token": listener.token}
 
 
-def unreachable_nodes(
-    cards: Mapping[int, NodeCard],
-    this_node: int,
-    *,
-    limit_s: float = CLOSED_S,
-    is_decided: Callable[[], bool] = lambda: False,
-) -> dict[int, str]:
-    """Why this node cannot reach others, by their ranks. A closed port is retried for some time,
-    unless the round is decided: then the others have closed theirs."""
-    deadline = time.monotonic() + limit_s
+def unreachable_nodes(cards: Mapping[int, NodeCard], this_node: int) -> dict[int, str]:
+    """Why this node cannot reach others, by their ranks."""
     peers = [card for rank, card in cards.items() if rank != this_node]
-    targets = [_target(card) for card in peers if card["probe_port"]]
-    for attempt in itertools.count():
-        failed = {rank: why for rank, why in probe_hosts(targets).items() if why in CLOSED}
-        if not failed or time.monotonic() >= deadline or is_decided():
-            break
-        targets = [target for target in targets if target.rank in failed]
-        if attempt == 0:
-            hosts = ", ".join(target.host for target in targets)
-            print_message(
-                f"data ports of {hosts} are closed to {cards[this_node]['host']}; trying for {limit_s:g} s"
-            )
-        time.sleep(RETRY_S)
-    return failed
+    failed = probe_hosts([_target(card) for card in peers if card["probe_port"]])
+    return {rank: why for rank, why in failed.items() if why in CLOSED}
 
 
 def check_data_ports(
