@@ -7,9 +7,7 @@ decides what runs.
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 import tempfile
 from collections.abc import MutableMapping
@@ -26,45 +24,29 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 def use_private_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set torch's and Triton's variables, for this process and those that it starts, unless the
     user has; a folder that others can write to is refused. Call it before torch's compiler is
-    loaded, which sets torch's own default."""
+    loaded, which sets torch's own default. The folder is on a local disk, as torch's own: a home
+    directory may be on a network file system, which is slow for many small files."""
     for variable in (INDUCTOR_CACHE, TRITON_CACHE):
         if folder := environment.get(variable):
             _refuse_if_shared(Path(folder), variable)
     if not environment.get(INDUCTOR_CACHE):
-        environment[INDUCTOR_CACHE] = str(_private_folder())
+        private_folder = Path(tempfile.gettempdir(), f"drumline-compile-{os.geteuid()}")
+        _refuse_if_shared(private_folder, INDUCTOR_CACHE)
+        environment[INDUCTOR_CACHE] = str(private_folder)
     if not environment.get(TRITON_CACHE):
         environment[TRITON_CACHE] = str(Path(environment[INDUCTOR_CACHE], "triton"))
 
 
-def _private_folder() -> Path:
-    """On a local disk, as torch's own: a home directory may be on a network file system, which is
-    slow for many small files. Where another user has taken that name, or the disk is full, in the
-    home directory."""
-    local = Path(tempfile.gettempdir(), f"drumline-compile-{os.geteuid()}")
-    if _make(local) and not local.is_symlink() and _danger(local) is None:
-        return local
-    fallback = local
-    with suppress(RuntimeError):  # this user has no home directory
-        fallback = Path.home() / ".cache" / "drumline" / "compile"
-    _refuse_if_shared(fallback, INDUCTOR_CACHE)
-    return fallback
-
-
 def _refuse_if_shared(folder: Path, variable: str) -> None:
-    if not _make(folder):
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.path.lexists(folder):
         return  # torch reports it when it compiles, and most runs compile nothing
     if danger := _danger(folder):
         raise UsageError(
             f"torch runs code from its compile cache {folder}, which is not safe: {danger}",
             next_step=f"set {variable} to a new folder that only you can write to",
         )
-
-
-def _make(folder: Path) -> bool:
-    """Whether it exists now: otherwise someone else could make it later."""
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return os.path.lexists(folder)
 
 
 def _danger(folder: Path) -> str | None:
@@ -74,17 +56,6 @@ def _danger(folder: Path) -> str | None:
         entry = folder.stat()
     except OSError as error:
         return error.strerror
-    writers = entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if writers & stat.S_IWOTH or (writers and not _is_private_group(entry.st_gid)):
+    if entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"others can write to it (mode {stat.S_IMODE(entry.st_mode):o})"
     return None
-
-
-def _is_private_group(number: int) -> bool:
-    """Whether it is the group that many systems make for each user alone; folders are then made
-    with mode 775."""
-    with suppress(KeyError):
-        user = pwd.getpwuid(os.geteuid()).pw_name
-        group = grp.getgrgid(number)
-        return group.gr_name == user and set(group.gr_mem) <= {user}
-    return False

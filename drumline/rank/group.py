@@ -163,12 +163,12 @@ def join_group(
 def _explained_store_errors(world_size: int, timeout_s: float) -> Iterator[None]:
     try:
         yield
-    except dist.DistStoreError as error:
-        what = f"not all of the {world_size} ranks continued the start within {timeout_s:g} s"
-        raise PreflightError(what, next_step="read the other ranks' output") from error
     except dist.DistError as error:
-        what = f"rank 0, which runs the store, exited before all {world_size} ranks had joined"
-        raise PreflightError(what, next_step="read rank 0's output") from error
+        raise PreflightError(
+            f"not all of the {world_size} ranks continued the start within {timeout_s:g} s, or rank 0, which runs the "
+            "store, exited",
+            next_step="read the other ranks' output",
+        ) from error
 
 
 def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup | None:
