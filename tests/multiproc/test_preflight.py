@@ -287,7 +287,8 @@ def test_a_rank_that_is_there_twice_or_counts_otherwise_is_named() -> None:
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     assert run_ranks(3, come_twice, port)[2] == (
         f"there are two ranks 1: one on {HOST}, and this one on node-c\n"
-        "  try: give every node its own --node-rank (NODE_RANK), and every rank its own RANK"
+        "  try: give every node its own --node-rank (NODE_RANK), and every rank its own RANK; stop what is left of an "
+        "earlier start"
     )
     del agent
     assert run_ranks(2, meet_with_another_size)[1] == (

@@ -27,7 +27,6 @@ from tests.ranks import run_ranks
 HOST = socket.gethostname()
 Joined = tuple[Rendezvous, SidecarOptions, socket.socket | None]
 TWO_NODES = {"local_rank": (0, 1, 0, 1), "local_world_size": (2, 2, 2, 2)}
-NO_LOCAL_RANK_0 = {"local_rank": (1, 2, 1, 2)}
 
 
 class Rank:
@@ -117,8 +116,6 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
     keys = ("decision/joined", "decision/reachability", f"card/{me.rank}")
     results["in the store"] = [two_nodes[0].store.raw.get(key).decode() for key in keys]
 
-    results["no local rank 0"] = facts(me.join("no local rank 0", NO_LOCAL_RANK_0))
-
     results["open folder"] = me.join(
         "open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None
     )
@@ -169,12 +166,6 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
         str([facts["in the store"] for facts in four]).split('"')
     )
 
-    none = [facts["no local rank 0"] for facts in four]
-    assert [(met["ranks"], met["mode"]) for met in none] == [((0, 1), 0o700)] * 2 + [
-        ((2, 3), 0o700)
-    ] * 2
-    assert none[0]["folder"] == none[1]["folder"] != none[2]["folder"] == none[3]["folder"]
-
     (said,) = {facts["open folder"] for facts in four}
     assert said.startswith(
         f"the watch folder {open_folder} cannot be used: it is open to others (mode 777), on {HOST}"
@@ -184,11 +175,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert said.startswith(
         f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}"
     )
-    made = {
-        facts[name]["folder"]
-        for facts in four
-        for name in ("one node", "two nodes", "no local rank 0")
-    }
+    made = {facts[name]["folder"] for facts in four for name in ("one node", "two nodes")}
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
 
 
