@@ -89,6 +89,7 @@ class _Candidate:
         }
         self.size = sum(self.sizes.values())
         first = next(iter(self.modules.values()))
+        self.is_plain = type(first) in PLAIN
         is_of_torch = type(first).__module__.startswith("torch.")
         self.is_layer = is_of_torch and next(first.children(), None) is None
         """Single layers, as torch.nn has them; a class of the user's may compute with its own
@@ -113,7 +114,7 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     candidates = (
         [kind for kind in larger if len(kind.modules) > 1]
         or [kind for kind in unlisted if len(kind.modules) > 1 and not kind.is_layer]
-        or larger
+        or [kind for kind in larger if not kind.is_plain]
     )
     blocks = _choose(candidates) if candidates else []
     layers = [kind for kind in listed if kind.is_layer and len(kind.modules) > 1]

@@ -7,6 +7,7 @@ one of them is gone.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -59,12 +60,14 @@ def _process_groups() -> list[Any]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
-def flight_recorders() -> list[Callable[[bool, bool], str]]:
-    """Functions that dump the latest collectives as JSON: NCCL has a recorder of its own, the other
-    one has gloo's. Without them a diagnosis does not say which collective each rank is in."""
+def recorded_collectives() -> list[dict[str, Any]]:
+    """The latest collectives, oldest first: NCCL has a recorder of its own, the other one has
+    gloo's. Without them a diagnosis does not say which collective each rank is in."""
     functions: Any = torch._C._distributed_c10d
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-    return [getattr(functions, name) for name in names if hasattr(functions, name)]
+    recorders = [getattr(functions, name) for name in names if hasattr(functions, name)]
+    dumps = [json.loads(dump(True, False)) for dump in recorders]
+    return [entry for dump in dumps for entry in dump.get("entries", [])]
 
 
 # Models

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import json
 import multiprocessing
 import os
 import re
@@ -38,8 +37,8 @@ from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
 from drumline.rank.torch_internals import (
     ddp_measurements,
-    flight_recorders,
     names_ignored_by_ddp,
+    recorded_collectives,
     uses_gloo,
 )
 from drumline.rank.watched.stack_sampler import (
@@ -410,11 +409,9 @@ def wait_for_collectives() -> bool:
 
 def has_open_collectives() -> bool:
     """Whether gloo still works on one. What a version of torch does not record counts as ended."""
-    dumps = [json.loads(dump(True, False)) for dump in flight_recorders()]
     return any(
         str(entry.get("profiling_name")).startswith("gloo:") and not entry.get("retired", True)
-        for dump in dumps
-        for entry in dump.get("entries", ())
+        for entry in recorded_collectives()
         if not entry.get("is_p2p")
     )
 

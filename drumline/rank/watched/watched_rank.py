@@ -143,9 +143,7 @@ def torch_report() -> dict[str, Any]:
         return {}
     report: dict[str, Any] = {"workers": internals.awaited_workers(main_thread_frames())}
     if dist.is_available() and dist.is_initialized():
-        dumps = [json.loads(dump(True, False)) for dump in internals.flight_recorders()]
-        entries = [entry for content in dumps for entry in content.get("entries", [])]
-        report["collectives"] = latest_collectives(entries)
+        report["collectives"] = latest_collectives(internals.recorded_collectives())
     return report
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -36,7 +35,6 @@ from drumline.rank.torch_internals import (
     fake_tensors,
     flash_attention,
     flash_attention_backward,
-    flight_recorders,
     forget_persistent_workers,
     is_batchnorm,
     is_terminating_handler,
@@ -49,6 +47,7 @@ from drumline.rank.torch_internals import (
     parameters_in_reduction,
     pytree,
     raise_group_timeouts,
+    recorded_collectives,
     scale_each,
     sequence_number_of,
     set_group_timeout,
@@ -103,9 +102,7 @@ def test_a_group_of_gloo_is_found(group: dist.ProcessGroup) -> None:
 
 def test_collectives_are_recorded(group: dist.ProcessGroup) -> None:
     dist.all_reduce(torch.zeros(3))
-    records = [json.loads(dump(True, False)).get("entries", []) for dump in flight_recorders()]
-    newest = [entries[-1] for entries in records if entries]
-    assert [entry["input_sizes"] for entry in newest] == [[[3]]]
+    assert recorded_collectives()[-1]["input_sizes"] == [[3]]
 
 
 def test_every_collective_is_counted(group: dist.ProcessGroup) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Sequence
@@ -247,10 +246,7 @@ def test_without_gloo_nothing_is_waited_for(
 def test_what_torch_does_not_record_of_a_collective_counts_as_ended(
     monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], is_open: bool
 ) -> None:
-    def dump(include_collectives: bool, only_active: bool) -> str:
-        return json.dumps({"entries": [entry]})
-
-    monkeypatch.setattr(trace_capture, "flight_recorders", lambda: [dump])
+    monkeypatch.setattr(trace_capture, "recorded_collectives", lambda: [entry])
     assert trace_capture.has_open_collectives() == is_open
 
 
