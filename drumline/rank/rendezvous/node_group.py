@@ -177,37 +177,39 @@ class NodeStores:
         return list(filter(None, (decoded(LiveNode, text) for text in texts)))
 
 
+@dataclass
 class NextGroup:
     """One node's part, by its first rank, when it has left the group `before`."""
 
-    def __init__(self, before: NodeGroup, stores: NodeStores, *, patience_s: float) -> None:
-        self._before = before
-        self._stores = stores
-        self._patience_s = patience_s
-        self._number = stores.card.number
-        self._key = f"decision/{before.generation}"
+    before: NodeGroup
+    stores: NodeStores
+    patience_s: float
+
+    def __post_init__(self) -> None:
+        self._number = self.stores.card.number
+        self._key = f"decision/{self.before.generation}"
 
     def agree(self) -> NodeGroup:
         """Collective over the first ranks of the nodes that are left."""
-        assert self._stores.own_store is not None
+        assert self.stores.own_store is not None
         for peer in self._peers():
-            store = self._stores.connect(peer)
+            store = self.stores.connect(peer)
             if store is not None:
                 with contextlib.suppress(RuntimeError):
-                    store.set(f"broken/{self._before.generation}", "1")
+                    store.set(f"broken/{self.before.generation}", "1")
         decided = None
         while decided is None:
             decided = self._ask_lower_nodes() or self.decide()
         # For other ranks here, and nodes whose decider is lost.
-        self._stores.own_store.set(self._key, decided.encode())
+        self.stores.own_store.set(self._key, decided.encode())
         return decided
 
     def _peers(self) -> list[LiveNode]:
-        members = self._before.members
-        return [member for member in members if member.process != self._stores.process]
+        members = self.before.members
+        return [member for member in members if member.process != self.stores.process]
 
     def _ask_lower_nodes(self) -> NodeGroup | None:
-        for member in self._before.members:
+        for member in self.before.members:
             if member.number < self._number:
                 decided = self._ask(member)
                 if decided is not None:
@@ -216,10 +218,10 @@ class NextGroup:
 
     def _ask(self, member: LiveNode) -> NodeGroup | None:
         """The decision of a lower node; None: it is lost."""
-        until = time.monotonic() + self._before.longest_change_s(self._patience_s)
-        while (store := self._stores.connect(member)) is not None:
+        until = time.monotonic() + self.before.longest_change_s(self.patience_s)
+        while (store := self.stores.connect(member)) is not None:
             with contextlib.suppress(RuntimeError):
-                store.set(f"arrived/{self._before.generation}/{self._number}", self._stores.process)
+                store.set(f"arrived/{self.before.generation}/{self._number}", self.stores.process)
                 decision = store.peek(self._key)
                 if decision is not None:
                     return NodeGroup.decode(decision)
@@ -234,18 +236,18 @@ class NextGroup:
     def decide(self) -> NodeGroup | None:
         """As the lowest node that is left: wait for the others, or until it is known that they are
         lost. None: a lower one answers again."""
-        assert self._stores.own_store is not None
-        arrived = [self._stores.card]
+        assert self.stores.own_store is not None
+        arrived = [self.stores.card]
         silent = []
         waiting = self._peers()
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self.patience_s
         while waiting and time.monotonic() < until:
             for peer in list(waiting):
-                if self._has_arrived(peer, self._stores.own_store):
+                if self._has_arrived(peer, self.stores.own_store):
                     arrived.append(peer)
                     waiting.remove(peer)
                     continue
-                store = self._stores.connect(peer)
+                store = self.stores.connect(peer)
                 if store is not None:
                     if peer.number < self._number:
                         return None
@@ -254,7 +256,7 @@ class NextGroup:
                         if decision is not None:  # it could not reach this node meanwhile
                             return NodeGroup.decode(decision)
                     continue
-                is_dead = peer.process in self._stores.dead_processes
+                is_dead = peer.process in self.stores.dead_processes
                 state = "refused" if is_dead else peer.probe()
                 if state != "open":  # otherwise there was no connection for a moment only
                     waiting.remove(peer)
@@ -262,21 +264,21 @@ class NextGroup:
                     silent.append(peer)
             time.sleep(POLL_S)
         self._check_majority(arrived, silent)
-        return self._group_of(arrived, self._stores.own_store)
+        return self._group_of(arrived, self.stores.own_store)
 
     def _has_arrived(self, peer: LiveNode, own_store: SealedStore) -> bool:
-        process = own_store.peek(f"arrived/{self._before.generation}/{peer.number}")
+        process = own_store.peek(f"arrived/{self.before.generation}/{peer.number}")
         return process == peer.process.encode()
 
     def _group_of(self, arrived: list[LiveNode], own_store: SealedStore) -> NodeGroup:
         """The nodes that arrived, and those that wait to join them, which are told so."""
-        lobby = self._stores.lobby(own_store)
-        joining = [joiner for joiner in lobby if self._stores.connect(joiner) is not None]
+        lobby = self.stores.lobby(own_store)
+        joining = [joiner for joiner in lobby if self.stores.connect(joiner) is not None]
         joining_numbers = {joiner.number for joiner in joining}
         staying = [member for member in arrived if member.number not in joining_numbers]
-        lost = [member for member in self._before.members if member not in staying]
+        lost = [member for member in self.before.members if member not in staying]
         decided = NodeGroup(
-            generation=self._before.generation + 1,
+            generation=self.before.generation + 1,
             members=tuple(sorted([*staying, *joining], key=lambda member: member.number)),
             lost=tuple(map(str, lost)),
             joined=tuple(map(str, joining)),

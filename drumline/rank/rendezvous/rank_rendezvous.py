@@ -93,7 +93,7 @@ def join_rendezvous(
     `gpu`: the one that this rank must have to itself. `environment`: tells which network to use.
     `check`: called often while it waits; what it raises ends that.
     """
-    rank = _Joining(store, topology, timeout_s, facts or {}, check)
+    rank = _Joining(store, topology, timeout_s, json.dumps(facts or {}, sort_keys=True), check)
     rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
     if service is not None and topology.local_rank == 0:
         rank.card["service"] = outcome(service.prepare, host=topology.host)
@@ -119,38 +119,34 @@ def join_rendezvous(
     )
 
 
+@dataclass
 class _Joining:
     """What one rank does to join."""
 
-    def __init__(
-        self,
-        store: SealedStore,
-        topology: Topology,
-        timeout_s: float,
-        facts: Facts,
-        check: Callable[[SealedStore], None] | None,
-    ) -> None:
-        self.store = store
-        self.topology = topology
-        self.timeout_s = timeout_s
-        self.check = check or (lambda store: None)
-        self.facts = json.dumps(facts, sort_keys=True)
+    store: SealedStore
+    topology: Topology
+    timeout_s: float
+    facts: str
+    """As JSON."""
+    check: Callable[[SealedStore], None] | None
+
+    def __post_init__(self) -> None:
         self.name = secrets.token_hex(4)
         """Tells this process, in this start, from any other."""
-        self.keys = KeyPair() if store.secret is None else None
-        self.secret = new_secret() if store.secret is None else store.secret
+        self.keys = KeyPair() if self.store.secret is None else None
+        self.secret = self.store.secret or new_secret()
         self.card: dict[str, Any] = {
             "name": self.name,
-            "host": topology.host,
+            "host": self.topology.host,
             "machine": this_machine(),
-            "local_rank": topology.local_rank,
+            "local_rank": self.topology.local_rank,
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
             "public": self.keys and self.keys.public,
         }
-        self.part = store
+        self.part = self.store
         self.namespace = ""
         """The part of the store that belongs to this rendezvous, once it is known."""
-        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
+        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, self.timeout_s / 4))
         self.pause_s = FIRST_POLL_S
 
     def lead(self, deadline: float) -> Decision:
@@ -164,7 +160,7 @@ class _Joining:
             opened_by = document(current, host=str)
             if current != opened.encode() and opened_by is not None:
                 raise _duplicate(self.topology, opened_by["host"])
-            self.check(self.store)
+            self._check()
             self._wait()
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
@@ -179,7 +175,7 @@ class _Joining:
         on its list."""
         listed_name = None
         while True:
-            self.check(self.store)
+            self._check()
             decision = self._announced()
             if decision is not None:
                 listed_name, host = decision["names"].get(str(self.topology.rank), (None, ""))
@@ -192,6 +188,10 @@ class _Joining:
                     raise _duplicate(self.topology, host)
                 raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
             self._wait()
+
+    def _check(self) -> None:
+        if self.check is not None:
+            self.check(self.store)
 
     def _announced(self) -> Decision | None:
         """What rank 0 has announced in the current rendezvous, which this rank enters."""
