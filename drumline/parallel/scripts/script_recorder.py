@@ -311,11 +311,8 @@ class DdpModules:
         tensors = {
             name: parameter
             for name, parameter in module.module.named_parameters()
-            # Not one whose parts are on other ranks, nor one without data.
-            if name not in ignored
-            and type(parameter) in (torch.nn.Parameter, torch.Tensor)
-            and parameter.layout is torch.strided
-            and parameter.device.type in ("cpu", "cuda")
+            # Not one whose parts are on other ranks.
+            if name not in ignored and type(parameter) in (torch.nn.Parameter, torch.Tensor)
         }
         trained = observed.trained()
         if not tensors or trained is None:
