@@ -27,26 +27,32 @@ def use_private_cache(environment: MutableMapping[str, str] = os.environ) -> Non
     loaded, which sets torch's own default. The folder is on a local disk, as torch's own: a home
     directory may be on a network file system, which is slow for many small files."""
     for variable in (INDUCTOR_CACHE, TRITON_CACHE):
-        if folder := environment.get(variable):
+        folder = environment.get(variable)
+        # Where it cannot be made, torch reports it when it compiles, and most runs compile nothing.
+        if folder and _make(Path(folder)):
             _refuse_if_shared(Path(folder), variable)
     if not environment.get(INDUCTOR_CACHE):
         private_folder = Path(tempfile.gettempdir(), f"drumline-compile-{os.geteuid()}")
-        _refuse_if_shared(private_folder, INDUCTOR_CACHE)
+        _make(private_folder)
+        _refuse_if_shared(private_folder, INDUCTOR_CACHE)  # also if someone else may make it later
         environment[INDUCTOR_CACHE] = str(private_folder)
     if not environment.get(TRITON_CACHE):
         environment[TRITON_CACHE] = str(Path(environment[INDUCTOR_CACHE], "triton"))
 
 
 def _refuse_if_shared(folder: Path, variable: str) -> None:
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.path.lexists(folder):
-        return  # torch reports it when it compiles, and most runs compile nothing
     if danger := _danger(folder):
         raise UsageError(
             f"torch runs code from its compile cache {folder}, which is not safe: {danger}",
             next_step=f"set {variable} to a new folder that only you can write to",
         )
+
+
+def _make(folder: Path) -> bool:
+    """Whether it exists now."""
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.path.lexists(folder)
 
 
 def _danger(folder: Path) -> str | None:

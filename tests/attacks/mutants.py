@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         what="others may write to a compile cache",
         file="drumline/rank/compile_cache.py",
-        code="writers = entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH)",
-        instead="writers = 0",
+        code="entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH)",
+        instead="entry.st_mode & 0",
         tests="tests/attacks/test_compile_cache.py",
     ),
     Mutant(

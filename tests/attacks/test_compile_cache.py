@@ -164,3 +164,12 @@ def test_the_users_own_folder_is_used_and_made(temporary: Path) -> None:
 def test_a_folder_that_cannot_be_made_ends_no_run(temporary: Path) -> None:
     """Most runs compile nothing."""
     use_private_cache({INDUCTOR_CACHE: "/proc/no-such-folder"})
+
+
+def test_a_private_folder_that_cannot_be_made_is_not_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    """Whoever fills the disk could make it later."""
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    with pytest.raises(UsageError, match=f"set {INDUCTOR_CACHE} to a new folder that only you"):
+        use_private_cache({})
