@@ -83,22 +83,16 @@ class Sharding:
 
     def check(self) -> None:
         """Refuse a batch that cannot be split as requested."""
-        size = self.batch_size
-        world_size = self.world_size
-        shards = self.shards
-        if size < self.num_shards:
-            what = (
-                f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
-            )
-            fewer = "start fewer ranks" if shards is None else "choose fewer shards"
+        parts = "ranks" if self.shards is None else "shards"
+        if self.batch_size < self.num_shards:
             raise UsageError(
-                f"a global batch of {size} cannot be {what}: each needs a sample",
-                next_step=f"set the batch size to {self.num_shards} or more, or {fewer}",
+                f"a global batch of {self.batch_size} cannot be split over {self.num_shards} {parts}: each needs a sample",
+                next_step=f"set the batch size to {self.num_shards} or more, or choose fewer {parts}",
             )
-        if shards is not None and shards < world_size:
+        if self.num_shards < self.world_size:
             raise UsageError(
-                f"{shards} shards are too few for {world_size} ranks: some ranks would have no samples",
-                next_step=f"start at most {shards} ranks, or begin a new run with --train.shards {world_size}",
+                f"{self.shards} shards are too few for {self.world_size} ranks: some ranks would have no samples",
+                next_step=f"start at most {self.shards} ranks, or begin a new run with --train.shards {self.world_size}",
             )
         for name, value in (
             ("accumulate", self.accumulate),

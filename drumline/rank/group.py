@@ -55,18 +55,14 @@ def choose_device(setting: str, *, local_rank: int) -> torch.device:
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
-    if num_gpus == 0:
-        raise PreflightError(
-            "dist.device is 'cuda', but torch sees no GPU here",
-            next_step="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --dist.device cpu",
-        )
     # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that
     # they differ.
     index = 0 if num_gpus == 1 else local_rank
     if index >= num_gpus:
         raise PreflightError(
-            f"local rank {local_rank} has no GPU of its own: this host has {num_gpus}",
-            next_step=f"start at most {num_gpus} ranks on this host, or use --dist.device cpu",
+            f"local rank {local_rank} has no GPU of its own: torch sees {num_gpus} on this host",
+            next_step="start at most one rank for each GPU, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+            "--dist.device cpu",
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

@@ -139,7 +139,7 @@ def test_a_rank_that_never_joined_is_reported_and_so_is_a_missing_launcher() -> 
     ]
     if not torch.cuda.is_available():
         assert [what for _, what, _ in no_gpu] == [
-            f"rank 0 on {HOST}: dist.device is 'cuda', but torch sees no GPU here"
+            f"rank 0 on {HOST}: local rank 0 has no GPU of its own: torch sees 0 on this host"
         ]
     assert no_launcher == [
         (

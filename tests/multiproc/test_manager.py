@@ -295,7 +295,7 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "cuda"}, "dist.device is 'cuda', but torch sees no GPU here"),
+        ({"device": "cuda"}, "local rank 0 has no GPU of its own: torch sees 0 on this host"),
         (
             {"device": "cpu", "backend": "nccl"},
             "dist.backend is 'nccl', but this rank computes on the CPU",

@@ -272,7 +272,7 @@ def test_a_batch_too_small_for_the_world_is_refused() -> None:
 
 def test_a_batch_too_small_for_the_shards_is_refused() -> None:
     with pytest.raises(
-        UsageError, match="a global batch of 2 cannot be cut into 4 shards"
+        UsageError, match="a global batch of 2 cannot be split over 4 shards"
     ) as caught:
         make(Indices(10), batch_size=2, shards=4)
     assert "set the batch size to 4 or more, or choose fewer shards" in str(caught.value)
