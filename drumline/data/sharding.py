@@ -86,13 +86,15 @@ class Sharding:
         parts = "ranks" if self.shards is None else "shards"
         if self.batch_size < self.num_shards:
             raise UsageError(
-                f"a global batch of {self.batch_size} cannot be split over {self.num_shards} {parts}: each needs a sample",
+                f"a global batch of {self.batch_size} cannot be split over {self.num_shards} {parts}: each needs a "
+                "sample",
                 next_step=f"set the batch size to {self.num_shards} or more, or choose fewer {parts}",
             )
         if self.num_shards < self.world_size:
             raise UsageError(
                 f"{self.shards} shards are too few for {self.world_size} ranks: some ranks would have no samples",
-                next_step=f"start at most {self.shards} ranks, or begin a new run with --train.shards {self.world_size}",
+                next_step=f"start at most {self.shards} ranks, or begin a new run with --train.shards "
+                f"{self.world_size}",
             )
         for name, value in (
             ("accumulate", self.accumulate),

@@ -267,7 +267,7 @@ def test_a_batch_too_small_for_the_world_is_refused() -> None:
         UsageError, match="a global batch of 2 cannot be split over 4 ranks"
     ) as caught:
         make(Indices(10), batch_size=2, world_size=4)
-    assert "set the batch size to 4 or more, or start fewer ranks" in str(caught.value)
+    assert "set the batch size to 4 or more, or choose fewer ranks" in str(caught.value)
 
 
 def test_a_batch_too_small_for_the_shards_is_refused() -> None:
