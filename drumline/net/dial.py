@@ -25,6 +25,8 @@ from drumline.base.terminal import print_message, show_progress
 
 # A SYN is sent again after 1 s: a port that accepts the second one is open, on a lossy network.
 CONNECT_S = 2.0
+# A probe is made once, and a closed port ends the job: three attempts of the kernel.
+PROBE_S = 5.0
 REPLY_S = 10.0
 # A connection between two hosts that are up and that fails for this long will not succeed later.
 CLOSED_S = 20.0
@@ -242,7 +244,7 @@ def _probe(target: ProbeTarget) -> str | None:
     token = target.token.encode()
     received = b""
     try:
-        connection = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
+        connection = socket.create_connection((target.address, target.port), timeout=PROBE_S)
     except OSError as error:
         return reason_of(error)
     with connection:
