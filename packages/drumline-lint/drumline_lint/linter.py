@@ -30,7 +30,6 @@ from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
-from drumline_lint.reading.job_settings import link_node_scripts
 from drumline_lint.reading.launchers import Launch, launches, training_file
 from drumline_lint.reading.manifest import Manifest
 from drumline_lint.reading.parse import Reading, decode, read_file
@@ -153,7 +152,6 @@ def run_rules(
     sources = list(_parsed(readings, progress))
     groups = projects(sources)
     launched = launches_by_file(scripts)
-    link_node_scripts(scripts)
     texts = {source.path.name: source.text for source in sources}
     check_part = functools.partial(_check_part, chosen, progress, launched, texts)
     results = Results()

@@ -69,7 +69,10 @@ def _unknown(word: str, rules: Rules, where: str) -> UsageError:
 
 
 # Rules of earlier versions.
-REMOVED = frozenset({"DL011", "DL027", "DL029", "DL038", "DL041", "DL044", "DL051"})
+REMOVED = frozenset(
+    "DL011 DL027 DL029 DL038 DL041 DL044 DL051 DL111 DL113 DL115 DL122 DL124 DL125 DL126 DL127 DL129 DL130 "
+    "DL134 DL138 DL141 DL142 DL144 DL145 DL146 DL147".split()
+)
 TABLE = "tool.drumline.lint"
 NEXT_STEP = "docs/lint.md has all settings; --no-config ignores them"
 KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")

@@ -11,7 +11,6 @@ from drumline_lint.findings import Finding
 from drumline_lint.flow.distributed import distributed_sources
 from drumline_lint.linter import findings_of, launches_by_file
 from drumline_lint.program.program import Program
-from drumline_lint.reading.job_settings import link_node_scripts
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Source
 from drumline_lint.rules import all_rules
@@ -57,7 +56,6 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
         for script in read_bytes(Path(name), text.encode(errors="surrogateescape")).scripts
     ]
     program.launches = launches_by_file(scripts)
-    link_node_scripts(scripts)
     program.texts = dict(python)
     found: list[Finding] = []
     for module in all_rules().values():

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from drumline_lint.linter import check
-from drumline_lint.reading.dockerfile import read_dockerfile
 from drumline_lint.reading.launchers import launches
-from drumline_lint.reading.manifest import parse_size, read_manifest
+from drumline_lint.reading.manifest import parse_size, read_dockerfile, read_manifest
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.rules import all_rules
 from drumline_lint.settings import Settings
@@ -195,10 +194,3 @@ def test_how_a_script_starts_a_python_file_decides(
     rules = {number: all_rules()[number] for number in ("DL056", "DL067")}
     report = check(files, rules, Settings(chosen=frozenset(rules)))
     assert [finding.rule for finding in report.findings] == shown
-
-
-def test_a_line_of_arrows_behind_a_launch_takes_no_time() -> None:
-    """What may stand between a launch and a pipe has one way to match."""
-    script = f"torchrun --nproc-per-node=2 train.py # {'>' * 200}\necho $?\n"
-    readings = [read_bytes(Path("run.sh"), script.encode())]
-    assert check(readings, all_rules(), Settings(chosen=frozenset({"DL142"}))).findings == []

@@ -93,7 +93,7 @@ def test_only_one_module_prints() -> None:
 
 
 def test_python_code_is_read_by_python_alone() -> None:
-    # tree-sitter is imported by the first script.
+    # PyYAML is imported by the first manifest.
     code = "import sys, drumline_lint.command, drumline_lint.rules as r; r.all_rules(); print(*sys.modules)"
     command = [
         sys.executable,

@@ -322,7 +322,7 @@ def test_it_runs_without_torch_and_imports_nothing_that_it_reads(tmp_path: Path)
 
 
 def test_python_code_needs_no_other_package(tmp_path: Path) -> None:
-    """So that CI may install it without torch; scripts need tree-sitter."""
+    """So that CI may install it without torch; manifests need PyYAML."""
     code = "import torch.distributed as dist\ndist.init_process_group()\n"
     (tmp_path / "run.py").write_text(f"{code}if dist.get_rank() == 0:\n    dist.barrier()\n")
     for arguments in (("--format", "github"), ("--format", "json"), ("--diff",), ("--statistics",)):

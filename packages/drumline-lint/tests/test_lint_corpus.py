@@ -40,7 +40,6 @@ COUNTS = {
     "device-by-global-rank": 4,
     "exit-before-collective": 6,
     "fixed-device": 4,
-    "fixed-port": 1,
     "group-not-destroyed": 4,
     "launcher-in-every-task": 2,
     "load-without-map-location": 4,

@@ -160,7 +160,7 @@ def test_scripts_are_fixed_whatever_their_bytes() -> None:
 def test_a_real_rule_counts_as_edits_are_counted() -> None:
     code = "X='é' python -m torch.distributed.launch --use_env --nproc_per_node 2 train.py\n"
     mended = fixed_text(code, dict(all_rules()), "a.sh").decode()
-    assert mended == "X='é' torchrun --nproc_per_node 2 train.py\n"
+    assert mended == "X='é' python -m torch.distributed.run --nproc_per_node 2 train.py\n"
 
 
 def test_notebooks_are_not_written() -> None:

@@ -25,46 +25,28 @@ SEVERITIES = {
         Severity.WARNING,
     ),
     "a switch for debugging, for a trial": (
-        "DL124",
+        "DL123",
         "export TORCH_DISTRIBUTED_DEBUG=DETAIL\ntorchrun --nproc_per_node=1 train.py\n",
         Severity.NOTE,
     ),
     "blocking launches": (
-        "DL124",
+        "DL123",
         "export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nproc-per-node=8 ddp.py\n",
         Severity.WARNING,
     ),
-    "a log of NCCL that is written to the terminal": (
-        "DL124",
+    "a log of NCCL": (
+        "DL123",
         "export NCCL_DEBUG=TRACE\ntorchrun --nproc-per-node=8 ddp.py\n",
-        Severity.WARNING,
-    ),
-    "a log of NCCL that is written to a file": (
-        "DL124",
-        "export NCCL_DEBUG=TRACE\nexport NCCL_DEBUG_FILE=/tmp/nccl.%h.%p\n"
-        "torchrun --nproc-per-node=8 ddp.py\n",
-        Severity.NOTE,
-    ),
-    "a switch of CUDA beside those of Ascend": (
-        "DL124",
-        "export HCCL_CONNECT_TIMEOUT=1200\nexport CUDA_LAUNCH_BLOCKING=1\n"
-        "torchrun --nproc-per-node=8 ddp.py\n",
         Severity.NOTE,
     ),
     "one rank on purpose": (
-        "DL115",
+        "DL114",
         HEADER + "torchrun --standalone --nproc-per-node=1 train.py\n",
         Severity.NOTE,
     ),
-    "one rank by the number of tasks": (
-        "DL115",
-        HEADER + "torchrun --standalone --nproc-per-node=$SLURM_NTASKS_PER_NODE train.py\n",
-        Severity.WARNING,
-    ),
-    "minutes": ("DL110", HEADER + "#SBATCH --time=48\nsrun a\n", Severity.WARNING),
     "megabytes": ("DL110", HEADER + "#SBATCH --mem=64\nsrun a\n", Severity.ERROR),
     "the number of GPUs after deepspeed's script": (
-        "DL113",
+        "DL112",
         "deepspeed train.py --num_gpus 4\n",
         Severity.WARNING,
     ),

@@ -28,14 +28,6 @@ def found(text: str, rule: str) -> list[Finding]:
             "--exclusive",
         ),
         (
-            "DL102",
-            f"{SLURM}srun torchrun --nnodes=2 --master-addr=$HEAD train.py",
-            "no port is given, so torchrun takes 29500 for every job, and Slurm may put two on one host: the second "
-            "fails, or joins the first",
-            "give a port from the job's number: $((20000 + SLURM_JOB_ID % 20000)); or ask for whole nodes with #SBATCH "
-            "--exclusive",
-        ),
-        (
             "DL103",
             "#SBATCH --nodes=2 --ntasks-per-node=8\nsrun torchrun --nnodes=2 --nproc-per-node=8 train.py",
             "srun starts torchrun 8 times on each node, and each of them starts all ranks of the node: too many "
@@ -95,7 +87,7 @@ def found(text: str, rule: str) -> list[Finding]:
             "DL106",
             "python -m torch.distributed.launch --use_env train.py",
             "torch.distributed.launch is deprecated in favour of torchrun",
-            "write torchrun instead of it, without --use-env",
+            "write torch.distributed.run or torchrun, without --use-env",
         ),
     ],
 )
@@ -108,15 +100,15 @@ def test_what_the_user_reads(rule: str, text: str, message: str, fix: str) -> No
     [
         (
             "CUDA_VISIBLE_DEVICES=0 python -m torch.distributed.launch --use_env --nproc_per_node=2 train.py\n",
-            "CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=2 train.py\n",
+            "CUDA_VISIBLE_DEVICES=0 python -m torch.distributed.run --nproc_per_node=2 train.py\n",
         ),
         (
             "srun python3 -u -m torch.distributed.launch \\\n    --nproc_per_node=2 --use-env \\\n    train.py\n",
-            "srun torchrun \\\n    --nproc_per_node=2 \\\n    train.py\n",
+            "srun python3 -u -m torch.distributed.run \\\n    --nproc_per_node=2 \\\n    train.py\n",
         ),
         (
             "NAME=é python -m torch.distributed.launch --use_env --name é train.py\r\n",
-            "NAME=é torchrun --name é train.py\r\n",
+            "NAME=é python -m torch.distributed.run --name é train.py\r\n",
         ),
         (
             "/opt/bin/python -m torch.distributed.launch --use_env train.py\n",
@@ -124,7 +116,7 @@ def test_what_the_user_reads(rule: str, text: str, message: str, fix: str) -> No
         ),
         (
             'ssh host "python -m torch.distributed.launch --use_env train.py"\n',
-            'ssh host "torchrun train.py"\n',
+            'ssh host "python -m torch.distributed.run train.py"\n',
         ),
     ],
 )

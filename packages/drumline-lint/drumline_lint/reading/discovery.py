@@ -11,9 +11,11 @@ from pathlib import Path
 
 from drumline_lint.errors import UsageError
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.dockerfile import NAMES as DOCKERFILE_NAMES
 
 SUFFIXES = (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml")
+DOCKERFILE_NAMES = re.compile(
+    r"(?:Docker|Container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE
+)
 SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 _FIRST_LINE_BYTES = 200
 SKIPPED = frozenset({"__pycache__", "node_modules", "build", "site-packages", "venv"})

@@ -3,9 +3,10 @@ their flags."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,6 @@ from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import (
     ASSIGNMENT,
     Command,
-    Kind,
     Word,
     inside_quotes,
     read_commands,
@@ -113,18 +113,16 @@ class ReadFlags(NamedTuple):
     """The training script and its arguments."""
 
 
-def read_flags(words: Sequence[Word], table: FlagTable = TORCHRUN_FLAGS) -> ReadFlags:
+def read_flags(words: Sequence[Word], table: FlagTable) -> ReadFlags:
     flags: dict[str, Flag] = {}
     position = 0
     while position < len(words):
         word = words[position]
-        head = word.head
-        if not head:
-            is_last = _is_last_of_flags(word, words[position + 1 :], table)
-            return ReadFlags(flags, is_last, rest=words[position:] if is_last else ())
-        if not head.startswith("-") or word.plain == "--":
+        if not word.head:
+            return ReadFlags(flags, is_sure=False, rest=words[position:])
+        if not word.head.startswith("-") or word.plain == "--":
             return ReadFlags(flags, is_sure=True, rest=words[position:])
-        name, equals, _ = head.partition("=")
+        name, equals, _ = word.head.partition("=")
         flag = table.meant(name)
         if not flag:
             return ReadFlags(flags, is_sure=False, unknown=word)
@@ -138,15 +136,6 @@ def read_flags(words: Sequence[Word], table: FlagTable = TORCHRUN_FLAGS) -> Read
         position += 1
     # Without a training script, more words come from elsewhere, as for an image's entry point.
     return ReadFlags(flags, is_sure=False)
-
-
-def _is_last_of_flags(word: Word, rest: Sequence[Word], table: FlagTable) -> bool:
-    """Whether an unknown word must be the script: it is one word, and no known flag follows."""
-    if not word.pieces or not word.pieces[0].is_quoted or word.pieces[0].kind is not Kind.VARIABLE:
-        return False
-    return not any(
-        table.meant(later.head.partition("=")[0]) for later in rest if later.head.startswith("--")
-    )
 
 
 TORCHRUN = "torchrun"
@@ -163,47 +152,31 @@ FLAG_TABLES = {
 _STEPPED_OVER = set(
     "nohup exec time command env nice ionice sudo stdbuf setsid eval tini dumb-init".split()
 )
-_WITH_OPTIONS = set(
-    "apptainer conda docker enroot micromamba mpiexec mpirun numactl nvidia-docker pdsh pixi poetry podman "
-    "singularity ssh taskset timeout uv".split()
-)
-_ELSEWHERE = {"mpiexec", "mpirun", "pdsh", "ssh"}
+_DOCKER = {"docker", "nvidia-docker", "podman"}
+_MPIRUN = {"mpiexec", "mpirun"}
+_ELSEWHERE = {*_MPIRUN, "pdsh", "ssh"}
+_WITH_OPTIONS = {
+    *_DOCKER,
+    *_ELSEWHERE,
+    *"apptainer conda enroot micromamba numactl pixi poetry singularity taskset timeout uv".split(),
+}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON_NAME = re.compile(r"python[0-9.]*")
+_PYTHON_VARIABLE = re.compile(r"\$\{?\w*PYTHON\w*\}?", re.IGNORECASE)
+_MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": OLD_LAUNCH}
 _DEEPEST = 4
 # Cached, because every rule needs it.
 _LAUNCHES: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
-class _LaunchContext:
-    """What comes before a launcher."""
+class Launch:
+    """One start of a training script, by a launcher or by Python itself."""
 
     command: Command
     """The outermost command, as it is in the script."""
     script: Script
     """The script, or the code in `bash -c '...'`, that gives its variables their values."""
-    srun: Options | None = None
-    srun_word: Word | None = None
-    docker: tuple[Word, ...] = ()
-    """The words of `docker run` before the launcher."""
-    mpirun: tuple[Word, ...] = ()
-    """The words of mpirun before the launcher."""
-    apptainer: tuple[Word, ...] = ()
-    """The words of `apptainer exec` before the launcher."""
-    is_elsewhere: bool = False
-    """Whether it is run by ssh, mpirun or the like."""
-    is_expanded_late: bool = False
-    """Whether the shell that expands the variables runs where the launcher runs."""
-    misread: str = ""
-    """Why the words are not read as they are meant; empty if they are."""
-    depth: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Launch(_LaunchContext):
-    """One start of a training script, by a launcher or by Python itself."""
-
     kind: str = ""
     name: tuple[Word, ...] = ()
     """The words that name it: `torchrun`, or `python -m torch.distributed.run`."""
@@ -214,20 +187,32 @@ class Launch(_LaunchContext):
     """The first flag before the training script that the launcher does not have."""
     arguments: tuple[Word, ...] = ()
     """The training script and its arguments."""
+    srun: Options | None = None
+    srun_word: Word | None = None
+    docker: tuple[Word, ...] = ()
+    """The words of `docker run` before the launcher."""
+    mpirun: tuple[Word, ...] = ()
+    """The words of mpirun before the launcher."""
+    is_elsewhere: bool = False
+    """Whether it is run by ssh, mpirun or the like."""
+    is_expanded_late: bool = False
+    """Whether the shell that expands the variables runs where the launcher runs."""
+    depth: int = 0
 
     def value(self, name: str) -> str | None:
         """The constant that a flag is given."""
         flag = self.flags.get(name)
         return self.script.constant(flag.value) if flag and flag.value else None
 
-    def default(self, name: str) -> str | None:
-        """The value of a flag where nothing outside of the script sets its variables."""
-        flag = self.flags.get(name)
-        return self.script.default(flag.value) if flag and flag.value else None
-
     @property
     def is_torchrun(self) -> bool:
         return self.kind in {TORCHRUN, OLD_LAUNCH}
+
+    @property
+    def is_of_operator(self) -> bool:
+        """Whether Kubeflow tells torchrun how many nodes there are and where they meet."""
+        container = self.script.container
+        return container is not None and container.sets_torchrun_flags
 
 
 def training_file(launch: Launch) -> str:
@@ -246,81 +231,49 @@ def launches(script: Script) -> list[Launch]:
         _LAUNCHES[script] = [
             launch
             for command in script.commands
-            for launch in _in_words(script, command.words, _LaunchContext(command, script))
+            for launch in _in_words(script, command.words, Launch(command, script))
         ]
     return _LAUNCHES[script]
 
 
-def _in_words(script: Script, written: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
+def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterator[Launch]:
+    """`around`: what comes before the words."""
     words = list(script.expanded(written))
-    position = 0
-    while position < len(words):
-        word = words[position]
-        name = _base(word)
-        if ASSIGNMENT.match(script.text, word.start, word.end):
-            position += 1
-        elif not position and _is_whole_command(script, word):
-            lost = "no shell splits it into words, and there is no program of that name"
-            yield from _in_quoted(script, words[:1], replace(around, misread=lost))
-            return
+    while words:
+        name = _base(words[0])
+        if ASSIGNMENT.match(script.text, words[0].start, words[0].end):
+            words = words[1:]
         elif name in _STEPPED_OVER:
-            position += 1
-            while position < len(words) and _is_option(words[position]):  # `-n 10`
-                position += 1
+            words = list(itertools.dropwhile(_is_option, words[1:]))
         elif name == "srun":
-            options, num_taken, is_sure = read_options(words[position + 1 :], script.constant)
-            around = replace(around, srun=Options(options, is_sure), srun_word=word)
-            position += 1 + num_taken
+            options, num_taken, is_sure = read_options(words[1:], script.constant)
+            around = replace(around, srun=Options(options, is_sure), srun_word=words[0])
+            words = words[1 + num_taken :]
         elif name in _WITH_OPTIONS:
             around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
-            yield from _in_quoted(script, words[position + 1 :], around)
-            first = position
-            position += 1
-            while position < len(words) and not _is_program(_base(words[position])):
-                position += 1
-            around = _with_runner(around, name, tuple(words[first:position]))
+            yield from _in_quoted(script, words[1:], around)
+            programs = (number for number, word in enumerate(words) if _is_program(word))
+            length = next(programs, len(words))
+            if name in _DOCKER:
+                around = replace(around, docker=tuple(words[:length]))
+            elif name in _MPIRUN:
+                around = replace(around, mpirun=tuple(words[:length]))
+            words = words[length:]
         elif name in _SHELLS:
-            arguments = [word.plain or "" for word in words[position + 1 :]]
-            after = next(
+            shell_options = itertools.takewhile(_is_option, words[1:])
+            code = next(
                 (
                     number
-                    for number, argument in enumerate(arguments)
-                    if re.fullmatch(r"-\w*c", argument)
+                    for number, option in enumerate(shell_options, start=2)
+                    if re.fullmatch(r"-\w*c", option.head)
                 ),
-                len(arguments),
+                len(words),
             )
-            if all(argument.startswith("-") for argument in arguments[:after]):
-                yield from _in_shell(script, words[position + after + 2 :], around)
+            yield from _in_quoted(script, words[code : code + 1], around)
             return
         else:
-            yield from _launch(script, words[position:], around)
+            yield from _launch(script, words, around)
             return
-
-
-def _is_whole_command(script: Script, word: Word) -> bool:
-    """`["torchrun --standalone train.py"]` in a container."""
-    program, blank, _ = (word.plain or "").partition(" ")
-    is_list = word.code is not None and script.container is not None and script.outer is None
-    return is_list and bool(blank) and _is_program(program.rsplit("/", 1)[-1])
-
-
-def _in_shell(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
-    """The code of `bash -c`, which is one word; the others are $0, $1 ..."""
-    if len(words) > 1 and _is_program(_base(words[0])):
-        lost = f"`-c` runs {words[0].plain} alone: the words after it are not its arguments"
-        yield from _launch(script, words, replace(around, misread=lost))
-    else:
-        yield from _in_quoted(script, words[:1], around)
-
-
-def _with_runner(around: _LaunchContext, name: str, words: tuple[Word, ...]) -> _LaunchContext:
-    if name in {"docker", "nvidia-docker", "podman"}:
-        return replace(around, docker=words)
-    if name in {"mpirun", "mpiexec"}:
-        return replace(around, mpirun=words)
-    if name in {"apptainer", "singularity"}:
-        return replace(around, apptainer=words)
-    return around
 
 
 def _base(word: Word) -> str:
@@ -328,85 +281,67 @@ def _base(word: Word) -> str:
 
 
 def _is_option(word: Word) -> bool:
-    return word.head.startswith("-") or re.fullmatch(r"[0-9]+", word.plain or "") is not None
+    """`-n`, and its value in `-n 10`."""
+    return word.head.startswith("-") or (word.plain or "").isdigit()
 
 
-def _is_program(name: str) -> bool:
-    return (
-        name in {"torchrun", "srun", "accelerate", "deepspeed"} | _SHELLS
-        or _PYTHON_NAME.fullmatch(name) is not None
-    )
+def _is_program(word: Word) -> bool:
+    name = _base(word)
+    is_known = name in {"torchrun", "srun", "accelerate", "deepspeed", *_SHELLS}
+    return is_known or _PYTHON_NAME.fullmatch(name) is not None
 
 
-def _in_quoted(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
+def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
     """`bash -c "..."`, `ssh host '...'`."""
-    if around.depth >= _DEEPEST:
-        return
-    deeper = replace(around, depth=around.depth + 1)
-    for word in words:
+    for word in words if around.depth < _DEEPEST else ():
         inside = inside_quotes(script.text, word)
         if inside is None or not any(letter.isspace() for letter in script.text[slice(*inside)]):
             continue
-        if script.text[word.start] == '"' and word.code is None:
-            # The outer shell expands the variables, and the inner one only splits the words.
-            for command in read_commands(script.text, *inside):
-                is_background = deeper.command.is_background or command.is_background
-                outer = replace(deeper.command, is_background=is_background)
-                yield from _in_words(script, command.words, replace(deeper, command=outer))
-        else:
-            yield from _in_own_shell(script.inner(*inside), deeper)
+        # Of code in double quotes, the outer shell expands the variables.
+        is_late = script.text[word.start] != '"' or word.code is not None
+        inner = script.inner(*inside) if is_late else script
+        deeper = replace(
+            around,
+            depth=around.depth + 1,
+            script=inner,
+            is_expanded_late=is_late or around.is_expanded_late,
+        )
+        for command in inner.commands if is_late else read_commands(script.text, *inside):
+            outer = command if is_late and inner.container else around.command
+            is_background = around.command.is_background or command.is_background
+            outer = Command(outer.words, outer.is_conditional, is_background, outer.loop)
+            yield from _in_words(inner, command.words, replace(deeper, command=outer))
 
 
-def _in_own_shell(inner: Script, around: _LaunchContext) -> Iterator[Launch]:
-    late = replace(around, script=inner, is_expanded_late=True)
-    for command in inner.commands:
-        is_background = around.command.is_background or command.is_background
-        outer = command if inner.container else around.command
-        outer = replace(outer, is_background=is_background)
-        yield from _in_words(inner, command.words, replace(late, command=outer))
-
-
-def _launch(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
+def _launch(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
     kind, length = _kind(words)
     if kind:
         table = FLAG_TABLES.get(kind)
-        reading = read_flags(words[length:], table) if table else ReadFlags({}, is_sure=True)
-        context = {name.name: getattr(around, name.name) for name in fields(_LaunchContext)}
-        yield Launch(
-            **context,
+        rest = tuple(words[length:])
+        reading = read_flags(rest, table) if table else ReadFlags({}, True, rest=rest)
+        yield replace(
+            around,
             kind=kind,
             name=tuple(words[:length]),
             flags=reading.flags,
-            is_sure=reading.is_sure and not script.has_flags_in_variables,
+            # torchrun also reads each flag from a variable: PET_RDZV_ID.
+            is_sure=reading.is_sure and "PET_" not in script.text,
             unknown_flag=reading.unknown,
-            arguments=tuple(reading.rest if table else words[length:]),
+            arguments=tuple(reading.rest),
         )
 
 
 def _kind(words: Sequence[Word]) -> tuple[str, int]:
     """What is started, and how many words name it."""
     first = _base(words[0])
-    if first == "torchrun":
-        return TORCHRUN, 1
-    if first == "deepspeed":
-        return DEEPSPEED, 1
+    if first in {TORCHRUN, DEEPSPEED}:
+        return first, 1
     if first == "accelerate" and len(words) > 1 and words[1].plain == "launch":
         return ACCELERATE, 2
-    if not _PYTHON_NAME.fullmatch(first) and not _is_python_variable(words[0]):
+    if not _PYTHON_NAME.fullmatch(first) and not _PYTHON_VARIABLE.fullmatch(words[0].text):
         return "", 0
-    for position, word in enumerate(words[1:], start=1):
-        option = word.plain or ""
-        module = words[position + 1].plain if position + 1 < len(words) else None
-        if option == "-m" and module in {"torch.distributed.run", "torch.distributed.launch"}:
-            return (TORCHRUN if module == "torch.distributed.run" else OLD_LAUNCH), position + 2
-        if not option.startswith("-") or option in {"-m", "-c"}:
-            break
+    options = [*itertools.takewhile(lambda word: word.plain != "-m", words)]
+    module = words[len(options) + 1].plain if len(options) + 1 < len(words) else ""
+    if module in _MODULES and all(word.head.startswith("-") for word in options[1:]):
+        return _MODULES[module], len(options) + 2
     return PYTHON, 1
-
-
-def _is_python_variable(word: Word) -> bool:
-    """`$PYTHON`, `${PYTHON_BIN}`."""
-    pieces = word.pieces
-    return (
-        len(pieces) == 1 and pieces[0].kind is Kind.VARIABLE and "PYTHON" in pieces[0].text.upper()
-    )

@@ -1,36 +1,30 @@
-"""Kubernetes manifests and Compose files: each container that starts a training, as a script."""
+"""Kubernetes manifests, Compose files and Dockerfiles: each container that starts a training, as a
+script."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from drumline_lint.reading.container_words import (
-    Span,
-    compose_word,
-    container_variable,
-    kubernetes_word,
-)
 from drumline_lint.reading.launchers import launches
-from drumline_lint.reading.shell import Assignment, Container, Refusal, Script
-from drumline_lint.reading.shell_parser import Command, Kind, Piece, Word, read_commands
+from drumline_lint.reading.shell import Assignment, Container, Refusal, Script, line_starts
+from drumline_lint.reading.shell_parser import Command, Word, read_commands
+from drumline_lint.reading.slurm import whole_number
 from drumline_lint.reading.source import Silenced, silenced_lines
 from drumline_lint.reading.yaml_nodes import (
     YamlNode,
     code_in,
     documents,
-    is_folded,
     is_text,
     items,
     mapping,
     mappings_in,
     member,
-    number,
     scalar,
-    span_of,
+    text_at,
 )
 
 # A manifest is a few hundred lines, and PyYAML reads about 100 kB a second.
@@ -41,14 +35,13 @@ _LAUNCH_WORDS = re.compile(
 )
 DEFAULT_SHARED_MEMORY = 64 << 20
 """What Docker and Kubernetes give a container."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _GPU_RESOURCE = re.compile(r"(?:nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
 # Keys of a service; `extends` may bring one of them.
-_MAKES_GPUS_VISIBLE = re.compile(r"gpus|runtime|devices|privileged|extends|device_cgroup_rules")
-_SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)i?b?", re.IGNORECASE)
-# A hostile file has thousands, which must not all be compared.
-_MOST_SIBLINGS = 32
+_MAKES_GPUS_VISIBLE = {"gpus", "runtime", "devices", "privileged", "extends"}
+_OTHER_HOSTS = {"extra_hosts", "external_links", "links", "dns", "network_mode", "extends"}
+_SIZE = re.compile(r"([0-9]{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-MakeWord = Callable[[str, Span, Span | None], Word]
 
 
 @dataclass(eq=False)
@@ -74,358 +67,314 @@ def may_be_manifest(data: bytes) -> bool:
 def read_manifest(path: Path, text: str) -> Manifest:
     """Raises ValueError for text that is not YAML."""
     nodes = documents(text)
-    letters = list(text)
-    for line_end in _folded_lines(nodes, text):
-        letters[line_end] = " "
-    services = {
-        scalar(member(node, "metadata", "name")) or "": node
-        for node in nodes
-        if scalar(member(node, "kind")) == "Service"
-    }
-    reader = _ManifestReader(path, text, "".join(letters), services)
+    reader = _ManifestReader(path, text, nodes)
     scripts = [script for node in nodes for script in reader.scripts(node)]
     return Manifest(path, text, [script for script in scripts if launches(script)])
 
 
-def _folded_lines(nodes: Sequence[YamlNode], text: str) -> Iterator[int]:
-    """The line ends that YAML turns into blanks, so that a shell does not see them."""
-    for node in nodes:
-        for inner in mappings_in(node):
-            values = [value for _, value in mapping(inner)]
-            listed = [item for value in values for item in items(value)]
-            for scalar_node in filter(is_folded, [*values, *listed]):
-                start, end = code_in(scalar_node, text)
-                yield from (start + line.start() for line in re.finditer("\n", text[start:end]))
-
-
-@dataclass
 class _ManifestReader:
-    path: Path
-    text: str
-    shell_text: str
-    """The text, with blanks for the line ends that YAML folds."""
-    services: Mapping[str, YamlNode]
-    """The services of the file, by their names."""
-
-    @cached_property
-    def line_starts(self) -> Sequence[int]:
-        return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", self.text))]
+    def __init__(self, path: Path, text: str, nodes: Sequence[YamlNode]) -> None:
+        self.path = path
+        self.text = text
+        self.nodes = nodes
+        self.line_starts = line_starts(text)
+        letters = list(text)
+        for node in nodes:
+            for inner in mappings_in(node):
+                for _, value in inner.value:
+                    for position in _folded_line_ends([value, *items(value)], text):
+                        letters[position] = " "
+        self.shell_text = "".join(letters)
+        """The text, with blanks for the line ends that YAML folds."""
 
     def scripts(self, document: YamlNode) -> Iterator[Script]:
-        if member(document, "services") is not None and member(document, "kind") is None:
-            services: list[Script] = []
-            listed: YamlNode = member(document, "services")
-            nodes = mapping(listed)
-            hosts = frozenset(host for name, node in nodes for host in _hosts(name, node))
-            for key, node in listed.value if nodes else ():
-                service = self._service(node, hosts, self._scalar_word(key))
-                service.siblings = tuple(services[-_MOST_SIBLINGS:])
-                services.append(service)
-            yield from services
+        listed: YamlNode = member(document, "services")
+        services = mapping(listed)
+        if services and member(document, "kind") is None:
+            hosts = frozenset(host for name, node in services for host in _hosts(name, node))
+            keys = {scalar(key): key for key, _ in listed.value}
+            for name, node in services:
+                yield self._service(self._scalar_word(keys.get(name)), node, hosts)
         elif member(document, "kind") is not None:
-            yield from self._workload(document)
+            visited: set[int] = set()
+            for workload, pod, replicas in _all_pods(document):
+                for node in items(member(pod, "containers")):
+                    if id(node) not in visited:
+                        visited.add(id(node))
+                        yield self._container(node, pod, workload, replicas)
 
     # Kubernetes
-
-    def _workload(self, document: YamlNode) -> Iterator[Script]:
-        visited: set[int] = set()
-        for workload, pod, replicas in _all_pods(document):
-            for node in items(member(pod, "containers")):
-                if id(node) not in visited:
-                    visited.add(id(node))
-                    yield self._container(node, pod, workload, replicas)
 
     def _container(
         self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
     ) -> Script:
-        kind = scalar(member(workload, "kind")) or ""
-        mode = scalar(member(workload, "spec", "completionMode"))
+        limits = mapping(member(node, "resources", "limits"))
+        gpus = [whole_number(scalar(n)) for name, n in limits if _GPU_RESOURCE.fullmatch(name)]
         container = Container(
-            kind=kind,
+            kind=text_at(workload, "kind"),
             replicas=replicas,
-            gpus=_gpu_limit(node),
-            is_without_gpu=_is_without_gpu(node),
+            gpus=next(iter(gpus), None),
+            is_without_gpu=bool(limits) and not gpus,
             shared_memory=_shared_memory_of_pod(node, pod),
             processes=self._scalar_word(member(workload, "spec", "nprocPerNode")),
             name=self._scalar_word(member(node, "name")),
-            names_in_pod=frozenset(
-                scalar(member(container, "name")) or ""
-                for container in items(member(pod, "containers"))
-            ),
             refused=tuple(self._refusals(node, pod, workload)),
-            unresolved=_unresolved(pod) or self._unresolved_name(pod, workload),
-            is_indexed=kind != "Job" or mode == "Indexed",
+            unresolved=self._unresolved(pod, workload),
         )
-        variables = [*self._kubernetes_variables(node)]
-        words = [
-            self._word(item, kubernetes_word)
-            for key in ("command", "args")
-            for item in items(member(node, key))
-        ]
-        commands = [Command(words=tuple(words))] if words else []
-        return self._script(container, commands, variables)
-
-    def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
-        name = member(node, "name")
-        if scalar(member(workload, "apiVersion")) == "batch/v1":
-            policy = member(pod, "restartPolicy")
-            if scalar(policy) not in {"Never", "OnFailure"}:
-                message = "a Job is refused without restartPolicy: Never or OnFailure"
-                yield from self._refusal(policy or name, message, "write restartPolicy: Never")
-            mode = member(workload, "spec", "completionMode")
-            if scalar(mode) == "Indexed" and member(workload, "spec", "completions") is None:
-                message = "an indexed Job is refused without a number of completions"
-                yield from self._refusal(mode, message, "write completions, and parallelism")
-        masters = member(workload, "spec", "pytorchReplicaSpecs", "Master")
-        replicas = member(masters, "replicas")
-        if (number(replicas) or 1) > 1 and member(masters, "template", "spec") is pod:
-            message = "a PyTorchJob has one master, and the operator refuses more"
-            yield from self._refusal(
-                replicas, message, "count the other pods as replicas of Worker"
-            )
-        limits = dict(mapping(member(node, "resources", "limits")))
-        for resource, count in mapping(member(node, "resources", "requests")):
-            if _GPU_RESOURCE.fullmatch(resource) and scalar(limits.get(resource)) != scalar(count):
-                message = f"requests of {resource} are refused unless limits have the same number"
-                yield from self._refusal(count, message, "write it under limits")
-        values = [member(entry, "value") for entry in items(member(node, "env"))]
-        values += [item for key in ("command", "args") for item in items(member(node, key))]
-        for value in values:
-            text = scalar(value)
-            if text is not None and not is_text(value):
-                message = f"{text} is no string, and Kubernetes refuses the manifest"
-                yield from self._refusal(value, message, f'write "{text}"')
-
-    def _refusal(self, node: YamlNode | None, message: str, fix: str) -> Iterator[Refusal]:
-        place = self._scalar_word(node)
-        if place is not None:
-            yield Refusal(place, message, fix)
-
-    def _unresolved_name(self, pod: YamlNode, workload: YamlNode) -> str:
-        """Pods have names of their own in a headless service only."""
-        key = "serviceName" if scalar(member(workload, "kind")) == "StatefulSet" else ""
-        name = scalar(member(workload, "spec", key)) if key else scalar(member(pod, "subdomain"))
-        service = self.services.get(name or "")
-        if service is not None and scalar(member(service, "spec", "clusterIP")) != "None":
-            return f"the service {name} is not headless (clusterIP: None)"
-        if scalar(member(workload, "kind")) == "Job" and name is None:
-            used = [service for service in self.services if f".{service}" in self.text]
-            return f"without subdomain: {used[0]}, the pods have no names in it" if used else ""
-        return ""
-
-    def _kubernetes_variables(self, node: YamlNode) -> Iterator[Assignment]:
+        listed = [item for key in ("command", "args") for item in items(member(node, key))]
+        words = tuple(self._word(item, _kubernetes_text(scalar(item) or "")) for item in listed)
+        script = self._script(container, [Command(words)] if words else [])
         for entry in items(member(node, "env")):
-            name = scalar(member(entry, "name"))
             value = member(entry, "value")
             field_path = member(entry, "valueFrom", "fieldRef", "fieldPath")
-            if name and value is not None and scalar(value) is not None:
-                yield container_variable(name, self._word(value, kubernetes_word), span_of(value))
-            elif name and field_path is not None:
-                piece = Piece(Kind.UNKNOWN, scalar(field_path) or "")
-                yield container_variable(
-                    name, Word(*span_of(field_path), (piece,)), span_of(field_path)
+            if value is not None:
+                text = _kubernetes_text(scalar(value) or "")
+                self._add_variable(script, text_at(entry, "name"), value, text)
+            elif field_path is not None:
+                self._add_variable(
+                    script, text_at(entry, "name"), field_path, f"$({scalar(field_path)})"
                 )
+        return script
+
+    def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
+        name = self._scalar_word(member(node, "name"))
+        names = [text_at(container, "name") for container in items(member(pod, "containers"))]
+        if text_at(workload, "kind") == "PyTorchJob" and "pytorch" not in names and name:
+            message = (
+                f"the operator looks for a container named pytorch, and this one is {name.text}"
+            )
+            yield Refusal(name, message, "name the container pytorch")
+        is_job = text_at(workload, "apiVersion") == "batch/v1"
+        policy = self._scalar_word(member(pod, "restartPolicy")) or name
+        if is_job and policy and policy.text not in {"Never", "OnFailure"}:
+            message = "a Job is refused without restartPolicy: Never or OnFailure"
+            yield Refusal(policy, message, "write restartPolicy: Never")
+        is_indexed = text_at(workload, "spec", "completionMode") == "Indexed"
+        listed = [item for key in ("command", "args") for item in items(member(node, key))]
+        for item in listed:
+            place = self._scalar_word(item)
+            if is_job and not is_indexed and place and "JOB_COMPLETION_INDEX" in place.text:
+                message = (
+                    "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
+                )
+                yield Refusal(place, message, "write completionMode: Indexed")
+        values = [member(entry, "value") for entry in items(member(node, "env"))]
+        for value in [*values, *listed]:
+            word = self._scalar_word(value)
+            if word is not None and not is_text(value):
+                message = f"{word.text} is no string, and Kubernetes refuses the manifest"
+                yield Refusal(word, message, f'write "{word.text}"')
+
+    def _unresolved(self, pod: YamlNode, workload: YamlNode) -> str:
+        """Pods have names of their own in a headless service only."""
+        is_on_host = text_at(pod, "hostNetwork") == "true"
+        if is_on_host and text_at(pod, "dnsPolicy") in {"", "ClusterFirst"}:
+            return "hostNetwork without dnsPolicy: ClusterFirstWithHostNet"
+        services = {
+            text_at(node, "metadata", "name"): node
+            for node in self.nodes
+            if text_at(node, "kind") == "Service"
+        }
+        is_set = text_at(workload, "kind") == "StatefulSet"
+        name = text_at(workload, "spec", "serviceName") if is_set else text_at(pod, "subdomain")
+        if name in services and text_at(services[name], "spec", "clusterIP") != "None":
+            return f"the service {name} is not headless (clusterIP: None)"
+        used = [service for service in services if f".{service}" in self.text]
+        if text_at(workload, "kind") == "Job" and not name and used:
+            return f"without subdomain: {used[0]}, the pods have no names in it"
+        return ""
 
     # Compose
 
-    def _service(self, node: YamlNode, hosts: frozenset[str], name: Word | None) -> Script:
+    def _service(self, name: Word | None, node: YamlNode, hosts: frozenset[str]) -> Script:
         devices = items(member(node, "deploy", "resources", "reservations", "devices"))
-        names = [name for name, _ in _with_merged(node)]
+        keys = {key for key, _ in mapping(node)}
+        counts = [
+            len(items(member(device, "device_ids"))) or whole_number(text_at(device, "count"))
+            for device in devices
+        ]
         container = Container(
             kind="service",
             name=name,
-            replicas=number(member(node, "deploy", "replicas")) or 1,
-            gpus=_gpus_of_devices(devices),
+            replicas=whole_number(text_at(node, "deploy", "replicas")) or 1,
+            gpus=next(iter(counts), None),
             shared_memory=_shared_memory_of_service(node),
-            is_on_shared_network=_shares_network(scalar(member(node, "network_mode"))),
-            is_without_gpu=not devices and not any(map(_MAKES_GPUS_VISIBLE.match, names)),
-            hosts=frozenset() if _uses_other_networks(node) else hosts,
+            is_on_shared_network=text_at(node, "network_mode") not in {"", "bridge", "none"},
+            is_without_gpu=not devices and not keys & _MAKES_GPUS_VISIBLE,
+            hosts=frozenset() if keys & _OTHER_HOSTS else hosts,
         )
-        variables = [*self._compose_variables(member(node, "environment"))]
+        script = self._script(container, self._service_commands(node))
+        environment = member(node, "environment")
+        pairs = [(key, value, scalar(value) or "") for key, value in mapping(environment)]
+        for item in items(environment):
+            key, _, text = (scalar(item) or "").partition("=")
+            pairs.append((key, item, text))
+        for key, value, text in pairs:
+            self._add_variable(script, key, value, _compose_text(text))
+        return script
+
+    def _service_commands(self, node: YamlNode) -> list[Command]:
         words: list[Word] = []
         commands: list[Command] = []
         for key in ("entrypoint", "command"):
             value = member(node, key)
-            words += [self._word(item, compose_word) for item in items(value)]
-            if value is not None and scalar(value) is not None:
-                commands += read_commands(self.shell_text, *code_in(value, self.text))
-        if words:
-            commands.append(Command(words=tuple(words)))
-        return self._script(container, commands, variables)
-
-    def _compose_variables(self, node: YamlNode | None) -> Iterator[Assignment]:
-        for name, value in _with_merged(node):
+            words += [self._word(item, _compose_text(scalar(item) or "")) for item in items(value)]
             if scalar(value) is not None:
-                yield container_variable(name, self._word(value, compose_word), span_of(value))
-        for item in items(node):
-            name, equals, text = (scalar(item) or "").partition("=")
-            if equals:
-                yield container_variable(name, compose_word(text, span_of(item)), span_of(item))
+                commands += read_commands(self.shell_text, *code_in(value, self.text))
+        return [*commands, *([Command(tuple(words))] if words else [])]
 
     # Both
 
-    def _word(self, node: YamlNode, make: MakeWord) -> Word:
-        start, end = span_of(node)
+    def _word(self, node: YamlNode, text: str) -> Word:
         code = code_in(node, self.text)
-        return make(scalar(node) or "", (start, max(start + 1, min(end, code[1] + 1))), code)
+        start = node.start_mark.index
+        end = max(start + 1, min(node.end_mark.index, code[1] + 1))
+        return Word(start, end, text, code=code)
 
     def _scalar_word(self, node: YamlNode | None) -> Word | None:
         text = scalar(node)
-        return (
-            None
-            if node is None or text is None
-            else Word(*span_of(node), (Piece(Kind.TEXT, text),))
-        )
+        return None if node is None or text is None else self._word(node, text)
 
-    def _script(
-        self, container: Container, commands: Sequence[Command], variables: Sequence[Assignment]
-    ) -> Script:
+    def _add_variable(self, script: Script, name: str, node: YamlNode, text: str) -> None:
+        word = self._word(node, text)
+        script.environment.append(Assignment(script, name, word, word.start, word.end))
+
+    def _script(self, container: Container, commands: Sequence[Command]) -> Script:
         return Script(
             self.path,
             self.shell_text,
             container=container,
             written_commands=commands,
-            environment=variables,
             line_starts=self.line_starts,
         )
 
 
+def _folded_line_ends(nodes: Sequence[YamlNode], text: str) -> Iterator[int]:
+    """The line ends that YAML turns into blanks, so that a shell does not see them."""
+    for node in nodes:
+        if node.id == "scalar" and node.style != "|":
+            start, end = code_in(node, text)
+            yield from (start + line.start() for line in re.finditer("\n", text[start:end]))
+
+
+def _kubernetes_text(text: str) -> str:
+    """Kubernetes expands `$(NAME)`, and nothing else."""
+    return re.sub(r"\\\$\(([A-Za-z_]\w*)\)", r"${\1}", text.replace("$", "\\$"))
+
+
+def _compose_text(text: str) -> str:
+    """Compose expands `$NAME` and `${NAME:-1}`, from the shell that starts it."""
+    return re.sub(r"\$\{?(\w+)(?:[^{}\w][^{}]*)?\}?", r"$(\1)", text)
+
+
 def _hosts(name: str, service: YamlNode) -> Iterator[str]:
     yield name
-    for key in ("container_name", "hostname"):
-        yield scalar(member(service, key)) or ""
+    yield from (text_at(service, key) for key in ("container_name", "hostname"))
     for _, network in mapping(member(service, "networks")):
         yield from (scalar(alias) or "" for alias in items(member(network, "aliases")))
-        yield scalar(member(network, "ipv4_address")) or ""
-
-
-def _uses_other_networks(service: YamlNode) -> bool:
-    """Whether there may be hosts that this file does not name."""
-    keys = ("extra_hosts", "external_links", "links", "dns", "network_mode", "extends")
-    return any(member(service, key) is not None for key in keys)
-
-
-def _unresolved(pod: YamlNode) -> str:
-    """On the host's network, a pod asks the host's name servers unless it is said otherwise."""
-    is_on_host = scalar(member(pod, "hostNetwork")) == "true"
-    policy = scalar(member(pod, "dnsPolicy")) or "ClusterFirst"
-    is_default = is_on_host and policy == "ClusterFirst" and member(pod, "dnsConfig") is None
-    return "hostNetwork without dnsPolicy: ClusterFirstWithHostNet" if is_default else ""
-
-
-def _with_merged(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlNode]]:
-    """The members of a mapping, with those of `<<` that it does not replace."""
-    pairs = dict(mapping(node))
-    merged = pairs.pop("<<", None)
-    if merged is None or depth > 4:
-        return list(pairs.items())
-    inherited: dict[str, YamlNode] = {}
-    for base in items(merged) or [merged]:
-        inherited = dict(_with_merged(base, depth + 1)) | inherited
-    return list((inherited | pairs).items())
 
 
 def _all_pods(document: YamlNode) -> Iterator[tuple[YamlNode, YamlNode, int | None]]:
     """Each workload, the spec of each of its pods, and the number of pods that work together."""
     for workload in mappings_in(document):
-        kind = scalar(member(workload, "kind"))
-        if kind is not None and member(workload, "spec") is not None:
-            for pod, replicas in _pods(member(workload, "spec"), kind):
+        spec = member(workload, "spec")
+        if spec is not None and text_at(workload, "kind"):
+            for pod, replicas in _pods(spec, text_at(workload, "kind")):
                 yield workload, pod, replicas
     # Of other operators only the containers are known, not how many there are.
     for pod in mappings_in(document):
         yield document, pod, None
 
 
-def _pods(spec: YamlNode | None, kind: str) -> Iterator[tuple[YamlNode | None, int | None]]:
+def _pods(spec: YamlNode, kind: str) -> Iterator[tuple[YamlNode | None, int | None]]:
     groups = [group for _, group in mapping(member(spec, "pytorchReplicaSpecs"))]
     counts = [_count(member(group, "replicas")) for group in groups]
     is_fixed = all(counts) and member(spec, "elasticPolicy") is None
     for group in groups:
         yield member(group, "template", "spec"), sum(counts) if is_fixed else None
-    # Of Volcano's Job.
-    tasks = items(member(spec, "tasks"))
-    for task in tasks:
-        is_only = len(tasks) == 1
-        yield (
-            member(task, "template", "spec"),
-            _count(member(task, "replicas")) if is_only else None,
-        )
     if member(spec, "containers") is not None:
         yield spec, 1
-    size = "parallelism" if kind in {"Job", "CronJob"} else "replicas"
-    pods = _count(member(spec, size))
+    pods = _count(member(spec, "parallelism" if kind == "Job" else "replicas"))
     if kind == "Job" and member(spec, "completions") is not None:
         pods = min(pods, _count(member(spec, "completions")))
     yield member(spec, "template", "spec"), pods or None
-    for job in items(member(spec, "replicatedJobs")):
-        inner = member(job, "template", "spec")
-        replicas = _count(member(job, "replicas")) * _count(member(inner, "parallelism"))
-        yield member(inner, "template", "spec"), replicas or None
 
 
 def _count(node: YamlNode | None) -> int:
     """1 if it is left out, and 0 if it is not a number yet."""
-    return 1 if node is None else number(node) or 0
-
-
-def _shares_network(mode: str | None) -> bool:
-    """`host` or `service:NAME`."""
-    return mode is not None and mode not in {"bridge", "none"}
-
-
-def _gpu_limit(container: YamlNode) -> int | None:
-    for where in ("limits", "requests"):
-        for name, value in mapping(member(container, "resources", where)):
-            if _GPU_RESOURCE.fullmatch(name):
-                return number(value)
-    return None
-
-
-def _is_without_gpu(container: YamlNode) -> bool:
-    """Whether it asks for CPUs or memory, but for no device."""
-    limits = mapping(member(container, "resources", "limits"))
-    return bool(limits) and all(name in {"cpu", "memory"} for name, _ in limits)
+    return 1 if node is None else whole_number(scalar(node)) or 0
 
 
 def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
-    if scalar(member(pod, "hostIPC")) == "true":
+    if text_at(pod, "hostIPC") == "true":
         return None
+    volumes = {text_at(volume, "name"): volume for volume in items(member(pod, "volumes"))}
     for mount in items(member(container, "volumeMounts")):
-        if (scalar(member(mount, "mountPath")) or "").rstrip("/") == "/dev/shm":  # noqa: S108
-            name = scalar(member(mount, "name"))
-            volumes = [
-                v for v in items(member(pod, "volumes")) if scalar(member(v, "name")) == name
-            ]
-            directory = member(volumes[0], "emptyDir") if volumes else None
-            if directory is not None and scalar(member(directory, "medium")) != "Memory":
-                return 0
-            return parse_size(scalar(member(directory, "sizeLimit")) or "")
+        if text_at(mount, "mountPath").rstrip("/") == _SHARED_MEMORY:
+            directory = member(volumes.get(text_at(mount, "name")), "emptyDir")
+            is_on_disk = directory is not None and text_at(directory, "medium") != "Memory"
+            return 0 if is_on_disk else parse_size(text_at(directory, "sizeLimit"))
     return DEFAULT_SHARED_MEMORY
 
 
 def _shared_memory_of_service(service: YamlNode) -> int | None:
-    size = scalar(member(service, "shm_size"))
-    if size is not None:
+    if size := text_at(service, "shm_size"):
         return parse_size(size)
-    ipc = member(service, "ipc")
-    mounts = [*items(member(service, "volumes")), *items(member(service, "tmpfs"))]
-    mounts += [value for value in [member(service, "tmpfs")] if value is not None]
-    is_mounted = any("/dev/shm" in (scalar(mount) or "") for mount in mounts)  # noqa: S108
-    is_mounted |= any(scalar(member(mount, "target")) == "/dev/shm" for mount in mounts)  # noqa: S108
-    return None if ipc is not None or is_mounted else DEFAULT_SHARED_MEMORY
-
-
-def _gpus_of_devices(devices: Sequence[YamlNode]) -> int | None:
-    for device in devices:
-        if ids := items(member(device, "device_ids")):
-            return len(ids)
-        if (count := number(member(device, "count"))) is not None:
-            return count
-    return None
+    volumes = [member(service, key) for key in ("volumes", "tmpfs")]
+    mounts = [mount for volume in volumes for mount in (volume, *items(volume))]
+    is_mounted = any(
+        _SHARED_MEMORY in f"{scalar(mount)} {text_at(mount, 'target')}" for mount in mounts
+    )
+    is_shared = member(service, "ipc") is not None or is_mounted
+    return None if is_shared else DEFAULT_SHARED_MEMORY
 
 
 def parse_size(text: str) -> int | None:
     """`16gb`, `32Gi` or `1073741824` in bytes; None if it is something else."""
     size = _SIZE.fullmatch(text.strip())
-    return int(size[1]) << _UNITS[size[2].lower()] if size and len(size[1]) < 16 else None
+    return int(size[1]) << _UNITS[size[2].lower()] if size else None
+
+
+# Dockerfiles
+
+
+_INSTRUCTION = re.compile(
+    r"^[ \t]*(?P<name>[A-Za-z]+)[ \t]+(?P<rest>(?:[^\n\\]|\\[^\n]|\\\r?\n(?:[ \t]*#[^\n]*\n)*)*)",
+    re.MULTILINE,
+)
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ENV = re.compile(
+    r"""([A-Za-z_]\w*)(?:=|[ \t]+)("(?:[^"\\]|\\.)*"|'[^']*'|(?:[^\s\\]|\\[^\r\n])+)"""
+)
+
+
+def read_dockerfile(path: Path, text: str) -> Script:
+    """The variables and the command of an image."""
+    script = Script(path, text, container=Container(kind="image", replicas=None))
+    started: dict[str, list[Command]] = {}
+    for instruction in _INSTRUCTION.finditer(text):
+        name = instruction["name"].upper()
+        span = instruction.span("rest")
+        if name == "FROM":  # The image is the last of its stages.
+            script.environment.clear()
+        elif name == "ENV":
+            for pair in _ENV.finditer(text, *span):
+                value = Word(*pair.span(2), pair[2].strip("\"'"))
+                script.environment.append(Assignment(script, pair[1], value, *pair.span()))
+        elif name in {"ENTRYPOINT", "CMD"}:
+            started[name] = _image_commands(text, *span)
+    commands = started.get("ENTRYPOINT") or started.get("CMD") or []
+    if len(started) == 2 and len(commands) == 1 and started["CMD"]:
+        commands = [Command((*commands[0].words, *started["CMD"][0].words))]  # its arguments
+    script.written_commands = commands
+    return script
+
+
+def _image_commands(text: str, start: int, end: int) -> list[Command]:
+    if not text.startswith("[", start):
+        return read_commands(text, start, end)
+    words = [
+        Word(*word.span(), word[1].replace("$", "\\$"), code=word.span(1))
+        for word in _TEXT.finditer(text, start, end)
+    ]
+    return [Command(tuple(words))] if words else []

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.discovery import SHELL_SHEBANG
-from drumline_lint.reading.dockerfile import NAMES as DOCKERFILE_NAMES
-from drumline_lint.reading.dockerfile import read_dockerfile
-from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_manifest
+from drumline_lint.reading.discovery import DOCKERFILE_NAMES, SHELL_SHEBANG
+from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_dockerfile, read_manifest
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import CANNOT_PARSE, Source, syntax_problem
@@ -44,7 +42,7 @@ class Reading:
             return self.content.scripts
         if not isinstance(self.content, Script):
             return []
-        return [self.content, *self.content.written_scripts]
+        return [self.content]
 
     def parse(self) -> None:
         """Python is parsed only here, or where its tree is needed; what cannot be is a problem."""

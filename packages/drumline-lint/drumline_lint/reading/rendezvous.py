@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, Flag, Launch
-from drumline_lint.reading.shell_parser import Kind, Word
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 
-LOOPBACK = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0", "localhost.localdomain"}  # noqa: S104
-DYNAMIC_BACKENDS = {"c10d", "etcd", "etcd-v2"}
+from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Flag, Launch, launches
+from drumline_lint.reading.shell import Assignment, Script, TextRange
+from drumline_lint.reading.shell_parser import Word
+from drumline_lint.reading.slurm import whole_number
+
+LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104
 _NODES_FLAG = {ACCELERATE: "num-machines", DEEPSPEED: "num-nodes"}
+_NAME_AND_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)")
+_PASSES_VARIABLE = {"-e", "--env", "-x", "-genv"}
 
 
 def nodes_flag(launch: Launch) -> str:
@@ -26,20 +34,11 @@ def least_nodes(launch: Launch) -> int | None:
 
 def _nodes(launch: Launch, *, least: bool) -> int | None:
     name = nodes_flag(launch)
-    if name not in launch.flags:
-        is_known = launch.is_sure and launch.kind not in {ACCELERATE, DEEPSPEED}
-        return 1 if is_known and not _is_set_by_operator(launch) else None
-    written = launch.value(name)
-    first, _, last = (written or launch.default(name) or "").partition(":")
-    text = first if least else last or first
-    count = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
-    # A script whose default is one node is often started with more.
-    return None if written is None and count == 1 else count
-
-
-def _is_set_by_operator(launch: Launch) -> bool:
-    container = launch.script.container
-    return container is not None and container.sets_torchrun_flags
+    if name in launch.flags:
+        first, _, last = (launch.value(name) or "").partition(":")
+        return whole_number(first if least else last or first)
+    is_known = launch.is_sure and launch.kind not in {ACCELERATE, DEEPSPEED}
+    return 1 if is_known and not launch.is_of_operator else None
 
 
 def backend(launch: Launch) -> str:
@@ -67,25 +66,49 @@ def port_flag(launch: Launch) -> Flag | None:
     return launch.flags.get("rdzv-endpoint") or launch.flags.get("master-port")
 
 
-def host_of(launch: Launch, address: Word) -> str | None:
-    """The host in `host:port`, if it follows from the script; the port may be unknown."""
-    whole = launch.script.constant(address)
-    if whole is None:
-        whole = launch.script.default(_without_port(address))
-    if whole is None:
-        return None
-    is_ipv6 = whole.startswith("[") or whole.count(":") > 1
-    if is_ipv6:
-        return whole.partition("]")[0] + "]" if whole.startswith("[") else whole
-    return whole.partition(":")[0]
+def first_node(launch: Launch) -> tuple[TextRange, Word] | None:
+    """Where the address of the first node is written, and its word: a flag, or MASTER_ADDR, which a
+    rank that Python starts reads itself."""
+    if launch.kind == PYTHON:
+        address = variable(launch, "MASTER_ADDR")
+        return (address, address.value) if address else None
+    flag = address_flag(launch)
+    return (flag.word, flag.value) if flag and flag.value else None
 
 
-def _without_port(address: Word) -> Word:
-    """The pieces before the first colon."""
-    pieces = []
-    for piece in address.pieces:
-        if piece.kind is Kind.TEXT and ":" in piece.text:
-            pieces.append(piece._replace(text=piece.text.partition(":")[0]))
-            break
-        pieces.append(piece)
-    return Word(address.start, address.end, tuple(pieces))
+def host_in(launch: Launch, address: Word) -> str:
+    """The host in `host:port`; what is not known of it is left as it is written."""
+    whole = launch.script.substituted(address.text)
+    return whole if whole.startswith("::") else whole.partition(":")[0]
+
+
+# Variables
+
+
+def variable(launch: Launch, name: str) -> Assignment | None:
+    """The only assignment of a variable that the launcher's processes see."""
+    scope: Script | None = launch.script
+    while scope is not None:
+        if for_command := scope.command_variables.get((launch.command.start, name)):
+            return for_command
+        if assigned := scope.variables.get(name, []):
+            is_only = len(assigned) == 1 and not assigned[0].is_conditional
+            return assigned[0] if is_only and assigned[0].is_seen else None
+        scope = scope.outer
+    return None
+
+
+def launch_variables(script: Script) -> list[Assignment]:
+    """The variables that the processes of any launch see, also by `docker run -e` and `mpirun
+    -x`."""
+    scopes = dict.fromkeys([script, *(launch.script for launch in launches(script))])
+    seen = [item for scope in scopes for item in scope.assignments if item.is_seen]
+    return [*seen, *(item for launch in launches(script) for item in _passed(launch))]
+
+
+def _passed(launch: Launch) -> Iterator[Assignment]:
+    for option, word in itertools.pairwise((*launch.docker, *launch.mpirun)):
+        pair = _NAME_AND_VALUE.fullmatch(word.plain or "")
+        if option.plain in _PASSES_VARIABLE and pair:
+            value = replace(word, text=pair[2])
+            yield Assignment(launch.script, pair[1], value, word.start, word.end)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +14,11 @@ from drumline_lint.findings import Place
 from drumline_lint.reading.shell_parser import (
     ASSIGNMENT,
     Command,
-    Kind,
-    Loop,
-    Piece,
     Word,
     inside_quotes,
     read_commands,
 )
-from drumline_lint.reading.slurm import HEREDOC, Options, header_options
+from drumline_lint.reading.slurm import Options, header_options
 from drumline_lint.reading.source import Lines, Silenced, silenced_lines
 
 _DECLARES = {"export", "declare", "typeset", "local", "readonly"}
@@ -32,36 +27,52 @@ _CHANGED_ELSEWHERE = re.compile(
     r"\b(?:(?:for|select)[ \t]+(\w+)|(?:read|unset|mapfile|readarray|getopts|let)\b([^\n;&|]*))"
     r"|\b([A-Za-z_]\w*)(?:\+\+|--(?=\))|[-*/]=)|\(\([ \t]*([A-Za-z_]\w*)[ \t]*="
 )
-_NUMBER_OF_NODES = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}
-_COUNTS_IN_HEADER = {"cpus-per-task", "gpus-per-node", "ntasks", "ntasks-per-node"}
-# `${NNODES:-1}`: the variable, and what is taken where it is not set.
-_WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`\\]*)\}")
-# `$((NNODES * 8))`, in which bash needs no dollar signs.
-_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%${}()-]{1,200})\)\)")
-_ARRAY_LENGTH = re.compile(r"\$\{#([A-Za-z_]\w*)\[[@*]\]\}")
-_RANGE = re.compile(r"\{(\d{1,4})\.\.(\d{1,4})\}|\$\(seq(?: (\d{1,4}))? (\d{1,4})\)")
+# What Slurm sets from the header.
+_OPTIONS_OF_VARIABLES = {
+    "SLURM_NNODES": "nodes",
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS": "ntasks",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task",
+}
+_VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})")
+_LIST = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})|\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
 _LONGEST_VALUE = 4000
-_DEEPEST = 12
+_DEEPEST = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Assignment:
     """`NAME=value`, in any position."""
 
+    script: Script
     name: str
     value: Word
     """The part after the equals sign."""
-    command: Command
-    is_exported: bool
-    """Whether it is exported here: with `export`, or before a command; otherwise it may be exported
-    elsewhere."""
-    is_for_command: bool
-    """Whether it is before a command, and only for that command."""
-    is_appended: bool
-    items: Sequence[Word] | None
-    """The words of an array."""
     start: int
     end: int
+    command: Command | None = None
+    """None for a variable that a container is started with."""
+    is_exported: bool = True
+    """Whether it is exported here: with `export`, or before a command; otherwise it may be exported
+    elsewhere."""
+    is_for_command: bool = False
+    """Whether it is before a command, and only for that command."""
+    is_appended: bool = False
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether other programs see the variable."""
+        return self.is_exported or self.name in self.script.exported
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.command is not None and self.command.is_conditional
+
+    @property
+    def constant(self) -> str | None:
+        return self.script.constant(self.value)
 
 
 TextRange: TypeAlias = Word | Assignment
@@ -95,14 +106,11 @@ class Container:
     is_on_shared_network: bool = False
     """Whether it shares its loopback interface, with the host or another container."""
     name: Word | None = None
-    names_in_pod: frozenset[str] = frozenset()
     refused: tuple[Refusal, ...] = ()
     hosts: frozenset[str] = frozenset()
     """The names that it can be reached by, with those of the other services of a Compose file."""
     unresolved: str = ""
     """Why the names of services cannot be resolved in it; empty if they can."""
-    is_indexed: bool = False
-    """Whether each pod has a JOB_COMPLETION_INDEX."""
 
     @property
     def sets_torchrun_flags(self) -> bool:
@@ -121,14 +129,10 @@ class Script:
     container: Container | None = None
     written_commands: Sequence[Command] | None = None
     """The commands, where the text is not all shell."""
-    environment: Sequence[Assignment] = ()
+    environment: list[Assignment] = field(default_factory=list)
     """Variables that are set outside of the shell's code."""
-    siblings: Sequence[Script] = ()
-    """For a service, those before it in the same Compose file; for the script of a node, those of the
-    nodes before it."""
-    line_starts: Sequence[int] | None = None
+    line_starts: Sequence[int] = ()
     """Where the lines of the file begin, if the text has lost some of them."""
-    _values: dict[str, str | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def silenced(self) -> Silenced:
@@ -138,8 +142,7 @@ class Script:
 
     @cached_property
     def commands(self) -> list[Command]:
-        """In the order of the text, with those in `$(...)` before the command that contains
-        them."""
+        """In the order of the text."""
         if self.written_commands is not None:
             return list(self.written_commands)
         return read_commands(self.text)
@@ -153,40 +156,19 @@ class Script:
 
     def inner(self, start: int, end: int) -> Script:
         """The script that another shell reads from this part of the text."""
+        commands = read_commands(self.text, start, end)
         return Script(
             self.path,
             self.text,
             outer=self,
             container=self.container,
-            written_commands=read_commands(self.text, start, end),
+            written_commands=commands,
             line_starts=self._line_starts,
         )
 
     @cached_property
-    def written_scripts(self) -> list[Script]:
-        """The scripts in its heredocs, each in a text in which all else is blank."""
-        return [
-            Script(self.path, _alone(self.text, heredoc), line_starts=self._line_starts)
-            for heredoc in HEREDOC.finditer(self.text)
-            if _is_script(self.text, heredoc)
-        ]
-
-    @cached_property
-    def on_slurm(self) -> bool:
-        return bool(self.sbatch.by_name) or any(
-            command.words[0].plain == "srun" for command in self.commands
-        )
-
-    @cached_property
-    def has_flags_in_variables(self) -> bool:
-        """torchrun also reads each flag from a variable: PET_RDZV_ID."""
-        return self.outer.has_flags_in_variables if self.outer else "PET_" in self.text
-
-    @cached_property
     def assignments(self) -> list[Assignment]:
-        in_code = [
-            assignment for command in self.commands for assignment in self._assignments(command)
-        ]
+        in_code = [item for command in self.commands for item in self._assignments(command)]
         return [*self.environment, *in_code]
 
     @cached_property
@@ -199,76 +181,43 @@ class Script:
         return by_name
 
     @cached_property
-    def command_variables(self) -> Mapping[int, list[Assignment]]:
-        """The assignments before a command and for it alone, by where the command begins."""
-        by_command: dict[int, list[Assignment]] = {}
-        for assignment in self.assignments:
-            if assignment.is_for_command:
-                by_command.setdefault(assignment.command.start, []).append(assignment)
-        return by_command
+    def command_variables(self) -> Mapping[tuple[int, str], Assignment]:
+        """The assignments before a command and for it alone, by where it begins."""
+        return {
+            (item.command.start, item.name): item
+            for item in self.assignments
+            if item.is_for_command and item.command
+        }
 
     @cached_property
     def exported(self) -> frozenset[str]:
         names = {
-            assignment.name
-            for assignment in self.assignments
-            if assignment.is_exported and not assignment.is_for_command
+            item.name for item in self.assignments if item.is_exported and not item.is_for_command
         }
         for command in self.commands:
-            if command.words[0].plain == "export" or _exports(command):
-                plain = [word.plain or "" for word in command.words[1:]]
-                names.update(word for word in plain if word.isidentifier())
+            if _exports(command):
+                names.update(word.head for word in command.words[1:] if word.head.isidentifier())
         return frozenset(names)
 
-    def constant(self, word: Word, depth: int = 0) -> str | None:
+    def constant(self, word: Word) -> str | None:
         """The value of a word, if it follows from the script."""
-        parts: list[str] = []
-        for piece in word.pieces:
-            value = piece.text if piece.kind is Kind.TEXT else self._value(piece, depth)
-            # A dollar sign that this shell leaves alone is for a later one: `\$SLURM_PROCID`.
-            if value is None or "$" in value:
-                return None
-            parts.append(value)
-        joined = "".join(parts)
-        return joined if len(joined) <= _LONGEST_VALUE else None
+        value = self.substituted(word.text)
+        return None if "$" in value or "`" in value else value
 
-    def default(self, word: Word) -> str | None:
-        """The value of a word where nothing outside of the script sets its variables:
-        `${NNODES:-2}`."""
-        parts = [
-            piece.text if piece.kind is Kind.TEXT else self._default_of(piece)
-            for piece in word.pieces
-        ]
-        return None if None in parts else "".join(part or "" for part in parts)
+    def substituted(self, text: str, depth: int = 0) -> str:
+        """The text with the values of those variables that are known."""
+        if len(text) > _LONGEST_VALUE or depth > _DEEPEST:
+            return "$"
 
-    def _default_of(self, piece: Piece) -> str | None:
-        if (value := self._value(piece, 0)) is not None:
-            return value
-        assignment = self._only_assignment(piece.text) if piece.kind is Kind.VARIABLE else None
-        if assignment is not None and len(assignment.value.pieces) == 1:
-            piece = assignment.value.pieces[0]
-        with_default = _WITH_DEFAULT.fullmatch(piece.text) if piece.kind is Kind.UNKNOWN else None
-        return with_default[2] if with_default else None
+        def value_of(variable: re.Match[str]) -> str:
+            return self._value(variable[1] or variable[2], depth) or variable[0]
 
-    def loop_values(self, loop: Loop) -> list[str] | None:
-        """The values that the variable of a loop gets."""
-        values: list[str] = []
-        for word in self.expanded(loop.words):
-            counted = _RANGE.fullmatch(self.text[word.start : word.end])
-            if counted:
-                first = int(counted[1] or counted[3] or (counted[1] is None))
-                last = int(counted[2] or counted[4])
-                values += [str(number) for number in range(first, last + 1)]
-            elif (value := self.constant(word)) is not None:
-                values.append(value)
-            else:
-                return None
-        return values or None
+        return _VARIABLE.sub(value_of, text)
 
     def source_of(self, word: Word) -> TextRange:
         """Where a word's value is written: the word itself, or the assignment of its only
         variable."""
-        names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
+        names = [name[1] or name[2] for name in _VARIABLE.finditer(word.text)]
         assigned = self.variables.get(names[0], []) if len(names) == 1 else []
         return assigned[0] if len(assigned) == 1 else word
 
@@ -304,203 +253,91 @@ class Script:
 
     @cached_property
     def _line_starts(self) -> Sequence[int]:
-        if self.line_starts is not None:
-            return self.line_starts
-        return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", self.text))]
+        return self.line_starts or line_starts(self.text)
 
     @cached_property
     def _changed_elsewhere(self) -> frozenset[str]:
         """Names that loops, `read` and the like may change."""
         if self.outer is not None:
             return self.outer._changed_elsewhere
-        start = 0
-        end = len(self.text)
-        if self.container is not None:
-            # The rest of the file belongs to other containers.
-            start = min((command.start for command in self.commands), default=0)
-            end = max((command.end for command in self.commands), default=0)
-        return frozenset(
+        names = [
             name
-            for changing in _CHANGED_ELSEWHERE.finditer(self.text, start, end)
+            for changing in _CHANGED_ELSEWHERE.finditer(self.text)
             for name in re.findall(r"[A-Za-z_]\w*", " ".join(filter(None, changing.groups())))
-        )
+        ]
+        return frozenset() if self.container else frozenset(names)
 
-    def _value(self, piece: Piece, depth: int) -> str | None:
-        name = piece.text
-        if depth > _DEEPEST:
-            return None
-        if piece.kind is Kind.UNKNOWN:
-            return self._computed(piece.text, depth)
-        if piece.kind is not Kind.VARIABLE:
-            return None
-        if name not in self._values:
-            self._values[name] = None  # A variable that refers to itself is unknown.
-            self._values[name] = self._value_of_name(name, depth)
-        return self._values[name]
-
-    def _computed(self, written: str, depth: int) -> str | None:
-        """The value of `$((2 * NUM_GPUS))`, or of `${NAME:-1}` if the script sets NAME."""
-        if with_default := _WITH_DEFAULT.fullmatch(written):
-            return self._value(Piece(Kind.VARIABLE, with_default[1]), depth + 1)
-        if length := _ARRAY_LENGTH.fullmatch(written):
-            return self._length_of(length[1])
-        arithmetic = _ARITHMETIC.fullmatch(written)
-        if arithmetic is None:
-            return None
-        names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", arithmetic[1])
-        numbers = re.sub(
-            r"[A-Za-z_]\w*",
-            lambda name: self._value(Piece(Kind.VARIABLE, name[0]), depth + 1) or "?",
-            names,
-        )
-        return _calculated(numbers)
-
-    def _length_of(self, array: str) -> str | None:
-        assignment = self._only_assignment(array)
-        items = assignment.items if assignment else None
-        is_counted = items is not None and all(
-            piece.kind is Kind.TEXT or piece.is_quoted for item in items for piece in item.pieces
-        )
-        return str(len(items or ())) if is_counted else None
-
-    def _value_of_name(self, name: str, depth: int) -> str | None:
+    def _value(self, name: str, depth: int) -> str | None:
         if self.outer is not None and name not in self.variables:
-            return self.outer._value_of_name(name, depth)
-        if name.startswith("SLURM_") and name not in self.variables:
-            count = self._slurm_count(name)
+            return self.outer._value(name, depth)
+        if name in _OPTIONS_OF_VARIABLES and name not in self.variables:
+            count = self.sbatch.number(_OPTIONS_OF_VARIABLES[name])
             return None if count is None else str(count)
         assignment = self._only_assignment(name)
-        if assignment is None or assignment.items is not None:
+        if assignment is None or assignment.value.items is not None:
             return None
-        return self.constant(assignment.value, depth + 1)
-
-    def _slurm_count(self, name: str) -> int | None:
-        """A variable that Slurm sets from the header."""
-        if name in _NUMBER_OF_NODES:
-            return self.sbatch.number("nodes")
-        if name == "SLURM_GPUS_ON_NODE":
-            return self.sbatch.gpus_per_node
-        option = name.removeprefix("SLURM_").lower().replace("_", "-")
-        return self.sbatch.number(option) if option in _COUNTS_IN_HEADER else None
+        return self.substituted(assignment.value.text, depth + 1)
 
     def _only_assignment(self, name: str) -> Assignment | None:
         """The one that gives a name its value in the whole script."""
         assigned = self.variables.get(name, [])
         if len(assigned) != 1 or name in self._changed_elsewhere:
             return None
-        is_certain = not assigned[0].is_appended and not assigned[0].command.is_conditional
+        is_certain = not assigned[0].is_appended and not assigned[0].is_conditional
         return assigned[0] if is_certain else None
 
     def _list_in(self, word: Word) -> Sequence[Word] | None:
         """The words of `"${NAME[@]}"`, or of `$NAME` without quotes, if they are known."""
-        if len(word.pieces) != 1:
+        name = _LIST.fullmatch(self.text, word.start, word.end) if "$" in word.text else None
+        assignment = self._only_assignment(name[1] or name[2] or name[3]) if name else None
+        if name is None or assignment is None:
             return None
-        piece = word.pieces[0]
-        assignment = self._only_assignment(piece.text)
-        if assignment is None:
-            return None
-        if piece.kind is Kind.ARRAY:
-            return assignment.items
-        if piece.kind is not Kind.VARIABLE or piece.is_quoted or assignment.items is not None:
-            return None
+        if name[3] or assignment.value.items is not None:
+            return assignment.value.items if name[3] else None
         inside = inside_quotes(self.text, assignment.value)
-        if inside is None:
-            return None
         # A newline in a value is a blank.
-        return [inner for command in read_commands(self.text, *inside) for inner in command.words]
+        commands = read_commands(self.text, *inside) if inside else []
+        return [inner for command in commands for inner in command.words] or None
 
     def _assignments(self, command: Command) -> Iterator[Assignment]:
-        words = command.words
-        leading = 0
-        while leading < len(words) and ASSIGNMENT.match(
-            self.text, words[leading].start, words[leading].end
-        ):
-            leading += 1
-        for word in words[:leading]:
-            yield self._assignment(word, command, leading < len(words), leading < len(words))
-        rest = words[leading:]
-        first = rest[0].plain if rest else None
-        if first in _DECLARES:
-            is_exported = first == "export" or _exports(command)
-            yield from (
-                self._assignment(word, command, is_exported, False)
-                for word in rest[1:]
-                if ASSIGNMENT.match(self.text, word.start, word.end)
-            )
-        elif first == "env":
-            yield from self._given_by_env(command, rest[1:])
+        """Before a command, or as the words of `export` or `env`."""
+        names = [self._is_assignment(word) for word in command.words]
+        leading = names.index(False) if False in names else len(names)
+        first = command.words[leading].plain if leading < len(names) else None
+        for number, word in enumerate(command.words):
+            is_before = number < leading
+            is_for_command = first is not None and (is_before or first == "env")
+            if names[number] and (is_before or first in _DECLARES or first == "env"):
+                is_exported = is_for_command or _exports(command)
+                yield self._assignment(word, command, is_exported, is_for_command)
 
-    def _given_by_env(self, command: Command, words: Sequence[Word]) -> Iterator[Assignment]:
-        for word in words:
-            if ASSIGNMENT.match(self.text, word.start, word.end):
-                yield self._assignment(word, command, True, True)
-            elif not word.head.startswith("-"):
-                return
+    def _is_assignment(self, word: Word) -> bool:
+        return ASSIGNMENT.match(self.text, word.start, word.end) is not None
 
     def _assignment(
         self, word: Word, command: Command, is_exported: bool, is_for_command: bool
     ) -> Assignment:
-        written = self.text[word.start : min(word.end, word.start + 200)]
-        name, _, _ = written.partition("=")
+        name = word.text.partition("=")[0]
         return Assignment(
-            name=re.split(r"[+\[]", name, maxsplit=1)[0],
-            value=word.behind(len(name) + 1),
-            command=command,
-            is_exported=is_exported,
-            is_for_command=is_for_command,
-            is_appended=name.endswith(("+", "]")),
-            items=word.items,
-            start=word.start,
-            end=word.end,
+            self,
+            re.split(r"[+\[]", name, maxsplit=1)[0],
+            word.behind(len(name) + 1),
+            word.start,
+            word.end,
+            command,
+            is_exported,
+            is_for_command,
+            name.endswith(("+", "]")),
         )
 
 
-def _is_script(text: str, heredoc: re.Match[str]) -> bool:
-    line = text[text.rfind("\n", 0, heredoc.start()) + 1 : heredoc.start()]
-    is_run = re.search(r"(?:^|[\s/;&|])(?:sbatch|srun|ssh|bash|sh)\b", line) is not None
-    return is_run or heredoc["body"].startswith("#!") or "\n#SBATCH" in heredoc["body"]
-
-
-def _alone(text: str, heredoc: re.Match[str]) -> str:
-    """The blanks for `\\` are at the beginning of a line, since its end may continue it."""
-    lines = heredoc["body"].split("\n")
-    if not heredoc["quote"]:
-        lines = [line.replace("\\$", "$").rjust(len(line)) for line in lines]
-    before = re.sub(r"[^\r\n]", " ", text[: heredoc.start("body")])
-    return before + "\n".join(lines)
-
-
-_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def _calculated(expression: str) -> str | None:
-    """The value of an expression of whole numbers."""
-    if not re.fullmatch(r"[\d\s+*/%()-]{1,200}", expression):
-        return None
-    try:
-        value = _result(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return None
-    return str(value) if 0 <= value < 10**9 else None
-
-
-def _result(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_result(node.left), _result(node.right))
-    raise ValueError
+def line_starts(text: str) -> Sequence[int]:
+    return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", text))]
 
 
 def _exports(command: Command) -> bool:
-    """`declare -x` and `typeset -x`."""
+    """`export`, `declare -x` and `typeset -x`."""
     words = [word.plain or "" for word in command.words]
-    return words[0] in {"declare", "typeset"} and any(
-        re.fullmatch(r"-\w*x\w*", word) for word in words[1:]
-    )
+    is_declared = words[0] in {"declare", "typeset"}
+    has_flag = any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
+    return words[0] == "export" or (is_declared and has_flag)

@@ -1,39 +1,13 @@
-"""Splits shell text into simple commands and their words, with the position of each.
-
-tree-sitter reads the text. It accepts any: what cannot be read is left out.
-"""
+"""Splits shell text into simple commands and their words, with the place of each. Any text is
+accepted."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
-
-
-class Kind(Enum):
-    """The kind of a piece of a word."""
-
-    TEXT = "text"
-    VARIABLE = "variable"
-    ARRAY = "array"
-    """All of an array: `${NAME[@]}`."""
-    UNKNOWN = "unknown"
-    """Known only at run time; its text is what is written, as `$(hostname)`."""
-
-
-class Piece(NamedTuple):
-    """Part of a word: its text, or the name of a variable."""
-
-    kind: Kind
-    text: str = ""
-    is_quoted: bool = False
-    """Of a variable or an array: whether it stays one word."""
+_EXPANSION = re.compile(r"(?<!\\)[$`]")
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=?][^{}]*)?\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +16,8 @@ class Word:
 
     start: int
     end: int
-    pieces: tuple[Piece, ...]
+    text: str = ""
+    """Without its quotes. `$NAME` and `$(...)` are left; a dollar sign that expands nothing is `\\$`."""
     items: tuple[Word, ...] | None = None
     """For `NAME=(...)`, the words in the brackets."""
     code: tuple[int, int] | None = None
@@ -51,50 +26,35 @@ class Word:
     @property
     def plain(self) -> str | None:
         """Its text, if nothing in it is expanded."""
-        if any(piece.kind is not Kind.TEXT for piece in self.pieces):
-            return None
-        return "".join(piece.text for piece in self.pieces)
+        return None if _EXPANSION.search(self.text) else self.text.replace("\\$", "$")
 
     @property
     def head(self) -> str:
-        """The text at its beginning, up to the first expansion."""
-        first = self.pieces[0] if self.pieces else Piece(Kind.TEXT)
-        return first.text if first.kind is Kind.TEXT else ""
+        """The text before the first expansion."""
+        return _EXPANSION.split(self.text, maxsplit=1)[0]
+
+    @property
+    def variable(self) -> str:
+        """The variable that is all of the word, as in `${NAME:-1}`; empty for other words."""
+        name = _VARIABLE.fullmatch(self.text)
+        return (name[1] or name[2]) if name else ""
 
     def behind(self, length: int) -> Word:
-        """The rest of the word after this many letters of its head."""
-        first = self.pieces[0]._replace(text=self.pieces[0].text[length:])
-        pieces = (
-            (first, *self.pieces[1:]) if first.text or len(self.pieces) == 1 else self.pieces[1:]
-        )
-        return Word(self.start + length, self.end, pieces)
+        """The rest of the word after this many letters."""
+        return Word(self.start + length, self.end, self.text[length:], self.items)
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """`for NAME in WORDS`; without words for other loops."""
+@dataclass(eq=False, slots=True)
+class Command:
+    """A simple command, as it is written."""
 
-    name: str = ""
-    words: tuple[Word, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """What surrounds a command."""
-
+    words: tuple[Word, ...]
     is_conditional: bool = False
     """Inside an if, a case or a loop, or after && or ||."""
     is_background: bool = False
     """Started with `&`, alone or with the commands around it."""
-    loop: Loop | None = None
-    """The innermost loop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command(_Around):
-    """A simple command, as it is written."""
-
-    words: tuple[Word, ...]
+    loop: str = ""
+    """The variable of the innermost `for`, or the keyword of another loop."""
 
     @property
     def start(self) -> int:
@@ -106,244 +66,174 @@ class Command(_Around):
 
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
-_NAME = r"\$([A-Za-z_]\w*|[0-9])"
-_IN_TEXT = re.compile(rf"\\(?:\r?\n|(?P<escaped>.))|{_NAME}", re.DOTALL)
-_IN_QUOTES = re.compile(rf"\\(?:\r?\n|(?P<escaped>[$`\"\\]))|{_NAME}")
-_VARIABLE = re.compile(r"\$(?:([@*#?$!-])|\{([A-Za-z_]\w*|[0-9]+)\})")
-_WHOLE_ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
-_CONTINUED = re.compile(r"\\\r?\n")
+# Every repetition is possessive, so that broken text takes no more time than other text.
+_SINGLE = r"\$'(?:\\.|[^'\\])*+'|'[^']*+'"
+_ARITHMETIC = r"\(\((?:[^()]|\([^()]*+\))*+\)\)"
+_COMMAND = r"\$\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)|`[^`]*+`"
+_BRACES = r"\$\{(?:[^{}]|\{[^{}]*+\})*+\}"
+_DOUBLE = rf'"(?:\\.|{_COMMAND}|[^"\\])*+"'
 # In templates, as in `DATA=<path of the data>` or `{{ path }}`; it is not valid shell.
-_PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>|\{\{[^{}\n]*\}\}")
-# The types of tree-sitter-bash's nodes.
-_DECLARATIONS = {"declaration_command", "unset_command"}
-_COMMANDS = {"command", "variable_assignment", "variable_assignments", *_DECLARATIONS}
-_LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
-_CONDITIONAL = {"if_statement", "case_statement", *_LOOPS}
-_NO_WORDS = {"file_redirect", "heredoc_redirect", "herestring_redirect", "comment", "ERROR"}
-_EXPANSIONS = {
-    "simple_expansion",
-    "expansion",
-    "arithmetic_expansion",
-    "command_substitution",
-    "process_substitution",
-    "translated_string",
-    "array",
-}
+_PLACEHOLDER = r"(?<=[=/])<\w[^<>\n]*+>|\{\{[^{}\n]*+\}\}"
+_PROCESS = r"[<>]\((?:[^()]|\([^()]*+\))*+\)"
+_PART = rf"""(?:\\(?!\r?\n).|{_SINGLE}|{_DOUBLE}|{_COMMAND}|{_BRACES}|{_PLACEHOLDER}|{_PROCESS}|[^\s;&|()<>'"`\\])"""
+_TOKEN = re.compile(
+    rf"(?P<blank>[ \t\r\f\v]+|\\\r?\n|#[^\n]*|function[ \t]+[\w-]+|{_ARITHMETIC})"
+    r"|<<-?[ \t]*(?P<quote>['\"]?)(?P<heredoc>\w+)(?P=quote)"
+    rf"|(?:\d++|&)?(?:<<<|>>|>\||<>|[<>](?!\())(?:&[\d-]+|[ \t]*+{_PART}*+)"
+    rf"|(?P<word>(?:[A-Za-z_]\w*+\+?=\((?:{_PART}|\s|#[^\n]*+\n)*+\)|{_PART})++)"
+    r"|(?P<operator>&&|\|\|?|;;|[\n;&()])|.",
+    re.DOTALL,
+)
+_QUOTED = re.compile(
+    rf"\\(?P<escaped>.)|\$?(?P<single>{_SINGLE})|(?P<double>{_DOUBLE})|{_COMMAND}|{_BRACES}",
+    re.DOTALL,
+)
+_ESCAPED_IN_QUOTES = re.compile(r"\\(?:\r?\n|([`\"\\]))")
+_LOOPS = {"for", "while", "until", "select"}
+_OPENING = {*_LOOPS, "if", "case", "{"}
+_CLOSING = {"fi", "esac", "done", "}"}
+_BETWEEN = {"then", "else", "elif", "do", "!"}
+
+
+@dataclass(slots=True)
+class _Block:
+    """A compound command that is not closed yet."""
+
+    keyword: str
+    first: int
+    """How many commands come before the list that it is a part of."""
+    is_conditional: bool
+    loop: str = ""
+    is_header: bool = False
+    """Whether `for NAME in ...` or `case ... in` goes on."""
 
 
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
-    """The commands of the text, or of a part of it; those inside `$(...)` come before the one that
-    contains them."""
+    """The commands of the text, or of a part of it, without those in `$(...)`."""
+    reader = _Reader()
+    position = start
     end = len(text) if end is None else end
-    # One byte a character, so that tree-sitter's offsets are those of the text. tree-sitter-bash
-    # 0.25 ends a word at the second variable of `$A/$B.tar`, so it reads `_A/_B.tar`.
-    readable = _PLACEHOLDER.sub(lambda match: "_" * len(match[0]), text[start:end])
-    readable = re.sub(_NAME, r"_\1", readable)
-    tree = _parser().parse(readable.encode("ascii", errors="replace"))
-    reader = _Reader(text, start)
-    commands = []
-    pending = [(tree.root_node, _Around())]
-    while pending:
-        node, around = pending.pop()
-        if node.type in _COMMANDS:
-            commands += [reader.command(words, around) for words in reader.lines(node)]
-        loop = reader.loop(node)
-        inner_nodes = [*_inner_nodes(node)]
-        pending += [
-            (
-                inner,
-                _Around(
-                    around.is_conditional or _is_condition(node, position),
-                    around.is_background or _is_background(inner),
-                    loop if loop and inner.type == "do_group" else around.loop,
-                ),
+    while position < end and (token := _TOKEN.match(text, position, end)):
+        position = token.end()
+        if token.lastgroup == "word":
+            reader.read_word(text, token)
+        elif token.lastgroup == "heredoc":
+            reader.heredocs.append(token["heredoc"])
+        elif token.lastgroup == "operator":
+            reader.read_operator(token[0])
+            if token[0] == "\n":
+                position = reader.after_heredocs(text, position, end)
+    reader.end_command()
+    return reader.commands
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.heredocs: list[str] = []
+        """The last lines of the texts that begin on the next line."""
+        self._words: list[Word] = []
+        self._blocks: list[_Block] = []
+        self._first = 0
+        self._is_conditional = False
+        self._is_open = False
+        """Whether the last word was an operator behind which a command must follow."""
+
+    def read_word(self, text: str, token: re.Match[str]) -> None:
+        self._is_open = False
+        if self._words or not self._read_keyword(token[0]):
+            self._words.append(_word(text, *token.span()))
+
+    def read_operator(self, operator: str) -> None:
+        block = self._blocks[-1] if self._blocks else None
+        if operator == ")" and block is not None and block.keyword == "case":
+            self._words.clear()
+            block.is_header = False
+        elif operator == "(":
+            self._words.clear()  # the name of a function
+            self._open("(")
+        elif operator == ")":
+            self._close()
+        elif operator in {"&&", "||", "|"}:
+            self.end_command()
+            self._is_open = True
+            self._is_conditional |= operator != "|"
+        elif operator != "\n" or not self._is_open:
+            self.end_command()
+            for command in self.commands[self._first :] if operator == "&" else ():
+                command.is_background = True
+            self._first = len(self.commands)
+            self._is_conditional = False
+
+    def after_heredocs(self, text: str, position: int, end: int) -> int:
+        for last_line in self.heredocs:
+            heredoc_end = re.compile(rf"^[ \t]*{last_line}[ \t\r]*$", re.MULTILINE)
+            line = heredoc_end.search(text, position, end)
+            position = line.end() if line else end
+        self.heredocs.clear()
+        return position
+
+    def end_command(self) -> None:
+        block = self._blocks[-1] if self._blocks else None
+        if block is not None and block.is_header:
+            block.loop = self._words[0].text if self._words and block.loop else block.loop
+            block.is_header = block.keyword == "case"
+        elif self._words:
+            loops = [block.loop for block in self._blocks if block.loop]
+            is_conditional = self._is_conditional or any(
+                block.is_conditional or block.keyword not in {"{", "("} for block in self._blocks
             )
-            for position, inner in reversed([*enumerate(inner_nodes)])
-        ]
-    return sorted(commands, key=lambda command: command.end)
+            loop = loops[-1] if loops else ""
+            self.commands.append(Command(tuple(self._words), is_conditional, loop=loop))
+        self._words.clear()
+
+    def _read_keyword(self, word: str) -> bool:
+        if word in _OPENING:
+            self._open(word)
+        elif word in _CLOSING:
+            self._close()
+        return word in _OPENING or word in _CLOSING or word in _BETWEEN
+
+    def _open(self, keyword: str) -> None:
+        self._is_open = False
+        loop = keyword if keyword in _LOOPS else ""
+        is_header = keyword in {"for", "select", "case"}
+        block = _Block(keyword, self._first, self._is_conditional, loop, is_header)
+        self._blocks.append(block)
+        self._is_conditional = False
+        self._first = len(self.commands)
+
+    def _close(self) -> None:
+        self.end_command()
+        if self._blocks:
+            block = self._blocks.pop()
+            self._first = block.first
+            self._is_conditional = block.is_conditional
 
 
-@cache
-def _parser() -> Parser:
-    # Only scripts need it, and most runs of the linter read none.
-    import tree_sitter_bash
-    from tree_sitter import Language, Parser
-
-    return Parser(Language(tree_sitter_bash.language()))
-
-
-def _inner_nodes(node: Node) -> Iterator[Node]:
-    """Where further commands may be; an assignment before a command is one of its words."""
-    for child in node.named_children:
-        if child.type == "variable_assignment" and node.type in _COMMANDS:
-            yield from child.named_children
-        elif child.type != "heredoc_body":
-            yield child
+def _word(text: str, start: int, end: int) -> Word:
+    written = text[start:end]
+    items = None
+    assignment = ASSIGNMENT.match(written)
+    if assignment and written.startswith("(", assignment.end()):
+        inner = read_commands(text, start + assignment.end() + 1, end - 1)
+        items = tuple(word for command in inner for word in command.words)
+    return Word(start, end, _QUOTED.sub(_unquoted, written), items)
 
 
-def _is_condition(node: Node, position: int) -> bool:
-    """Whether a node decides whether its child at this position runs."""
-    return node.type in _CONDITIONAL or (node.type == "list" and position > 0)
-
-
-def _is_background(node: Node) -> bool:
-    return node.next_sibling is not None and node.next_sibling.type == "&"
+def _unquoted(part: re.Match[str]) -> str:
+    if part["single"] is not None:
+        return part["single"].strip("$'").replace("$", "\\$")
+    if part["double"] is not None:
+        return _ESCAPED_IN_QUOTES.sub(r"\1", part["double"][1:-1])
+    if part["escaped"] is not None:
+        return "\\$" if part["escaped"] == "$" else part["escaped"]
+    return part[0]
 
 
 def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     """The part between the quotes of a word that is one quoted text."""
     if word.code is not None:
         return word.code
-    quote = text[word.start : word.start + 1]
-    closes = word.end - word.start >= 2 and text[word.end - 1] == quote
-    if quote not in {"'", '"'} or not closes:
-        return None
-    inner = text[word.start + 1 : word.end - 1]
-    bare = re.sub(r"\\.", "", inner, flags=re.DOTALL) if quote == '"' else inner
-    return None if quote in bare else (word.start + 1, word.end - 1)
-
-
-class _Reader:
-    """Makes words of tree-sitter's nodes."""
-
-    def __init__(self, text: str, offset: int) -> None:
-        self.text = text
-        self.offset = offset
-        """Where the text that tree-sitter has read begins."""
-
-    def lines(self, command: Node) -> Iterator[tuple[Word, ...]]:
-        """The words of a command; tree-sitter takes `A=1` and the line after it for one."""
-        words: list[Word] = []
-        for word in self._words(command):
-            if words and "\n" in _CONTINUED.sub("", self.text[words[-1].end : word.start]):
-                yield tuple(words)
-                words = []
-            words.append(word)
-        if words:
-            yield tuple(words)
-
-    def command(self, words: tuple[Word, ...], around: _Around) -> Command:
-        return Command(
-            words=words,
-            is_conditional=around.is_conditional,
-            is_background=around.is_background,
-            loop=around.loop,
-        )
-
-    def loop(self, node: Node) -> Loop | None:
-        if node.type not in _LOOPS:
-            return None
-        variable = node.child_by_field_name("variable")
-        values = node.children_by_field_name("value")
-        words = tuple(self._word(value) for value in values if variable)
-        return Loop(self._text(variable) if variable else "", words)
-
-    def _words(self, command: Node) -> list[Word]:
-        if command.type == "variable_assignment":
-            return [self._word(command)]
-        # The first word of `export a=1` is a keyword, and keywords are nodes without a name.
-        nodes = command.children if command.type in _DECLARATIONS else command.named_children
-        return [self._word(node) for node in nodes if _is_word(node)]
-
-    def _word(self, node: Node) -> Word:
-        array = _array_of(node)
-        items = None
-        if array:
-            items = tuple(self._word(item) for item in array.named_children if _is_word(item))
-        return Word(
-            self.offset + node.start_byte,
-            self.offset + node.end_byte,
-            _joined([*self._pieces(node)]),
-            items,
-        )
-
-    def _pieces(self, node: Node) -> Iterator[Piece]:
-        if node.type in {"concatenation", "command_name"}:
-            for child in node.children:
-                yield from self._pieces(child)
-        elif node.type == "variable_assignment":
-            yield from self._assignment_pieces(node)
-        elif node.type == "string":
-            yield from self._string_pieces(node)
-        elif node.type in _EXPANSIONS:
-            yield self._expansion(node, is_quoted=False)
-        elif node.type == "raw_string":
-            yield Piece(Kind.TEXT, self._text(node)[1:-1])
-        elif node.type == "ansi_c_string":
-            yield Piece(Kind.TEXT, self._text(node)[2:-1])
-        else:
-            yield from self._text_pieces(node.start_byte, node.end_byte, is_quoted=False)
-
-    def _assignment_pieces(self, node: Node) -> Iterator[Piece]:
-        value = node.child_by_field_name("value")
-        name_end = value.start_byte if value else node.end_byte
-        yield Piece(Kind.TEXT, self._slice(node.start_byte, name_end))
-        if value:
-            yield from self._pieces(value)
-
-    def _string_pieces(self, node: Node) -> Iterator[Piece]:
-        """The text between the expansions is not all in nodes: blanks may be missing, or be in the
-        expansion after them."""
-        position = node.start_byte + 1
-        for child in node.named_children:
-            if child.type in _EXPANSIONS:
-                start = child.end_byte - len(self._expansion_text(child))
-                yield from self._text_pieces(position, start, is_quoted=True)
-                yield self._expansion(child, is_quoted=True)
-                position = child.end_byte
-        yield from self._text_pieces(position, node.end_byte - 1, is_quoted=True)
-
-    def _text_pieces(self, start: int, end: int, *, is_quoted: bool) -> Iterator[Piece]:
-        text = self._slice(start, end)
-        position = 0
-        for match in (_IN_QUOTES if is_quoted else _IN_TEXT).finditer(text):
-            yield Piece(Kind.TEXT, text[position : match.start()] + (match["escaped"] or ""))
-            if variable := match[2]:
-                yield Piece(Kind.VARIABLE, variable, is_quoted)
-            position = match.end()
-        yield Piece(Kind.TEXT, text[position:])
-
-    def _expansion_text(self, node: Node) -> str:
-        text = self._text(node)
-        opening = re.search(r"[$`<>]", text)
-        return text[opening.start() :] if opening else text
-
-    def _expansion(self, node: Node, *, is_quoted: bool) -> Piece:
-        text = self._expansion_text(node)
-        if variable := _VARIABLE.fullmatch(text):
-            return Piece(Kind.VARIABLE, variable[1] or variable[2], is_quoted)
-        if array := _WHOLE_ARRAY.fullmatch(text):
-            return Piece(Kind.ARRAY, array[1], is_quoted)
-        return Piece(Kind.UNKNOWN, text, is_quoted)
-
-    def _text(self, node: Node) -> str:
-        return self._slice(node.start_byte, node.end_byte)
-
-    def _slice(self, start: int, end: int) -> str:
-        return self.text[self.offset + start : self.offset + end]
-
-
-def _is_word(node: Node) -> bool:
-    return node.type not in _NO_WORDS and node.start_byte < node.end_byte
-
-
-def _array_of(node: Node) -> Node | None:
-    """The array that an assignment gives its name."""
-    value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
-    return value if value and value.type == "array" else None
-
-
-def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Merge adjacent texts; an empty text is kept only for an empty word."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if last is not None and last.kind is piece.kind is Kind.TEXT:
-            joined[-1] = Piece(Kind.TEXT, last.text + piece.text)
-        else:
-            joined.append(piece)
-    return tuple(filter(_is_something, joined)) or tuple(joined[:1])
-
-
-def _is_something(piece: Piece) -> bool:
-    return bool(piece.text) or piece.kind is not Kind.TEXT
+    is_quoted = _QUOTED.fullmatch(text, word.start, word.end) and text[word.start] in "'\""
+    return (word.start + 1, word.end - 1) if is_quoted else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from drumline_lint.reading.shell_parser import Kind, Piece, Word
+from drumline_lint.reading.shell_parser import Word
 
 SHORT = {
     pair[0]: pair[2:]
@@ -25,26 +25,11 @@ ALONE = set(
     "requeue resv-ports send-libs share spread-job stepmgr test-only unbuffered use-min-nodes verbose "
     "wait-for-children whole x11".split()
 )
-_OTHER_LONG_OPTIONS = (
-    "acctg-freq batch bb bbf burst-buffer cluster-constraint comment container container-id "
-    "cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot epilog "
-    "export export-file extra gid gpu-bind gpu-freq gpus-per-node gpus-per-socket "
-    "gpus-per-task gres gres-flags help hint ignore-pbs jobid kill-on-invalid-dep mail-type "
-    "mail-user max-time mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi network "
-    "nodefile ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode "
-    "power prefer priority profile prolog reservation resv signal sockets-per-node switches "
-    "task-epilog task-prolog tasks-per-node thread-spec threads-per-core time-min tmp "
-    "tres-bind tres-per-task uid usage version wait wckey wrap"
-)
-LONG_OPTIONS = frozenset({*SHORT.values(), *ALONE, *_OTHER_LONG_OPTIONS.split()})
-"""Of sbatch and srun, without those of plugins."""
-ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch finds them: at the beginning of a line, with or without a blank after it.
 _HEADER = re.compile(r"^#SBATCH(?=[ \t-])(.*)", re.MULTILINE)
-_LONG_OPTION = re.compile(r"[ \t]*--([A-Za-z][A-Za-z0-9-]*)")
 # What a script writes to another file.
-HEREDOC = re.compile(
-    r"<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n(?P<body>(?:.*?\n)??)[ \t]*(?P=end)[ \t\r]*$",
+_HEREDOC = re.compile(
+    r"<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n(?:.*?\n)??[ \t]*(?P=end)[ \t\r]*$",
     re.DOTALL | re.MULTILINE,
 )
 # sbatch stops reading there.
@@ -53,7 +38,7 @@ _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 _WHOLE = {None, "allocation", "exclusive", "topo"}
 # The number of GPUs that a whole node usually has, at least; the tasks of an array are there
 # together.
-ALL_GPUS = 4
+_ALL_GPUS = 4
 _ALL_GPUS_OF_ARRAY = 8
 
 
@@ -67,16 +52,17 @@ class Options:
     """Whether these are certainly all: none comes from an unknown variable."""
 
     def number(self, name: str) -> int | None:
-        value = self.by_name.get(name)
-        return int(value) if value and re.fullmatch(r"[0-9]{1,6}", value) else None
+        return whole_number(self.by_name.get(name))
 
     @property
     def gpus_per_node(self) -> int | None:
         """`--gpus-per-node=8`, or `a100:8`; `--gres=gpu:8`, or `gpu:a100:8`."""
-        for name, prefix in (("gpus-per-node", ""), ("gres", "gpu:")):
-            pattern = rf"{prefix}(?:[A-Za-z0-9_.-]+:)?([0-9]{{1,4}})"
-            if count := re.fullmatch(pattern, self.by_name.get(name) or ""):
-                return int(count[1])
+        for name in ("gpus-per-node", "gres"):
+            value = self.by_name.get(name) or ""
+            is_gpus = name == "gpus-per-node" or value.startswith("gpu:")
+            count = whole_number(value.rpartition(":")[2])
+            if is_gpus and count is not None:
+                return count
         return None
 
     @property
@@ -84,22 +70,13 @@ class Options:
         """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are
         used."""
         is_alone = "exclusive" in self.by_name and self.by_name["exclusive"] in _WHOLE
-        is_array = "array" in self.by_name
-        all_gpus = _ALL_GPUS_OF_ARRAY if is_array else ALL_GPUS
+        all_gpus = _ALL_GPUS_OF_ARRAY if "array" in self.by_name else _ALL_GPUS
+        is_alone |= self.by_name.get("gpus-per-task") == "8"
         return is_alone or self.by_name.get("mem") == "0" or (self.gpus_per_node or 0) >= all_gpus
 
 
-def header_options(text: str) -> Options:
-    """The options of the `#SBATCH` lines, which end at the first command."""
-    options: dict[str, str | None] = {}
-    first_command = _COMMAND.search(text)
-    end = first_command.start() if first_command else len(text)
-    for header in _HEADER.finditer(text, 0, end):
-        with suppress(ValueError):  # A quote that is not closed.
-            texts = shlex.split(header[1], comments=True)
-            words = [Word(0, 0, (Piece(Kind.TEXT, word),)) for word in texts]
-            options |= read_options(words, lambda word: word.plain)[0]
-    return Options(options)
+def whole_number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
 @dataclass(frozen=True)
@@ -109,27 +86,30 @@ class HeaderLine:
     start: int
     end: int
     text: str
-    option: str
-    """The name of its long option; empty if it has a short one."""
     is_late: bool
     """Whether a command comes before it, so that sbatch does not read it."""
 
 
 def header_lines(text: str) -> list[HeaderLine]:
     """The `#SBATCH` lines, without those that a script writes to another file."""
-    first_command = _COMMAND.search(text)
+    own_text = _HEREDOC.sub(lambda heredoc: " " * len(heredoc[0]), text)
+    first_command = _COMMAND.search(own_text)
     end = first_command.start() if first_command else len(text)
-    written = [heredoc.span() for heredoc in HEREDOC.finditer(text)]
-    lines = []
-    for header in _HEADER.finditer(text):
-        if any(start < header.start() < stop for start, stop in written):
-            continue
-        option = _LONG_OPTION.match(header[1])
-        is_late = header.start() > end
-        code = header[1].partition(" #")[0]
-        name = option[1] if option else ""
-        lines.append(HeaderLine(header.start(), header.end(), code, name, is_late))
-    return lines
+    return [
+        HeaderLine(line.start(), line.end(), line[1], line.start() > end)
+        for line in _HEADER.finditer(own_text)
+    ]
+
+
+def header_options(text: str) -> Options:
+    """The options of the `#SBATCH` lines, which end at the first command."""
+    options: dict[str, str | None] = {}
+    for line in header_lines(text) if "#SBATCH" in text else ():
+        with suppress(ValueError):  # A quote that is not closed.
+            texts = [] if line.is_late else shlex.split(line.text, comments=True)
+            words = [Word(0, 0, word) for word in texts]
+            options |= read_options(words, lambda word: word.plain)[0]
+    return Options(options)
 
 
 def read_options(
@@ -140,32 +120,26 @@ def read_options(
     position = 0
     is_sure = True
     while position < len(words):
-        word = words[position]
+        head = words[position].head
+        if head and (not head.startswith("-") or head == "-"):
+            break
+        text = value_of(words[position])
         position += 1
-        if not word.head:
-            is_sure = False
+        is_sure &= bool(head)
+        if not head:
             continue
-        if not word.head.startswith("-") or word.head == "-":
-            return options, position - 1, is_sure
-        name, value, takes_next = _option(word, value_of(word))
-        if takes_next and position < len(words):
-            value = value_of(words[position])
+        written = text or head
+        if head.startswith("--"):
+            name, equals, value = written[2:].partition("=")
+        else:
+            name = SHORT.get(written[1], "")
+            value = equals = written[2:]
+        if not equals and name and name not in ALONE and position < len(words):
+            options[name] = value_of(words[position])
             position += 1
-        if name:
-            options[name] = value
+        else:
+            options[name] = value.removeprefix("=") if equals and text is not None else None
+    options.pop("", None)
+    if "tasks-per-node" in options:
+        options["ntasks-per-node"] = options.pop("tasks-per-node")
     return options, position, is_sure
-
-
-def _option(word: Word, text: str | None) -> tuple[str, str | None, bool]:
-    """Its long name, its value, and whether the next word is its value."""
-    head = word.head if text is None else text
-    if head.startswith("--"):
-        written, equals, value = head[2:].partition("=")
-        name = ALIASES.get(written, written)
-        is_whole = bool(equals) or name in ALONE
-    else:
-        name = SHORT.get(head[1:2], "")
-        value = head[2:].removeprefix("=")
-        equals = head[2:]
-        is_whole = not name or bool(equals) or text is None
-    return name, value if equals and text is not None else None, not is_whole

@@ -29,32 +29,23 @@ def documents(text: str) -> list[YamlNode]:
 
 
 def member(node: YamlNode | None, *path: str) -> YamlNode | None:
-    """The value of a key, or of a key in the value of a key; `<<` is followed."""
+    """The value of a key, or of a key in the value of a key."""
     for key in path:
-        node = _member(node, key, 0)
+        node = dict(mapping(node)).get(key)
     return node
 
 
-def _member(node: YamlNode | None, key: str, depth: int) -> YamlNode | None:
-    if depth > _DEEPEST:
-        return None
-    pairs = mapping(node)
-    for name, value in pairs:
-        if name == key:
-            return value
-    for name, value in pairs:
-        if name == "<<":
-            for merged in items(value) or [value]:
-                if (inherited := _member(merged, key, depth + 1)) is not None:
-                    return inherited
-    return None
-
-
-def mapping(node: YamlNode | None) -> list[tuple[str, YamlNode]]:
-    """The keys and values of a mapping; empty for anything else."""
-    if node is None or node.id != "mapping":
+def mapping(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlNode]]:
+    """The keys and values of a mapping, with those of `<<` that it does not replace; empty for
+    anything else."""
+    if node is None or node.id != "mapping" or depth > _DEEPEST:
         return []
-    return [(scalar(key) or "", value) for key, value in node.value]
+    pairs = {scalar(key) or "": value for key, value in node.value}
+    merged = pairs.pop("<<", None)
+    inherited: dict[str, YamlNode] = {}
+    for base in items(merged) or [merged]:
+        inherited = dict(mapping(base, depth + 1)) | inherited
+    return list((inherited | pairs).items())
 
 
 def items(node: YamlNode | None) -> Sequence[YamlNode]:
@@ -65,35 +56,26 @@ def scalar(node: YamlNode | None) -> str | None:
     return node.value if node is not None and node.id == "scalar" else None
 
 
+def text_at(node: YamlNode | None, *path: str) -> str:
+    """The scalar at the end of a path; empty if there is none."""
+    return scalar(member(node, *path)) or ""
+
+
 def is_text(node: YamlNode) -> bool:
     """Whether a scalar is a string, or nothing."""
     return str(node.tag).rpartition(":")[2] in {"str", "null"}
 
 
-def number(node: YamlNode | None) -> int | None:
-    text = scalar(node) or ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
-
-
-def span_of(node: YamlNode) -> tuple[int, int]:
-    return node.start_mark.index, node.end_mark.index
-
-
 def code_in(node: YamlNode, text: str) -> tuple[int, int]:
     """Where the letters of a scalar are, without quotes and without the line of its `|`."""
-    start, end = span_of(node)
-    style = node.style
-    if style in {"|", ">"}:
+    start = node.start_mark.index
+    end = node.end_mark.index
+    if node.style in {"|", ">"}:
         start = text.find("\n", start, end) + 1 or end
-    elif style in {"'", '"'}:
+    elif node.style in {"'", '"'}:
         start += 1
         end -= 1
     return start, max(start, start + len(text[start:end].rstrip()))
-
-
-def is_folded(node: YamlNode) -> bool:
-    """Whether a line end in it is a blank."""
-    return bool(node.id == "scalar" and node.style != "|")
 
 
 def mappings_in(node: YamlNode) -> Iterator[YamlNode]:
@@ -105,7 +87,7 @@ def mappings_in(node: YamlNode) -> Iterator[YamlNode]:
         if id(inner) in visited or depth > _DEEPEST_WALK:
             continue
         visited.add(id(inner))
-        values = [value for _, value in mapping(inner)]
+        values = [value for _, value in inner.value] if inner.id == "mapping" else []
         if values:
             yield inner
         pending += [(value, depth + 1) for value in reversed([*values, *items(inner)])]

@@ -6,26 +6,23 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import processes_per_node, tasks_per_node, uses_task_variable
-from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.launchers import PYTHON, launches
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL103")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """One launcher for each rank is odd, but works if all of them are counted as nodes."""
     for launch in launches(script):
         tasks = tasks_per_node(launch) or 1
-        if tasks > 1 and _starts_all_ranks(launch) and not uses_task_variable(launch):
+        starts_all_ranks = launch.kind != PYTHON and processes_per_node(launch) != 1
+        if tasks > 1 and starts_all_ranks and not uses_task_variable(launch):
             starter = launch.mpirun[0] if launch.mpirun else launch.srun_word
             by = "mpirun" if launch.mpirun else "srun"
             message = (
                 f"{by} starts {launch.kind} {tasks} times on each node, and each of them starts all ranks of the "
                 "node: too many processes, which do not find each other or run out of GPU memory"
             )
-            fix = "mpirun --npernode 1" if launch.mpirun else ""
-            yield RULE.at(script, starter, message, fix=fix and f"start one on each node: {fix}")
-
-
-def _starts_all_ranks(launch: Launch) -> bool:
-    """One launcher for each rank is odd, but works if all of them are counted as nodes."""
-    return launch.kind != PYTHON and processes_per_node(launch) != 1
+            fix = "start one on each node: mpirun --npernode 1" if launch.mpirun else ""
+            yield RULE.at(script, starter, message, fix=fix)

@@ -23,15 +23,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for launch in program.launches_of(source):
         is_added = launch.kind == OLD_LAUNCH and launch.is_sure and "use-env" not in launch.flags
         texts = [launch.script.text, *(file.text for file in connected(program, source))]
-        # torch 1 adds --local_rank, torch 2 --local-rank.
         takes_old = any("--local_rank" in text for text in texts)
         is_new = any(_NEW_TORCH.search(text) for text in texts)
-        if (
-            is_added
-            and (is_new or not takes_old)
-            and "parse_args()" in source.text
-            and "local-rank" not in source.text
-        ):
+        is_refused = "parse_args()" in source.text and "local-rank" not in source.text
+        if is_added and is_refused and (is_new or not takes_old):
             message = f"torch.distributed.launch adds --local-rank, which {source.path.name} does not take"
             fix = "start it with torchrun, and read LOCAL_RANK"
             yield RULE.at(
@@ -42,47 +37,31 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def check_shell(script: Script) -> Iterator[Finding]:
     """The fix is mechanical if the script already reads LOCAL_RANK, which --use-env shows."""
     for launch in launches(script):
-        if launch.kind != OLD_LAUNCH:
-            continue
-        uses_env = "use-env" in launch.flags
-        is_plain = script.container is None and script.line_starts is None
-        adds = (
-            ""
-            if uses_env
-            else "; it adds --local-rank to the arguments of the script, which torchrun does not"
-        )
-        yield RULE.at(
-            script,
-            launch.name[-1],
-            f"torch.distributed.launch is deprecated in favour of torchrun{adds}",
-            fix="write torchrun instead of it, without --use-env" if uses_env else "",
-            # YAML and Dockerfiles may have a word in quotes, or on a line of its own.
-            edits=_edits(script, launch) if uses_env and is_plain else (),
-        )
+        if launch.kind == OLD_LAUNCH:
+            uses_env = "use-env" in launch.flags
+            message = "torch.distributed.launch is deprecated in favour of torchrun"
+            if not uses_env:
+                message += (
+                    "; it adds --local-rank to the arguments of the script, which torchrun does not"
+                )
+            fix = "write torch.distributed.run or torchrun, without --use-env" if uses_env else ""
+            edits = _edits(script, launch) if uses_env else ()
+            yield RULE.at(script, launch.name[-1], message, fix=fix, edits=edits)
 
 
 def _edits(script: Script, launch: Launch) -> list[Edit]:
     flag = launch.flags["use-env"].word
-    first = launch.name[0]
-    last = launch.name[-1]
-    if (
-        not (first.start < last.start < flag.start <= launch.command.end)
-        or first.start < launch.command.start
-    ):
+    is_here = launch.command.start < launch.name[-1].start < flag.start < launch.command.end
+    # YAML and Dockerfiles may have a word in quotes, or on a line of its own.
+    if script.container is not None or not is_here:
         return []
-    is_usual = re.fullmatch(
-        r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1])
-    )
     blanks = re.compile(r"[ \t]*").match(script.text, flag.end)
     assert blanks is not None
-    removed = Word(flag.start, blanks.end(), ())
-    if is_usual:
-        return [
-            _edit(script, Word(first.start, last.end, ()), "torchrun"),
-            _edit(script, removed, ""),
-        ]
-    # Another Python than the first on the path: its own torchrun is reached by the module.
-    return [_edit(script, last, "torch.distributed.run"), _edit(script, removed, "")]
+    flag_and_blanks = Word(flag.start, blanks.end())
+    return [
+        _edit(script, launch.name[-1], "torch.distributed.run"),
+        _edit(script, flag_and_blanks, ""),
+    ]
 
 
 def _edit(script: Script, span: Word, text: str) -> Edit:

@@ -1,4 +1,4 @@
-"""DL133: a manifest that Kubernetes refuses."""
+"""DL133: a manifest that Kubernetes or an operator refuses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,85 @@
+"""DL112: a flag that the launcher does not have, or does not get."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.reading.launchers import (
+    ACCELERATE,
+    DEEPSPEED,
+    FLAG_TABLES,
+    OLD_LAUNCH,
+    TORCHRUN,
+    Launch,
+    launches,
+)
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.shell_parser import Word
+
+RULE = rule("DL112")
+# What the launchers call the same thing, and further names that people take for it.
+_NAMES = (
+    ("nnodes", "num-machines", "num-nodes", "nodes"),
+    ("nproc-per-node", "num-processes", "num-gpus", "nproc", "gpus", "gpus-per-node"),
+    ("node-rank", "machine-rank"),
+    ("master-addr", "main-process-ip", "master-address"),
+    ("master-port", "main-process-port"),
+)
+# Training scripts have --master-addr, --master-port and --node-rank of their own.
+_OF_TORCHRUN = {"nproc-per-node", "nnodes", "rdzv-backend", "rdzv-endpoint", "standalone"}
+_ONLY_LAUNCHERS = {
+    TORCHRUN: _OF_TORCHRUN,
+    OLD_LAUNCH: _OF_TORCHRUN,
+    ACCELERATE: {"num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu"},
+    DEEPSPEED: {"num-gpus", "num-nodes", "hostfile"},
+}
+_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_PROCESSES = ("gpu", "auto", "cpu", "xpu")
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    for launch in launches(script):
+        if launch.unknown_flag is not None:
+            yield from _unknown_flag(script, launch, launch.unknown_flag)
+        yield from _after_script(script, launch)
+        if launch.is_torchrun:
+            yield from _unknown_value(script, launch, "rdzv-backend", _BACKENDS)
+            yield from _unknown_value(script, launch, "nproc-per-node", _PROCESSES)
+
+
+def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Finding]:
+    written = word.head.partition("=")[0]
+    name = written.lstrip("-").replace("_", "-")
+    known = FLAG_TABLES[launch.kind].names
+    same = [flag for names in _NAMES if name in names for flag in names if flag in known]
+    meant = next(iter([*same, *difflib.get_close_matches(name, known, 1, 0.8)]), "")
+    # A longer name is a flag of another version rather than a slip.
+    if meant and not name.startswith(f"{meant}-"):
+        fix = f"write --{meant.replace('-', '_' if '_' in written else '-')}"
+        yield RULE.at(script, word, f"{launch.kind} has no flag {written}", fix=fix)
+
+
+def _after_script(script: Script, launch: Launch) -> Iterator[Finding]:
+    for word in launch.arguments[1:] if launch.is_sure else ():
+        written = word.head.partition("=")[0]
+        name = written.removeprefix("--").replace("_", "-")
+        is_own = name in _ONLY_LAUNCHERS.get(launch.kind, ())
+        if written.startswith("--") and is_own and name not in launch.flags:
+            training = launch.arguments[0].plain or "the training script"
+            message = f"{written} comes after {training}, so {training} gets it and {launch.kind} does not"
+            fix = "write the flags of the launcher before the training script"
+            # Without the flag, deepspeed starts a rank on every GPU.
+            severity = Severity.WARNING if launch.kind == DEEPSPEED else None
+            yield RULE.at(script, word, message, fix=fix, severity=severity)
+
+
+def _unknown_value(
+    script: Script, launch: Launch, name: str, values: Collection[str]
+) -> Iterator[Finding]:
+    value = launch.value(name) or ""
+    meant = difflib.get_close_matches(value.lower(), values, 1, 0.6)
+    if meant and value not in values:
+        message = f"torchrun refuses --{name} {value}"
+        yield RULE.at(script, launch.flags[name].word, message, fix=f"write {meant[0]}")

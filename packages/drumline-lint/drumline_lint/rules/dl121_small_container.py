@@ -1,0 +1,94 @@
+"""DL121: a container has too little shared memory, no GPU or no network for its ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.reading.allocation import docker_option, processes_per_node
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.manifest import DEFAULT_SHARED_MEMORY, parse_size
+from drumline_lint.reading.rendezvous import least_nodes
+from drumline_lint.reading.shell import Container, Script
+
+RULE = rule("DL121")
+_ENOUGH = 1 << 30
+_USES_GPUS = re.compile(r"\bnccl|\bcuda|\b[bf]p?16\b|nproc[-_]per[-_]node[= ]gpu", re.IGNORECASE)
+_MAKES_GPUS_VISIBLE = ("--gpus", "--runtime", "--device", "--privileged", "--env-file")
+_UNKNOWN_OPTIONS = re.compile(r"\$\{?\w*(?:@|OPT|ARG|FLAG|EXTRA)", re.IGNORECASE)
+_NETWORK = ("--network", "--net", "--publish", "-p", "-P")
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    for launch in launches(script):
+        container = launch.script.container
+        if "run" in [word.plain for word in launch.docker[:3]]:
+            for message, fix in _of_docker(launch):
+                yield RULE.at(script, launch.docker[0], message, fix=fix)
+        elif container is not None:
+            for message, fix in _of_container(launch, container):
+                yield RULE.at(script, container.name or launch.name[-1], message, fix=fix)
+
+
+def _of_docker(launch: Launch) -> Iterator[tuple[str, str]]:
+    options = [word.text for word in launch.docker]
+    if any(map(_UNKNOWN_OPTIONS.search, options)):
+        return
+    is_shared = docker_option(launch, "--ipc") is not None
+    if not is_shared and not any("/dev/shm" in option for option in options):  # noqa: S108
+        size = docker_option(launch, "--shm-size")
+        memory = DEFAULT_SHARED_MEMORY if size is None else parse_size(size)
+        yield from _of_memory(launch, memory, "add --shm-size=16g, or --ipc=host")
+    nodes = least_nodes(launch) or 1
+    if nodes > 1 and not any(option.startswith(_NETWORK) for option in options):
+        message = f"{nodes} nodes rendezvous, but this container has a network of its own"
+        yield message, "add --network=host"
+    if _uses_gpus(launch) and not any(
+        option.startswith(_MAKES_GPUS_VISIBLE) or "VISIBLE_DEVICES" in option for option in options
+    ):
+        yield "docker run makes no GPU visible to this container", "add --gpus all"
+
+
+def _of_container(launch: Launch, container: Container) -> Iterator[tuple[str, str]]:
+    is_service = container.kind == "service"
+    fix = "mount an emptyDir with medium: Memory at /dev/shm"
+    is_on_cpu = container.is_without_gpu and not is_service
+    if not is_on_cpu:
+        fix = "add shm_size: 16gb, or ipc: host" if is_service else fix
+        yield from _of_memory(launch, container.shared_memory, fix)
+    if container.is_without_gpu and (_uses_gpus(launch) or "com/gpu:" in launch.script.text):
+        yield "this container sees no GPU", "ask for GPUs, as other containers of the job do"
+
+
+def _of_memory(launch: Launch, memory: int | None, fix: str) -> Iterator[tuple[str, str]]:
+    is_alone = launch.kind == PYTHON or processes_per_node(launch) == 1
+    if (
+        memory is not None
+        and memory < _ENOUGH
+        and not is_alone
+        and "gloo" not in launch.script.text
+    ):
+        message = (
+            f"the container has {memory >> 20} MB of /dev/shm, which NCCL and the workers of every rank's "
+            "DataLoader share"
+        )
+        yield message if memory else "this /dev/shm is an emptyDir on a disk", fix
+
+
+def _uses_gpus(launch: Launch) -> bool:
+    words = [word.text for word in launch.arguments]
+    words += [
+        f"{flag.word.text} {flag.value.text if flag.value else ''}"
+        for flag in launch.flags.values()
+    ]
+    words += [word.text for word in launch.docker]
+    words += [assignment.name for assignment in launch.script.environment]
+    words += (
+        []
+        if launch.script.outer is None
+        else [item.name for item in launch.script.outer.environment]
+    )
+    written = " ".join(words)
+    is_excepted = "gloo" in written or "NVIDIA_VISIBLE_DEVICES" in written
+    return bool(_USES_GPUS.search(written)) and not is_excepted
