@@ -40,7 +40,7 @@ def test_what_is_no_file_is_a_problem(
     os.mkfifo(path) if kind == "fifo" else path.symlink_to(kind)
     with bounded(cpu_s=10):
         assert linted(path) == 2
-    assert "the file cannot be opened: it is a" in "".join(capsys.readouterr())
+    assert "the file cannot be opened: it is not a regular file" in "".join(capsys.readouterr())
 
 
 def test_a_folder_with_such_files_is_read_without_them(

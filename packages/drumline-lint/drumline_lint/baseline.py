@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,16 @@ from drumline_lint.untrusted import parse_json, read_regular
 
 VERSION = 1
 BASELINE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, order=True)
-class Entry:
-    """What a finding is recognized by."""
-
-    path: str
-    """Relative to the folder of the baseline."""
-    rule: str
-    line: str
-    """The text of the line, with single spaces."""
+Entry = tuple[str, str, str]
+"""What a finding is recognized by: its path, relative to the folder of the baseline, its rule, and the
+text of the line with single spaces."""
 
 
 def write_baseline(file: Path, report: Report) -> None:
     counts = Counter(_entry(file, report, finding) for finding in report.findings)
     findings = [
-        {"path": entry.path, "rule": entry.rule, "line": entry.line, "count": counts[entry]}
-        for entry in sorted(counts)
+        {"path": path, "rule": rule, "line": line, "count": count}
+        for (path, rule, line), count in sorted(counts.items())
     ]
     document = {"version": VERSION, "findings": findings}
     try:
@@ -48,8 +40,7 @@ def write_baseline(file: Path, report: Report) -> None:
 
 def read_baseline(file: Path) -> Counter[Entry]:
     try:
-        document = parse_json(read_regular(file, most=BASELINE_BYTES))
-        return _entries(document)
+        return _entries(parse_json(read_regular(file, most=BASELINE_BYTES)))
     except FileNotFoundError:
         raise UsageError(
             f"--baseline {file}: there is no such file",
@@ -78,27 +69,20 @@ def without_known(report: Report, file: Path, baseline: Counter[Entry]) -> Repor
 
 def _entry(file: Path, report: Report, finding: Finding) -> Entry:
     path = os.path.relpath(finding.place.path, file.parent).replace(os.sep, "/")
-    line = report.line(finding.place) or ""
+    line = " ".join((report.line(finding.place) or "").split())
     # As JSON has it: a byte that is not text is a lone surrogate, which UTF-8 cannot hold.
-    line = " ".join(line.split()).encode(errors="backslashreplace").decode()
-    return Entry(path.encode(errors="backslashreplace").decode(), finding.rule, line)
+    texts = [text.encode(errors="backslashreplace").decode() for text in (path, line)]
+    return texts[0], finding.rule, texts[1]
 
 
 def _entries(document: Any) -> Counter[Entry]:
     """Raises ValueError if it is not a baseline."""
-    if not isinstance(document, dict) or document.get("version") != VERSION:
-        raise ValueError(f"it is no baseline of version {VERSION}")
-    listed = document.get("findings")
-    if not isinstance(listed, list) or not all(_is_entry(item) for item in listed):
-        raise ValueError("its findings are not a list of path, rule, line and count")
     counts: Counter[Entry] = Counter()
-    for item in listed:
-        counts[Entry(item["path"], item["rule"], item["line"])] += item["count"]
+    try:
+        if not isinstance(document, dict) or document.get("version") != VERSION:
+            raise ValueError(f"it is no baseline of version {VERSION}")
+        for item in document["findings"]:
+            counts[str(item["path"]), str(item["rule"]), str(item["line"])] += int(item["count"])
+    except (TypeError, KeyError):
+        raise ValueError("its findings are not a list of path, rule, line and count") from None
     return counts
-
-
-def _is_entry(item: Any) -> bool:
-    if not isinstance(item, dict):
-        return False
-    texts = [item.get(name) for name in ("path", "rule", "line")]
-    return all(isinstance(text, str) for text in texts) and isinstance(item.get("count"), int)

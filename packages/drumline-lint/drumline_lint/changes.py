@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import itertools
 import os
 import re
 import subprocess
@@ -16,11 +16,13 @@ from drumline_lint.findings import Place
 from drumline_lint.linter import Report
 from drumline_lint.reading.notebook import line_in_file
 
-_HUNK = re.compile(r"@@ -\d+(?:,(?P<removed>\d+))? \+(?P<first>\d+)(?:,(?P<added>\d+))? @@")
+_HUNK = re.compile(r"@@ -[\d,]+ \+(?P<first>\d+)(?:,(?P<added>\d+))? @@")
 # Whatever the user has set, the output is the same, and no other program is started.
-_SETTINGS = ("core.quotePath=true", "core.fsmonitor=false", "diff.relative=false")
-_DIFF = "diff --no-ext-diff --no-textconv --no-color --unified=0 --find-renames --ignore-submodules"
-_PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
+_SETTINGS = "-c core.quotePath=false -c core.fsmonitor=false -c diff.relative=false".split()
+_DIFF = (
+    "diff --no-ext-diff --no-textconv --no-color --unified=0 --find-renames --ignore-submodules "
+    "--src-prefix=a/ --dst-prefix=b/"
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def changes_since(revision: str, start: Path) -> Changes:
     folder = start if start.is_dir() else start.parent
     top = _top(folder)
     base = _base(top, revision)
-    lines = dict(_changed_lines(top, _git(top, *_DIFF.split(), *_PREFIXES, base, "--")))
+    lines = dict(_changed_lines(top, _git(top, *_DIFF.split(), base, "--")))
     new_files = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
     lines |= {str(top / name): [range(1, sys.maxsize)] for name in new_files if name}
     return Changes(str(top), lines)
@@ -62,13 +64,9 @@ def on_changed_lines(report: Report, changes: Changes) -> Report:
 
 
 def _is_changed(report: Report, place: Place, changes: Changes) -> bool:
-    first = place.line
-    last = place.end_line
-    if place.cell is not None:
-        data = report.readings[place.path].data
-        first = line_in_file(data, place.cell, place.line)
-        last = line_in_file(data, place.cell, place.end_line)
-    return changes.include(place.path, first, last)
+    reading = report.readings[place.path]
+    lines = [line_in_file(reading.data, place.cell, line) for line in (place.line, place.end_line)]
+    return changes.include(place.path, lines[0], lines[1])
 
 
 def _top(folder: Path) -> Path:
@@ -101,10 +99,9 @@ def _base(top: Path, revision: str) -> str:
 
 def _git(folder: Path, *arguments: str) -> str:
     """What git prints; raises OSError with its message if it fails."""
-    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
         done = subprocess.run(
-            ["git", *settings, *arguments],  # noqa: S607 - the user's git
+            ["git", *_SETTINGS, *arguments],  # noqa: S607 - the user's git
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -120,33 +117,13 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _changed_lines(top: Path, diff: str) -> Iterator[tuple[str, list[range]]]:
-    """By path. The lines of a hunk are skipped: they may look like a header."""
-    lines = iter(diff.split("\n"))
+    """By path."""
     ranges: list[range] = []
-    for line in lines:
-        if line.startswith("+++ "):
+    for before, line in itertools.pairwise(diff.split("\n")):
+        if line.startswith("+++ ") and before.startswith("--- "):
             ranges = []
-            yield str(top / _path(line.removeprefix("+++ "))), ranges
+            name = line.removeprefix("+++ ").rstrip("\t").removeprefix("b/")
+            yield str(top / name), ranges
         elif hunk := _HUNK.match(line):
             first = int(hunk["first"])
-            num_added = int(hunk["added"] or 1)
-            ranges.append(range(first, first + num_added))
-            _skip(lines, int(hunk["removed"] or 1) + num_added)
-
-
-def _skip(lines: Iterator[str], count: int) -> None:
-    while count:
-        line = next(lines, None)
-        if line is None:
-            return
-        if not line.startswith("\\"):  # "\ No newline at end of file" is no line of it
-            count -= 1
-
-
-def _path(written: str) -> str:
-    """git writes a path with special characters as a string of C, and one with spaces before a
-    tab."""
-    name = written.rstrip("\t")
-    if name.startswith('"'):
-        name = os.fsdecode(ast.literal_eval(f"b{name}"))
-    return name.removeprefix("b/")
+            ranges.append(range(first, first + int(hunk["added"] or 1)))

@@ -275,12 +275,9 @@ def _run_or_recall(
     from drumline_lint.run_cache import find_run, keep_run, run_key
 
     key = run_key(readings, settings.chosen)
-    earlier = find_run(folder, key)
+    earlier = find_run(folder, key, readings)
     if earlier is not None:
-        for reading in readings:
-            if str(reading.path) in earlier.unreadable:
-                reading.parse()
-        return earlier.results
+        return earlier
     results = run_rules(readings, rules, settings, progress, jobs=jobs)
     keep_run(folder, key, results, readings)
     return results

@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Part = TypeVar("Part")
 Outcome = TypeVar("Outcome")
+_inherited: list[Any] = []
+"""In a copy: the function and the parts."""
 
 
 def num_processes(jobs: str) -> int:
@@ -26,34 +27,27 @@ def num_processes(jobs: str) -> int:
 def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list[Outcome]:
     """The outcome for each part, in order. This process does the first one, and again any whose
     process was killed."""
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in parts[1:]]
-    processes = [
-        context.Process(target=_send, args=(work, part, sending), daemon=True)
-        for part, (_, sending) in zip(parts[1:], pipes, strict=True)
-    ]
-    try:
-        for process, (_, sending) in zip(processes, pipes, strict=True):
-            process.start()
-            sending.close()  # so that the end of the process is the end of its pipe
-        outcomes = [work(part) for part in parts[:1]]
-        for part, (receiving, _) in zip(parts[1:], pipes, strict=True):
-            outcomes.append(_received(receiving, work, part))
-        return outcomes
-    finally:
-        for process in processes:
-            if process.pid is not None:
-                process.terminate()
-                process.join()
+    if len(parts) < 2:
+        return [work(part) for part in parts]
+    from concurrent.futures import ProcessPoolExecutor, process  # slow to import
+
+    pool = ProcessPoolExecutor(
+        len(parts) - 1,
+        multiprocessing.get_context("fork"),
+        initializer=_inherited.extend,
+        initargs=([work, parts],),
+    )
+    with pool:
+        futures = [pool.submit(_work_on, number) for number in range(1, len(parts))]
+        outcomes = [work(parts[0])]
+        for future, part in zip(futures, parts[1:], strict=True):
+            try:
+                outcomes.append(future.result())
+            except process.BrokenProcessPool:
+                outcomes.append(work(part))
+    return outcomes
 
 
-def _send(work: Callable[[Part], Outcome], part: Part, sending: Connection) -> None:
-    sending.send(work(part))
-
-
-def _received(receiving: Connection, work: Callable[[Part], Outcome], part: Part) -> Outcome:
-    try:
-        outcome: Outcome = receiving.recv()
-    except EOFError:
-        return work(part)
-    return outcome
+def _work_on(number: int) -> Any:
+    work, parts = _inherited
+    return work(parts[number])

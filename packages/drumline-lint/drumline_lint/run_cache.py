@@ -10,9 +10,8 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,46 +25,36 @@ MOST_ENTRIES = 64
 """When there are more, the oldest are removed."""
 
 
-@dataclass(frozen=True)
-class KnownRun:
-    """What an earlier run found."""
-
-    results: Results
-    unreadable: frozenset[str]
-    """The files that it could not read or parse."""
-
-
-def run_key(loaded: Sequence[Reading], chosen: Iterable[str]) -> str:
+def run_key(readings: Sequence[Reading], chosen: Iterable[str]) -> str:
     """The same for the same files under the same paths, rules, linter and Python."""
-    digest = hashlib.blake2b(digest_size=20)
     package = Path(__file__).parent
+    parts = [sys.version.encode(), *(number.encode() for number in sorted(chosen))]
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.md")]):
-        _add(digest, str(path.relative_to(package)).encode(), path.read_bytes())
-    _add(digest, sys.version.encode(), *(number.encode() for number in sorted(chosen)))
-    for reading in loaded:
-        _add(digest, b"file", os.fsencode(reading.path), reading.data)
-        _add(digest, *(os.fsencode(problem.message) for problem in reading.problems))
+        parts += [str(path.relative_to(package)).encode(), path.read_bytes()]
+    for reading in readings:
+        problems = " ".join(problem.message for problem in reading.problems)
+        parts += [os.fsencode(reading.path), reading.data, os.fsencode(problems)]
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:  # with lengths, so that no two lists of parts are the same bytes
+        digest.update(b"%d\n" % len(part))
+        digest.update(part)
     return digest.hexdigest()
 
 
-def _add(digest: Any, *parts: bytes) -> None:
-    """With lengths, so that no two lists of parts are the same bytes."""
-    digest.update(b"%d\n" % len(parts))
-    for part in parts:
-        digest.update(b"%d\n" % len(part))
-        digest.update(part)
-
-
-def find_run(folder: Path, key: str) -> KnownRun | None:
-    """None if there is none, or if its file is damaged."""
+def find_run(folder: Path, key: str, readings: Sequence[Reading]) -> Results | None:
+    """None if there is none, or if its file is damaged. Files that cannot be parsed are parsed
+    again, for their problems."""
     try:
         document = parse_json(read_regular(folder / f"{key}.json", most=ENTRY_BYTES))
         findings = [_finding(item) for item in document["findings"]]
         problems = [_finding(item) for item in document["problems"]]
-        unreadable = frozenset(map(str, document["unreadable"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        unreadable = set(document["unreadable"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return KnownRun(Results(findings, problems), unreadable)
+    for reading in readings:
+        if str(reading.path) in unreadable:
+            reading.parse()
+    return Results(findings, problems)
 
 
 def keep_run(folder: Path, key: str, results: Results, readings: Sequence[Reading]) -> None:
@@ -77,10 +66,9 @@ def keep_run(folder: Path, key: str, results: Results, readings: Sequence[Readin
     }
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(document))
-        Path(name).replace(folder / f"{key}.json")  # so that no reader sees half of it
+        draft = folder / f"{key}.{os.getpid()}"
+        draft.write_text(json.dumps(document))
+        draft.replace(folder / f"{key}.json")  # so that no reader sees half of it
         entries = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for entry in entries[:-MOST_ENTRIES]:
             entry.unlink(missing_ok=True)
@@ -89,21 +77,10 @@ def keep_run(folder: Path, key: str, results: Results, readings: Sequence[Readin
 
 
 def _finding(item: dict[str, Any]) -> Finding:
-    """Raises ValueError, KeyError or TypeError if it is none."""
-    place = Place(**item["place"])
-    texts = [item[name] for name in ("rule", "name", "message", "fix")]
-    numbers = [place.line, place.column, place.end_line, place.end_column]
-    if not all(isinstance(text, str) for text in [*texts, place.path]):
-        raise TypeError("a text of a finding is none")
-    if not all(isinstance(number, int) for number in numbers):
-        raise TypeError("a line or column is no number")
-    edits = [_edit(edit) for edit in item["edits"]]
-    return Finding(
-        **{**item, "severity": Severity(item["severity"]), "place": place, "edits": tuple(edits)}
-    )
-
-
-def _edit(item: dict[str, Any]) -> Edit:
-    line, column = map(int, item["start"])
-    end_line, end_column = map(int, item["end"])
-    return Edit(start=(line, column), end=(end_line, end_column), text=str(item["text"]))
+    item["severity"] = Severity(item["severity"])
+    item["place"] = Place(**item["place"])
+    edits = [
+        {**edit, "start": tuple(edit["start"]), "end": tuple(edit["end"])} for edit in item["edits"]
+    ]
+    item["edits"] = tuple(Edit(**edit) for edit in edits)
+    return Finding(**item)

@@ -121,10 +121,10 @@ def test_without_code_there_is_nothing_to_read() -> None:
     [
         (b'{"cells": [', "it is not JSON (Expecting value: line 1 column 12 (char 11))"),
         (b"\xff", "it is not JSON ('utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "it is not JSON (it is nested deeper than 200 levels"),
+        (b"[" * 100_000, "it is not JSON (it is nested too deeply"),
         (b"[1]", "its JSON is not an object"),
-        (b"{}", "it has no cells"),
-        (b'{"cells": 3}', "its cells are not a list"),
+        (b"{}", "it has no list of cells"),
+        (b'{"cells": 3}', "it has no list of cells"),
     ],
 )
 def test_what_is_no_notebook_is_reported(data: bytes, message: str) -> None:
@@ -164,7 +164,6 @@ def test_no_json_is_too_odd(document: Any, sources: list[Any]) -> None:
         (["a\n", "b\n", "c"], [12, 13, 14]),
         (["a\n", "\n", "c\n"], [12, 13, 14]),
         ("a\nb\r\nc", [11, 11, 11]),
-        (["a", " = 1\n", "", "b"], [12, 15]),
         (["a\nb\n", "c"], [12, 12, 13]),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from drumline_lint.findings import Edit, Finding, Place, Rule, Severity, column_of, split_lines
+from drumline_lint.findings import Edit, Finding, Rule, Severity, column_of, split_lines
 from drumline_lint.linter import Report, is_notebook
 from drumline_lint.output.text import by_severity, statistics, summary_line
 from drumline_lint.reading.notebook import line_in_file
@@ -160,14 +160,8 @@ def _location(path: str, folder: Path) -> dict[str, str]:
 def _region(report: Report, finding: Finding) -> dict[str, int]:
     place = finding.place
     if place.cell is not None:  # a column within a cell is not a column of the file
-        return {"startLine": _line_in_file(report, place)}
+        return {"startLine": line_in_file(report.readings[place.path].data, place.cell, place.line)}
     return _lines(place.line, place.column, place.end_line, place.end_column)
-
-
-def _line_in_file(report: Report, place: Place) -> int:
-    if place.cell is None:
-        return place.line
-    return line_in_file(report.readings[place.path].data, place.cell, place.line)
 
 
 def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +201,8 @@ def _command(report: Report, finding: Finding) -> str:
 def _properties(report: Report, finding: Finding) -> Iterator[tuple[str, str]]:
     place = finding.place
     yield "file", place.path
-    yield "line", str(_line_in_file(report, place))
+    line = place.line if place.cell is None else _region(report, finding)["startLine"]
+    yield "line", str(line)
     # A column within a cell is not a column of the file.
     if place.cell is None:
         yield "col", str(place.column)

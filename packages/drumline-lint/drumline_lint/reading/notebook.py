@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from json.decoder import scanstring  # type: ignore[attr-defined]  # missing in the stubs
-from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # missing in the stubs
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,12 @@ _MAGIC = re.compile(r"(?P<indent>\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
 _ASSIGNED = re.compile(r"(?P<target>[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
 
 
-class _NoNotebookError(Exception):
-    """Not a notebook; the text is the reason."""
-
-
 def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]]:
     """Its Python, if there is any, and problems for cells that are not Python."""
     try:
         codes = list(_code_cells(_document(data)))
-    except _NoNotebookError as reason:
-        return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {reason}")]
+    except ValueError as error:
+        return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {error}")]
     problems: list[Finding] = []
     texts: list[str] = []
     cells: list[Cell] = []
@@ -54,25 +47,22 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
 
 
 def _document(data: bytes) -> dict[str, Any]:
+    """Raises ValueError if it is no notebook."""
     try:
         document = parse_json(data)
     except ValueError as error:
-        raise _NoNotebookError(f"it is not JSON ({error})") from None
+        raise ValueError(f"it is not JSON ({error})") from None
     if not isinstance(document, dict):
-        raise _NoNotebookError("its JSON is not an object")
+        raise ValueError("its JSON is not an object")
     return document
 
 
 def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """Number and code of each code cell; all cells are counted, from 1. Empty for languages other
     than Python."""
-    if not _is_python(document):
-        return
-    if "cells" not in document:
-        raise _NoNotebookError("it has no cells")
-    if not isinstance(document["cells"], list):
-        raise _NoNotebookError("its cells are not a list")
-    for number, cell in enumerate(document["cells"], start=1):
+    if _is_python(document) and not isinstance(document.get("cells"), list):
+        raise ValueError("it has no list of cells")
+    for number, cell in enumerate(document["cells"] if _is_python(document) else (), start=1):
         if _dict(cell).get("cell_type") == "code":
             yield number, _joined(cell.get("source", ""))
 
@@ -141,55 +131,31 @@ def _without_magics(code: str) -> str:
     return "\n".join(lines)
 
 
-class _PlacedText(str):
-    """Text of a JSON document that knows where it begins."""
-
-    position: int
-
-
-def line_in_file(data: bytes, cell: int, line: int) -> int:
-    """The line of the notebook's file on which a line of a cell is written."""
-    lines = _lines_of_cells(data).get(cell, [1])
+def line_in_file(data: bytes, cell: int | None, line: int) -> int:
+    """The line of the file on which a line of a notebook's cell is written; of other files, the
+    line itself."""
+    if cell is None:
+        return line
+    lines = _lines_of_cells(data).get(cell) or [1]
     return lines[min(max(line, 1), len(lines)) - 1]
 
 
 @lru_cache(maxsize=4)
 def _lines_of_cells(data: bytes) -> dict[int, list[int]]:
-    """By the number of the cell: for each of its lines, the line of the file."""
-    text = data.decode("utf-8-sig")
-    line_ends = [end.start() for end in re.finditer("\n", text)]
-    document = _with_positions(text)
-    return {
-        number: list(_lines_of_source(cell.get("source", ""), line_ends))
-        for number, cell in enumerate(document["cells"], start=1)
-        if _dict(cell).get("cell_type") == "code"
-    }
-
-
-def _with_positions(text: str) -> Any:
-    """The document, in which each text is a `_PlacedText`."""
-
-    def parse_string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
-        value, end = scanstring(text, begin, strict)
-        placed = _PlacedText(value)
-        placed.position = begin
-        return placed, end
-
-    decoder: Any = json.JSONDecoder()
-    decoder.parse_string = parse_string
-    decoder.scan_once = py_make_scanner(decoder)  # the one in C does not call parse_string
-    return decoder.decode(text)
-
-
-def _lines_of_source(code: Any, line_ends: Sequence[int]) -> Iterator[int]:
-    """Usually each line of a cell is a text of its own; a text of several lines is on one line."""
-    parts = code if isinstance(code, list) else [code]
-    is_begun = False
-    for part in parts:
-        if not isinstance(part, _PlacedText) or not part:
-            continue
-        pieces = re.split(r"\r\n?|\n", part)
-        num_begun = len(pieces) if pieces[-1] else len(pieces) - 1
-        number = bisect_right(line_ends, part.position) + 1
-        yield from [number] * (num_begun - is_begun)
-        is_begun = bool(pieces[-1])
+    """By the number of the cell: for each of its lines, the line of the file. Usually each line of a
+    cell is a text of its own; a text of several lines is on one line."""
+    written = data.decode("utf-8-sig")
+    lines: dict[int, list[int]] = {}
+    position = 0
+    number_of_line = 1
+    for number, cell in enumerate(_document(data).get("cells", []), start=1):
+        source = _dict(cell).get("source", "")
+        for text in source if isinstance(source, list) else [source]:
+            forms = [json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (False, True)]
+            places = [written.find(form, position) for form in forms]
+            start = max(places)
+            if isinstance(text, str) and text and start >= 0:
+                number_of_line += written.count("\n", position, start)
+                position = start + 1
+                lines.setdefault(number, []).extend([number_of_line] * len(text.splitlines()))
+    return lines
