@@ -103,7 +103,7 @@ def test_a_notebook_that_is_hard_to_decode_is_a_problem(text: str) -> None:
 
 
 def test_settings_that_are_hard_to_decode_are_an_error(tmp_path: Path) -> None:
-    for text in ("a = " + "[" * 200_000, "a." * 100_000 + "a = 1", "a = 0x" + "7" * 6000):
+    for text in ("a = " + "[" * 200_000, "a." * 100_000 + "a = 1"):
         (tmp_path / "pyproject.toml").write_text(text)
         with bounded(), pytest.raises(UsageError, match=r"pyproject.toml cannot be read"):
             find_table(tmp_path)

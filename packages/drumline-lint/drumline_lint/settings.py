@@ -4,7 +4,7 @@ override it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,8 @@ Rules = Mapping[str, Rule]
 class Selection:
     """Rules by number; those that were selected by their full number or name are `exact`."""
 
-    exact: frozenset[str] = field(default_factory=frozenset)
-    by_prefix: frozenset[str] = field(default_factory=frozenset)
-
-    @property
-    def all(self) -> frozenset[str]:
-        return self.exact | self.by_prefix
+    exact: frozenset[str]
+    all: frozenset[str]
 
 
 def find_rule(word: str, rules: Rules, *, where: str) -> Rule:
@@ -34,38 +30,30 @@ def find_rule(word: str, rules: Rules, *, where: str) -> Rule:
     for rule in rules.values():
         if word.upper() == rule.id or word.lower() == rule.name:
             return rule
-    raise _unknown(word, rules, where)
+    names = {*rules, *(rule.name for rule in rules.values())}
+    meant = did_you_mean(word.lower() if "-" in word else word.upper(), names)
+    hint = f"; {meant}" if meant.startswith("did you mean") else ""
+    raise UsageError(
+        f"{where}: there is no rule {word!r}{hint}", next_step="--list shows all rules"
+    )
 
 
 def select(words: Iterable[str], rules: Rules, *, where: str) -> Selection:
     """The rules that the words select; `where` begins the message about an unknown word. Rules that
     were removed may still be named: settings of other projects name them."""
     exact: set[str] = set()
-    by_prefix: set[str] = set()
+    begun: set[str] = set()
     for word in words:
-        if word.upper() in REMOVED:
-            continue
-        begun = {number for number in rules if number.startswith(word.upper())}
-        if word.upper() in rules or not begun:
+        numbers = {number for number in rules if number.startswith(word.upper())}
+        if word.upper() in rules or (not numbers and word.upper() not in REMOVED):
             exact.add(find_rule(word, rules, where=where).id)
-        else:
-            by_prefix |= begun
-    return Selection(frozenset(exact), frozenset(by_prefix))
+        begun |= numbers
+    return Selection(frozenset(exact), frozenset(exact | begun))
 
 
 def split_words(texts: Iterable[str]) -> list[str]:
     """`DL001,DL002` and `DL001 DL002` are two words."""
     return [word for text in texts for word in text.replace(",", " ").split()]
-
-
-def _unknown(word: str, rules: Rules, where: str) -> UsageError:
-    names = {*rules, *(rule.name for rule in rules.values())}
-    written = word.lower() if "-" in word else word.upper()
-    meant = did_you_mean(written, names)
-    hint = f"; {meant}" if meant.startswith("did you mean") else ""
-    return UsageError(
-        f"{where}: there is no rule {word!r}{hint}", next_step="--list shows all rules"
-    )
 
 
 # Rules of earlier versions.
@@ -75,7 +63,6 @@ REMOVED = frozenset(
 )
 TABLE = "tool.drumline.lint"
 NEXT_STEP = "docs/lint.md has all settings; --no-config ignores them"
-KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,46 +101,26 @@ class Settings:
         return finding.rule in self.named or finding.severity.weight >= self.severity.weight
 
 
-@dataclass(frozen=True)
-class _RuleChoice:
-    """The rules that the file, or the flags, select and ignore."""
-
-    select: Selection
-    ignore: Selection
-
-    @classmethod
-    def of(cls, settings: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
-        return cls(
-            select(settings.select, rules, where=f"{where}select"),
-            select(settings.ignore, rules, where=f"{where}ignore"),
-        )
-
-    def selected_rules(self, rules: Rules) -> frozenset[str]:
-        """A rule's full name takes precedence over the beginning of a number; otherwise `ignore`
-        over `select`.
-
-        Unreadable files are always reported.
-        """
-        selected = self.select.all | OWN_RULES.keys() if self.select.all else frozenset(rules)
-        return (selected - self.ignore.all) | (self.select.exact - self.ignore.exact)
-
-
 def make_settings(
     flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True
 ) -> Settings:
     """`start`: the path from which the file is searched upwards."""
     settings_file = find_table(start or Path.cwd()) if use_file else None
     path, table = settings_file or (None, {})
-    where = f"{path}, [{TABLE}]" if path else ""
-    file = _checked(table, where) if path else GivenSettings()
-    in_file = _RuleChoice.of(file, rules, where=f"{where} ")
-    in_flags = _RuleChoice.of(flags, rules, where="--")
+    where = f"{path}, [{TABLE}]"
+    file = _checked(table, where)
     # A rule that is selected on the command line is run even if the file ignores it.
-    deciding = in_flags if flags.select else in_file
+    file_ignore = select(file.ignore, rules, where=f"{where} ignore")
+    file_select = select(file.select, rules, where=f"{where} select")
+    ignore = select(flags.ignore, rules, where="--ignore")
+    selection = select(flags.select, rules, where="--select")
+    chosen = _selected_rules(selection, ignore, rules)
+    if not flags.select:
+        selection = file_select
+        chosen = _selected_rules(file_select, file_ignore, rules) - ignore.all
     return Settings(
-        chosen=deciding.selected_rules(rules)
-        - (frozenset() if flags.select else in_flags.ignore.all),
-        named=deciding.select.exact,
+        chosen=chosen,
+        named=selection.exact,
         severity=flags.severity or file.severity or Severity.WARNING,
         exclude=[*file.exclude, *flags.exclude],
         per_file_ignores={
@@ -162,6 +129,13 @@ def make_settings(
         },
         root=path.parent if path else Path.cwd(),
     )
+
+
+def _selected_rules(selection: Selection, ignore: Selection, rules: Rules) -> frozenset[str]:
+    """A rule's full name takes precedence over the beginning of a number; otherwise `ignore` over
+    `select`. Unreadable files are always reported."""
+    selected = selection.all | OWN_RULES.keys() if selection.all else frozenset(rules)
+    return (selected - ignore.all) | (selection.exact - ignore.exact)
 
 
 def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -173,11 +147,7 @@ def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
             table: Any = _toml(path)
             for name in TABLE.split("."):
                 table = table.get(name) if isinstance(table, dict) else None
-            if table is not None and not isinstance(table, dict):
-                raise ConfigError(
-                    [f"{path}: [{TABLE}] is a table, not {table!r}"], next_step=NEXT_STEP
-                )
-            if table is not None:
+            if isinstance(table, dict):
                 return path, table
     return None
 
@@ -193,11 +163,13 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
     """All mistakes in the table are reported at once."""
-    problems = [
-        f"{where}: {wrong}"
-        for key, value in table.items()
-        if (wrong := _wrong(key, value)) is not None
-    ]
+    problems = []
+    for key, value in table.items():
+        is_right, what = FORMS.get(key, (None, ""))
+        if is_right is None:
+            problems.append(f"{where}: there is no setting {key!r}; {did_you_mean(key, FORMS)}")
+        elif not is_right(value):
+            problems.append(f"{where}: {key} is {what}, not {value!r}")
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)
     return GivenSettings(
@@ -215,32 +187,22 @@ def _words(value: str | Sequence[str]) -> list[str]:
     return split_words([value] if isinstance(value, str) else value)
 
 
-def _wrong(key: str, value: Any) -> str | None:
-    if key not in KEYS:
-        return f"there is no setting {key!r}; {did_you_mean(key, KEYS)}"
-    if key == "severity":
-        return (
-            None
-            if value in list(Severity)
-            else f"severity is note, warning or error, not {value!r}"
-        )
-    if key == "exclude":
-        return None if _is_texts(value) else f"exclude is a list of globs, not {value!r}"
-    if key == "per-file-ignores":
-        fine = isinstance(value, dict) and all(
-            isinstance(rules, str) or _is_texts(rules) for rules in value.values()
-        )
-        return (
-            None
-            if fine
-            else f"per-file-ignores is a table of globs with lists of rules, not {value!r}"
-        )
-    return (
-        None
-        if isinstance(value, str) or _is_texts(value)
-        else f"{key} is a list of rules, not {value!r}"
-    )
-
-
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, str) or _is_texts(value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_are_words, value.values()))
+
+
+FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "select": (_are_words, "a list of rules"),
+    "ignore": (_are_words, "a list of rules"),
+    "exclude": (_is_texts, "a list of globs"),
+    "severity": (lambda value: value in list(Severity), "note, warning or error"),
+    "per-file-ignores": (_is_table, "a table of globs with lists of rules"),
+}

@@ -34,17 +34,13 @@ def print_message(prefix: str, text: object, *indented: object) -> None:
 def show(text: str, *, is_coloured: bool = False) -> None:
     """Print on stdout. Text for programs, such as JSON or a diff, is printed as it is where stdout
     is no terminal."""
-    if is_coloured:
-        text = _SPECIAL.sub(
-            lambda character: (
-                character[0] if _is_colour_or_newline(character) else _escaped(character)
-            ),
-            text,
-        )
-    elif sys.stdout is not None and sys.stdout.isatty():
-        text = _SPECIAL.sub(
-            lambda character: character[0] if character[0] == "\n" else _escaped(character), text
-        )
+
+    def shown(character: re.Match[str]) -> str:
+        is_colour = is_coloured and len(character[0]) > 1
+        return character[0] if is_colour or character[0] == "\n" else _escaped(character)
+
+    if is_coloured or (sys.stdout is not None and sys.stdout.isatty()):
+        text = _SPECIAL.sub(shown, text)
     _write(text, sys.stdout)
 
 
@@ -67,10 +63,6 @@ def _write(text: str, stream: TextIO | None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-
-
-def _is_colour_or_newline(character: re.Match[str]) -> bool:
-    return len(character[0]) > 1 or character[0] == "\n"
 
 
 def _escaped(character: re.Match[str]) -> str:

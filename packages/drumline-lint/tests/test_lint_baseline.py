@@ -64,7 +64,7 @@ def test_a_baseline_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixtur
         ("[]", "it is no baseline of version 1"),
         ('{"version": 2, "findings": []}', "it is no baseline of version 1"),
         (
-            json.dumps({"version": 1, "findings": [{**entry, "count": "1"}]}),
+            json.dumps({"version": 1, "findings": [{**entry, "count": None}]}),
             "its findings are not a list of path, rule, line and count",
         ),
     ):

@@ -10,7 +10,7 @@ from pathlib import Path
 from drumline_lint.findings import OWN_RULES
 from drumline_lint.linter import all_docs
 from drumline_lint.rules import all_rules
-from drumline_lint.settings import KEYS, GivenSettings, make_settings
+from drumline_lint.settings import FORMS, GivenSettings, make_settings
 from lint_page import rewritten, with_rules
 from made_up_rules import BAD
 
@@ -31,7 +31,7 @@ def test_every_section_is_a_rule_and_every_rule_has_one() -> None:
 
 def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert set(tomllib.loads(text)["tool"]["drumline"]["lint"]) == set(KEYS)
+    assert set(tomllib.loads(text)["tool"]["drumline"]["lint"]) == set(FORMS)
     (tmp_path / "pyproject.toml").write_text(text)
     settings = make_settings(GivenSettings(), all_docs(all_rules()), start=tmp_path)
     assert (settings.root, settings.severity) == (tmp_path, "note")

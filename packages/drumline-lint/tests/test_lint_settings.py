@@ -201,11 +201,3 @@ def test_a_file_that_is_no_toml_is_reported(tmp_path: Path, data: bytes) -> None
     (tmp_path / "pyproject.toml").write_bytes(data)
     with pytest.raises(UsageError, match=r"pyproject\.toml cannot be read: .*\n.*--no-config"):
         settings(tmp_path)
-
-
-def test_a_table_that_is_none_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.drumline]\nlint = 3\n")
-    with pytest.raises(
-        ConfigError, match=re.escape("pyproject.toml: [tool.drumline.lint] is a table, not 3")
-    ):
-        settings(tmp_path)

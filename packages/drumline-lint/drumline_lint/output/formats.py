@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -46,33 +47,19 @@ def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
 
 
 def _edit_region(edit: Edit, lines: list[str]) -> dict[str, Any]:
-    line, offset = edit.start
-    end_line, end_offset = edit.end
     return {
-        "line": line,
-        "column": column_of(lines[line - 1], offset),
-        "end_line": end_line,
-        "end_column": column_of(lines[end_line - 1], end_offset),
+        "line": edit.start[0],
+        "column": column_of(lines[edit.start[0] - 1], edit.start[1]),
+        "end_line": edit.end[0],
+        "end_column": column_of(lines[edit.end[0] - 1], edit.end[1]),
         "text": edit.text,
     }
 
 
 def _finding(report: Report, finding: Finding) -> dict[str, Any]:
-    place = finding.place
-    return {
-        "rule": finding.rule,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "path": place.path,
-        "cell": place.cell,
-        "line": place.line,
-        "column": place.column,
-        "end_line": place.end_line,
-        "end_column": place.end_column,
-        "message": finding.message,
-        "fix": finding.fix,
-        "edits": edit_regions(report, finding),
-    }
+    document = asdict(finding)
+    place = document.pop("place")
+    return {**document, **place, "edits": edit_regions(report, finding)}
 
 
 def _counts(findings: list[Finding]) -> dict[str, int]:
@@ -105,46 +92,41 @@ def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder:
 
 def _rule(rule: Rule) -> dict[str, Any]:
     text = f"{rule.why}\n\nFix: {rule.fix}"
-    snippets = (
-        f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}"
-        if rule.bad
-        else ""
-    )
-    problem = "recommendation" if rule.severity == "note" else rule.severity.value
+    markdown = text
+    if rule.bad:
+        bad, good = (f"```{rule.language}\n{code.strip()}\n```" for code in (rule.bad, rule.good))
+        markdown += f"\n\nBad:\n\n{bad}\n\nGood:\n\n{good}"
+    severity = "recommendation" if rule.severity == "note" else rule.severity.value
     return {
         "id": rule.id,
-        "name": "".join(part.capitalize() for part in rule.name.split("-")),
+        "name": rule.name.title().replace("-", ""),
         "shortDescription": {"text": rule.summary},
         "fullDescription": {"text": rule.why},
         "helpUri": rule.address,
-        "help": {"text": text, "markdown": f"{text}{snippets}"},
+        "help": {"text": text, "markdown": markdown},
         "defaultConfiguration": {"level": rule.severity.value},
-        "properties": {"tags": ["distributed-training"], "problem.severity": problem},
+        "properties": {"tags": ["distributed-training"], "problem.severity": severity},
     }
 
 
-def _fenced(rule: Rule, code: str) -> str:
-    return f"```{rule.language}\n{code.strip()}\n```"
-
-
 def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[str, Any]:
-    cell = (
-        ""
-        if finding.place.cell is None
-        else f"cell {finding.place.cell}, line {finding.place.line}: "
-    )
     artifact = {"artifactLocation": _location(finding.place.path, folder)}
     result = {
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": finding.severity.value,
-        "message": {"text": f"{cell}{finding.message}\nFix: {finding.fix}"},
+        "message": {"text": f"{_cell(finding)}{finding.message}\nFix: {finding.fix}"},
         "locations": [{"physicalLocation": {**artifact, "region": _region(report, finding)}}],
     }
     if replacements := [_replacement(edit) for edit in edit_regions(report, finding)]:
         change = {**artifact, "replacements": replacements}
         result["fixes"] = [{"description": {"text": finding.fix}, "artifactChanges": [change]}]
     return result
+
+
+def _cell(finding: Finding) -> str:
+    place = finding.place
+    return "" if place.cell is None else f"cell {place.cell}, line {place.line}: "
 
 
 def _location(path: str, folder: Path) -> dict[str, str]:
@@ -184,32 +166,21 @@ def as_github(report: Report) -> str:
 
 
 def _command(report: Report, finding: Finding) -> str:
-    values = [
-        (name, _escaped(value).replace(":", "%3A").replace(",", "%2C"))
-        for name, value in _properties(report, finding)
-    ]
-    properties = ",".join(f"{name}={value}" for name, value in values)
-    cell = (
-        ""
-        if finding.place.cell is None
-        else f"cell {finding.place.cell}, line {finding.place.line}: "
+    region = _region(report, finding)
+    names = {"startLine": "line", "startColumn": "col", "endLine": "endLine"}
+    if region.get("endLine") == region["startLine"]:
+        names["endColumn"] = "endColumn"
+    properties = {
+        "file": finding.place.path,
+        **{name: str(region[key]) for key, name in names.items() if key in region},
+        "title": f"{finding.rule} {finding.name}",
+    }
+    written = ",".join(
+        f"{name}={_escaped(value).replace(':', '%3A').replace(',', '%2C')}"
+        for name, value in properties.items()
     )
-    message = _escaped(f"{cell}{finding.message}\nfix: {finding.fix}")
-    return f"::{COMMANDS[finding.severity]} {properties}::{message}"
-
-
-def _properties(report: Report, finding: Finding) -> Iterator[tuple[str, str]]:
-    place = finding.place
-    yield "file", place.path
-    line = place.line if place.cell is None else _region(report, finding)["startLine"]
-    yield "line", str(line)
-    # A column within a cell is not a column of the file.
-    if place.cell is None:
-        yield "col", str(place.column)
-        yield "endLine", str(place.end_line)
-        if place.end_line == place.line:
-            yield "endColumn", str(place.end_column)
-    yield "title", f"{finding.rule} {finding.name}"
+    message = _escaped(f"{_cell(finding)}{finding.message}\nfix: {finding.fix}")
+    return f"::{COMMANDS[finding.severity]} {written}::{message}"
 
 
 def _escaped(text: str) -> str:
