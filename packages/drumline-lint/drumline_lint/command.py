@@ -28,7 +28,7 @@ from drumline_lint.linter import (
     run_rules,
     sift,
 )
-from drumline_lint.output.text import as_explanation, as_list, plural
+from drumline_lint.output.text import as_explanation, as_list, as_statistics, as_text, plural
 from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.parse import Reading
 from drumline_lint.rules import all_rules
@@ -156,24 +156,22 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("paths", nargs="*")
     for name in ("--select", "--ignore", "--exclude"):
         parser.add_argument(name, action="append", default=[])
-    for name in ("--explain", "--output", "--stdin-filename", "--severity", "--format"):
-        parser.add_argument(name)
-    for name in ("--since", "--baseline", "--write-baseline", "--cache-dir", "--jobs"):
-        parser.add_argument(name)
-    for name in ("--fix", "--diff", "--statistics", "--list", "--exit-zero", "--no-config"):
-        parser.add_argument(name, action="store_true")
-    parser.add_argument("--no-cache", action="store_true")
-    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--format", choices=FORMATS)
+    parser.add_argument("--severity", choices=[*map(str, Severity)])
+    for (
+        name
+    ) in "explain output stdin-filename since baseline write-baseline cache-dir jobs".split():
+        parser.add_argument(f"--{name}")
+    for name in "fix diff statistics list exit-zero no-config no-cache version".split():
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
         flag_names = [name for action in parser._actions for name in action.option_strings]
         flag = unknown[0].partition("=")[0]
         meant = did_you_mean(flag, flag_names)
-        raise UsageError(
-            f"{prog} has no flag {flag}" + (f"; {meant}" if meant.startswith("did") else ""),
-            next_step=f"read {prog} --help",
-        )
+        hint = f"; {meant}" if meant.startswith("did") else ""
+        raise UsageError(f"{prog} has no flag {flag}{hint}", next_step=f"read {prog} --help")
     flags.prog = prog
     return flags
 
@@ -183,48 +181,30 @@ def _refuse_contradictions(flags: argparse.Namespace) -> None:
         raise UsageError(
             "no PATH was given", next_step=f"give files or folders, as in: {flags.prog} ."
         )
-    for flag, choices in (("format", FORMATS), ("severity", [*map(str, Severity)])):
-        value = getattr(flags, flag)
-        if value is not None and value not in choices:
-            raise UsageError(
-                f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, choices)}"
-            )
-    has_stdin = "-" in flags.paths
-    if flags.stdin_filename is not None and not has_stdin:
-        raise UsageError("--stdin-filename belongs to the path -", next_step="give - as a path")
-    if flags.fix and has_stdin:
-        raise UsageError(
-            "what comes from the standard input cannot be fixed", next_step="use --diff"
-        )
-    _refuse_mixed_filters(flags, has_stdin)
-    if flags.statistics and flags.format not in (None, "text"):
-        raise UsageError(
-            "--statistics are text",
-            next_step="leave one out; --format json has them in summary.by_rule",
-        )
-    if flags.diff and flags.format in ("json", "sarif") and flags.output is None:
-        raise UsageError(
-            f"--diff and --format {flags.format} would both be on the standard output",
-            next_step="give --output FILE for the report",
-        )
-
-
-def _refuse_mixed_filters(flags: argparse.Namespace, has_stdin: bool) -> None:
-    if flags.since is not None and has_stdin:
-        raise UsageError("--since is about files, not the standard input")
-    if flags.since is not None and (flags.fix or flags.diff):
-        raise UsageError(
-            "--since is about the lines as they are, and --fix and --diff change them",
-            next_step="leave one out",
-        )
-    if flags.write_baseline is None:
-        return
-    for flag in ("since", "baseline", "fix", "diff"):
-        if getattr(flags, flag):
-            raise UsageError(
-                f"--write-baseline records all findings, so --{flag} does not belong to it",
-                next_step="leave one out",
-            )
+    stdin = "-" in flags.paths
+    is_json = flags.format in ("json", "sarif")
+    changes = flags.fix or flags.diff
+    contradictions = (
+        (flags.stdin_filename and not stdin, "--stdin-filename belongs to the path -"),
+        (flags.fix and stdin, "what comes from the standard input cannot be fixed; use --diff"),
+        (flags.since and stdin, "--since is about files, not the standard input"),
+        (flags.since and changes, "--since is about the lines as they are, not --fix or --diff"),
+        (
+            flags.write_baseline and (flags.since or flags.baseline or changes),
+            "--write-baseline records all findings: leave out --since, --baseline, --fix and --diff",
+        ),
+        (
+            flags.statistics and flags.format not in (None, "text"),
+            "--statistics are text; --format json has them in summary.by_rule",
+        ),
+        (
+            flags.diff and is_json and flags.output is None,
+            f"--diff and --format {flags.format} would both be on the standard output; give --output FILE",
+        ),
+    )
+    for is_wrong, message in contradictions:
+        if is_wrong:
+            raise UsageError(message)
 
 
 def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
@@ -389,26 +369,18 @@ def _report(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule])
 
 
 def _findings_for(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
-    if flags.format == "json":
-        from drumline_lint.output.formats import as_json
-
-        return as_json(report)
-    if flags.format == "sarif":
-        from drumline_lint.output.formats import as_sarif
-
-        return as_sarif(report, docs, version=__version__, folder=Path.cwd())
-    if flags.format == "github":
-        from drumline_lint.output.formats import as_github
-
-        return as_github(report)
-    from drumline_lint.output.text import as_statistics, as_text
-
     colour = _is_coloured(flags)
-    return (
-        as_statistics(report, docs, colour=colour)
-        if flags.statistics
-        else as_text(report, colour=colour)
-    )
+    if flags.format in (None, "text"):
+        if flags.statistics:
+            return as_statistics(report, docs, colour=colour)
+        return as_text(report, colour=colour)
+    from drumline_lint.output import formats
+
+    if flags.format == "json":
+        return formats.as_json(report)
+    if flags.format == "sarif":
+        return formats.as_sarif(report, docs, version=__version__, folder=Path.cwd())
+    return formats.as_github(report)
 
 
 # The terminal

@@ -315,27 +315,21 @@ def _resolved(results: Results, sources: list[Source]) -> tuple[Program, Set[Sou
     is reported and left out."""
     try:
         return _program_of(sources)
-    except Exception:
-        fine = [source for source in sources if _is_understood(results, source)]
-    try:
-        return _program_of(fine)
     except Exception as error:
-        results.problems.append(_failure(error, fine[0].path, "the reading of names"))
-        return _program_of([])
+        failure = _failure(error, sources[0].path, "the reading of names")
+        if len(sources) == 1:
+            results.problems.append(failure)
+            return _program_of([])
+    fine = [source for source in sources if _resolved(results, [source])[0].sources]
+    if len(fine) < len(sources):
+        return _resolved(results, fine)
+    results.problems.append(failure)  # only together they cannot be analyzed
+    return _program_of([])
 
 
 def _program_of(sources: list[Source]) -> tuple[Program, Set[Source]]:
     program = Program(sources)
     return program, distributed_sources(program)
-
-
-def _is_understood(results: Results, source: Source) -> bool:
-    try:
-        _program_of([source])
-    except Exception as error:
-        results.problems.append(_failure(error, source.path, "the reading of names"))
-        return False
-    return True
 
 
 def _failure(error: Exception, path: Path, who: str) -> Finding:

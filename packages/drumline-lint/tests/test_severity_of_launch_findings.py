@@ -7,7 +7,6 @@ import pytest
 from drumline_lint.findings import Severity
 from reading_cases import findings_in
 
-HEADER = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=1 --gres=gpu:8\n"
 SEVERITIES = {
     "P2P off, beside an unknown number of GPUs": (
         "DL123",
@@ -39,12 +38,6 @@ SEVERITIES = {
         "export NCCL_DEBUG=TRACE\ntorchrun --nproc-per-node=8 ddp.py\n",
         Severity.NOTE,
     ),
-    "one rank on purpose": (
-        "DL114",
-        HEADER + "torchrun --standalone --nproc-per-node=1 train.py\n",
-        Severity.NOTE,
-    ),
-    "megabytes": ("DL110", HEADER + "#SBATCH --mem=64\nsrun a\n", Severity.ERROR),
     "the number of GPUs after deepspeed's script": (
         "DL112",
         "deepspeed train.py --num_gpus 4\n",

@@ -59,12 +59,6 @@ def found(text: str, rule: str) -> list[Finding]:
             "write --rdzv_backend",
         ),
         (
-            "DL118",
-            "torchrun --nnodes=2 --node-rank=$1 --master-addr=$(hostname) train.py",
-            "every node computes its own address, by $(hostname): they do not find each other",
-            "compute it once, before srun, and pass it to all nodes",
-        ),
-        (
             "DL120",
             "torchrun --standalone train.py \\\n    # --max-steps 1 \\\n    --lr 1",
             "the command ends at the comment between its lines: this line is a command of its own, and fails",

@@ -66,13 +66,13 @@ def _found(report: Report) -> str:
 
 def _problems(report: Report) -> str:
     paths = {problem.place.path for problem in report.problems if problem.rule == UNREADABLE.id}
-    unwritten = sum(path in report.unwritten for path in paths)
-    unread = len(paths) - unwritten
+    unwritten = len(paths & report.unwritten)
+    counts = {"read": len(paths) - unwritten, "written": unwritten}
+    sentences = [
+        f"{plural(count, 'file')} could not be {what}" for what, count in counts.items() if count
+    ]
     failed = sum(problem.rule == RULE_FAILED.id for problem in report.problems)
-    sentences = [f"{plural(unread, 'file')} could not be read"] if unread else []
-    sentences += [f"{plural(unwritten, 'file')} could not be written"] if unwritten else []
-    sentences += [f"a rule failed {plural(failed, 'time')}"] if failed else []
-    return ", ".join(sentences)
+    return ", ".join([*sentences, *([f"a rule failed {plural(failed, 'time')}"] if failed else [])])
 
 
 def _sum(counts: Mapping[Severity, int]) -> str:
@@ -134,14 +134,8 @@ def _harmless(text: str) -> str:
 
 def _width(text: str) -> int:
     """The width on a terminal, where some characters take two columns and some none."""
-    return sum(
-        0
-        if unicodedata.combining(character)
-        else 2
-        if unicodedata.east_asian_width(character) in "FW"
-        else 1
-        for character in text
-    )
+    wide = sum(unicodedata.east_asian_width(character) in "FW" for character in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def _painted(text: str, paint: str, colour: bool) -> str:
@@ -163,26 +157,18 @@ def as_explanation(rule: Rule) -> str:
     parts = [
         f"{rule.id} {rule.name} ({rule.severity}{fixable})\n{rule.summary}",
         _wrapped(rule.why),
+        _wrapped(f"Fix: {rule.fix}"),
     ]
-    parts.append(_wrapped(f"Fix: {rule.fix}"))
     if rule.bad:
         parts += [f"Bad:\n\n{_indented(rule.bad)}", f"Good:\n\n{_indented(rule.good)}"]
-    parts.append(_silence(rule))
-    parts.append(f"More: {rule.address}")
-    return "\n\n".join(parts) + "\n"
-
-
-def _silence(rule: Rule) -> str:
-    """How to silence a rule; an unreadable file has no line for `# noqa`."""
-    if rule.id in OWN_RULES:
-        return (
-            f'To silence it: `ignore = ["{rule.id}"]` under [tool.drumline.lint] in pyproject.toml, '
-            f"or --ignore {rule.id}."
-        )
-    return (
-        f'To silence it: `# noqa: {rule.id}` on the line, `ignore = ["{rule.id}"]` under [tool.drumline.lint] in\n'
+    # An unreadable file has no line for a comment.
+    on_line = "" if rule.id in OWN_RULES else f"`# noqa: {rule.id}` on the line, "
+    parts.append(
+        f'To silence it: {on_line}`ignore = ["{rule.id}"]` under [tool.drumline.lint] in\n'
         f"pyproject.toml, or --ignore {rule.id}."
     )
+    parts.append(f"More: {rule.address}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _wrapped(text: str) -> str:

@@ -15,9 +15,6 @@ TASK_VARIABLES = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 _TASK_VARIABLE = re.compile(r"SLURM_(?:PROCID|LOCALID|NODEID)|JOB_COMPLETION_INDEX")
 # With one of these an srun runs on some of the job's nodes, and others may run beside it.
 _PART_OF_NODES = {"nodelist", "relative", "exclude", "multi-prog"}
-_PER_NODE = {"-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost"}
-_MPIRUN_HOSTS = {"-H", "-host", "--host", "-hosts", "-hostfile", "--hostfile", "-machinefile"}
-_MPIRUN_TOTAL = {"-n", "-np", "--np"}
 
 
 def started_on_nodes(launch: Launch) -> int | None:
@@ -42,10 +39,8 @@ def started_on_nodes(launch: Launch) -> int | None:
 
 def tasks_per_node(launch: Launch) -> int | None:
     """How often the command is started on each node."""
-    if launch.mpirun:
-        return _mpirun_tasks(launch)
     if launch.srun is None:
-        return 1
+        return None if launch.mpirun else 1
     return _srun_tasks(launch.srun, launch.script.sbatch) if launch.srun.is_sure else None
 
 
@@ -60,17 +55,6 @@ def _srun_tasks(srun: Options, batch: Options) -> int | None:
         if "ntasks-per-node" in options.by_name:
             return options.number("ntasks-per-node")
     return 1
-
-
-def _mpirun_tasks(launch: Launch) -> int | None:
-    texts = [launch.script.constant(word) or "" for word in launch.mpirun]
-    options = dict(itertools.pairwise(texts))
-    for name in _PER_NODE & options.keys():
-        return whole_number(options[name])
-    if _MPIRUN_HOSTS & options.keys():
-        return None
-    # Without hosts, all of them are on this machine.
-    return next((whole_number(options[name]) for name in _MPIRUN_TOTAL & options.keys()), None)
 
 
 def sees_one_gpu(launch: Launch) -> bool:

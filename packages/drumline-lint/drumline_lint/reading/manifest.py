@@ -167,9 +167,6 @@ class _ManifestReader:
 
     def _unresolved(self, pod: YamlNode, workload: YamlNode) -> str:
         """Pods have names of their own in a headless service only."""
-        is_on_host = text_at(pod, "hostNetwork") == "true"
-        if is_on_host and text_at(pod, "dnsPolicy") in {"", "ClusterFirst"}:
-            return "hostNetwork without dnsPolicy: ClusterFirstWithHostNet"
         services = {
             text_at(node, "metadata", "name"): node
             for node in self.nodes

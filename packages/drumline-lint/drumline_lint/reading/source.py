@@ -153,21 +153,16 @@ class Source:
 
 
 def _statements(tree: ast.Module) -> Iterator[Lines]:
+    """The lines of each statement, of one with a body those above it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             last = node.end_lineno or node.lineno
-            if inner := [
-                line for name in ("body", "cases") for line in _first_lines(getattr(node, name, []))
-            ]:
-                last = min(inner) - 1
+            for inner in (getattr(node, "body", None) or getattr(node, "cases", None) or [])[:1]:
+                first = inner.pattern if isinstance(inner, ast.match_case) else inner
+                decorators = getattr(first, "decorator_list", [])
+                last = min(part.lineno for part in (first, *decorators)) - 1
             if last > node.lineno:
                 yield node.lineno, last
-
-
-def _first_lines(body: list[ast.stmt] | list[ast.match_case]) -> Iterator[int]:
-    for inner in body[:1]:
-        first = inner.pattern if isinstance(inner, ast.match_case) else inner
-        yield from (node.lineno for node in (first, *getattr(first, "decorator_list", [])))
 
 
 CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -188,60 +183,41 @@ _NEWER_SYNTAX = (
     # without parentheses; Python 2 has a name in small letters in the second place
     ((3, 14), re.compile(r"\s*except\*?\s+[A-Z][\w.]*(?:\s*,\s*[A-Z][\w.]*)+\s*:")),
     ((3, 14), re.compile(r""".*(?<![\w"'])(?:t|T|rt|tr)["']""")),
-    ((3, 15), re.compile(r"\s*lazy\s+(?:import|from)\s")),
 )  # fmt: skip
-_NEWER_F_STRINGS = re.compile(r"f-string expression part cannot include (?:a backslash|'#')")
-
-
-def _newer_python(error: SyntaxError) -> str:
-    """The Python that the code seems to be for, if this one is older; otherwise empty."""
-    if _NEWER_F_STRINGS.match(error.msg):
-        return "3.12"
-    for version, syntax in _NEWER_SYNTAX:
-        if sys.version_info < version and syntax.match(error.text or ""):
-            return ".".join(map(str, version))
-    return ""
-
-
-def _newer_syntax(error: SyntaxError, newer: str, path: Path, cell: int | None) -> Finding:
-    """A note: the file is right, and this Python is too old to read it."""
-    this = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return problem(
-        UNREADABLE,
-        path,
-        f"the file was not checked: it has syntax of Python {newer}, and this is Python {this}",
-        line=max(1, error.lineno or 1),
-        column=max(1, error.offset or 1),
-        cell=cell,
-        fix=f"run the linter with Python {newer} or newer",
-        severity=Severity.NOTE,
-    )
 
 
 def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None) -> Finding:
-    if isinstance(error, SyntaxError) and (newer := _newer_python(error)):
-        return _newer_syntax(error, newer, path, cell)
-    if isinstance(error, SyntaxError):
-        is_python_2 = re.match(r"Missing parentheses in call to '(?:print|exec)'", error.msg)
-        this = f"{sys.version_info.major}.{sys.version_info.minor}"
-        hint = "it looks like Python 2" if is_python_2 else f"read as Python {this}"
-        fix = (
-            "port it to Python 3"
-            if is_python_2
-            else "fix it, or run the linter with the Python that it is for"
-        )
-        return problem(
-            UNREADABLE,
-            path,
-            f"the code cannot be parsed: {error.msg} ({hint})",
-            line=max(1, error.lineno or 1),
-            column=max(1, error.offset or 1),
-            cell=cell,
-            fix=f"{fix}, or leave it out with --exclude",
-        )
-    why = (
-        f"cannot be parsed: {error}"
-        if isinstance(error, ValueError)
-        else "is nested too deeply to be parsed"
+    """A note where the file is right, and this Python is too old to read it."""
+    if not isinstance(error, SyntaxError):
+        is_deep = isinstance(error, RecursionError | MemoryError)
+        why = "is nested too deeply to be parsed" if is_deep else f"cannot be parsed: {error}"
+        return problem(UNREADABLE, path, f"the code {why}", cell=cell)
+    this = f"{sys.version_info.major}.{sys.version_info.minor}"
+    newer = next(
+        (
+            ".".join(map(str, version))
+            for version, syntax in _NEWER_SYNTAX
+            if sys.version_info < version and syntax.match(error.text or "")
+        ),
+        "3.12" if error.msg.startswith("f-string expression part cannot include") else "",
     )
-    return problem(UNREADABLE, path, f"the code {why}", cell=cell)
+    message = f"the code cannot be parsed: {error.msg} (read as Python {this})"
+    fix = "fix it, or run the linter with the Python that it is for, or leave it out with --exclude"
+    if newer:
+        message = (
+            f"the file was not checked: it has syntax of Python {newer}, and this is Python {this}"
+        )
+        fix = f"run the linter with Python {newer} or newer"
+    elif error.msg.startswith("Missing parentheses in call to"):
+        message = f"the code cannot be parsed: {error.msg} (it looks like Python 2)"
+        fix = "port it to Python 3, or leave it out with --exclude"
+    return problem(
+        UNREADABLE,
+        path,
+        message,
+        line=max(1, error.lineno or 1),
+        column=max(1, error.offset or 1),
+        cell=cell,
+        fix=fix,
+        severity=Severity.NOTE if newer else None,
+    )

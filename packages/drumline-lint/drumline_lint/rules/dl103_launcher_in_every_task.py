@@ -18,11 +18,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
         tasks = tasks_per_node(launch) or 1
         starts_all_ranks = launch.kind != PYTHON and processes_per_node(launch) != 1
         if tasks > 1 and starts_all_ranks and not uses_task_variable(launch):
-            starter = launch.mpirun[0] if launch.mpirun else launch.srun_word
-            by = "mpirun" if launch.mpirun else "srun"
             message = (
-                f"{by} starts {launch.kind} {tasks} times on each node, and each of them starts all ranks of the "
+                f"srun starts {launch.kind} {tasks} times on each node, and each of them starts all ranks of the "
                 "node: too many processes, which do not find each other or run out of GPU memory"
             )
-            fix = "start one on each node: mpirun --npernode 1" if launch.mpirun else ""
-            yield RULE.at(script, starter, message, fix=fix)
+            yield RULE.at(script, launch.srun_word, message)

@@ -13,11 +13,7 @@ from drumline_lint.reading.slurm import header_lines
 RULE = rule("DL110")
 # What a template makes of such a file is not seen.
 _TEMPLATE = re.compile(r"\{%|<%|\{\{")
-_COMMENT = re.compile(
-    r"^#[ \t]+SBATCH[ \t]+--?[A-Za-z][\w-]*(?:[= ]\S+)?[ \t]*(?:#.*)?$", re.MULTILINE
-)
 _VARIABLE = re.compile(r"(?<!\\)\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*)")
-_MEGABYTES = re.compile(r"--mem(?:-per-cpu|-per-gpu)?[= ][1-9]\d{0,2}(?=\s|$)")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -30,22 +26,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
         message = f"sbatch does not read this line{further}: it comes after the first command"
         place = Word(late[0].start, late[0].end)
         yield RULE.at(script, place, message, fix="move it above the first command")
-    comments = list(_COMMENT.finditer(script.text))
-    # Beside lines that are read, such a line has been taken out.
-    if len(comments) > 1 and not lines:
-        message = "sbatch does not read this line: it is a comment, as are all others like it"
-        place = Word(*comments[0].span())
-        yield RULE.at(script, place, message, fix="write #SBATCH without a blank")
     for line in lines:
         variable = _VARIABLE.search(line.text)
-        memory = _MEGABYTES.search(line.text)
-        place = Word(line.start, line.end)
         if variable and not line.is_late:
             message = (
                 f"sbatch does not expand {variable[0]}: it reads this line before any shell does"
             )
             fix = "write the value, or give the option on sbatch's command line"
-            yield RULE.at(script, place, message, fix=fix)
-        elif memory and not line.is_late:
-            message = f"{memory[0].strip()} is a number of megabytes"
-            yield RULE.at(script, place, message, fix="write its unit, as in --mem=64G")
+            yield RULE.at(script, Word(line.start, line.end), message, fix=fix)

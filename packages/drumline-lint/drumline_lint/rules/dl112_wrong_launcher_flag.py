@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.launchers import (
@@ -35,8 +35,6 @@ _ONLY_LAUNCHERS = {
     ACCELERATE: {"num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu"},
     DEEPSPEED: {"num-gpus", "num-nodes", "hostfile"},
 }
-_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
-_PROCESSES = ("gpu", "auto", "cpu", "xpu")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -44,9 +42,6 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if launch.unknown_flag is not None:
             yield from _unknown_flag(script, launch, launch.unknown_flag)
         yield from _after_script(script, launch)
-        if launch.is_torchrun:
-            yield from _unknown_value(script, launch, "rdzv-backend", _BACKENDS)
-            yield from _unknown_value(script, launch, "nproc-per-node", _PROCESSES)
 
 
 def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Finding]:
@@ -73,13 +68,3 @@ def _after_script(script: Script, launch: Launch) -> Iterator[Finding]:
             # Without the flag, deepspeed starts a rank on every GPU.
             severity = Severity.WARNING if launch.kind == DEEPSPEED else None
             yield RULE.at(script, word, message, fix=fix, severity=severity)
-
-
-def _unknown_value(
-    script: Script, launch: Launch, name: str, values: Collection[str]
-) -> Iterator[Finding]:
-    value = launch.value(name) or ""
-    meant = difflib.get_close_matches(value.lower(), values, 1, 0.6)
-    if meant and value not in values:
-        message = f"torchrun refuses --{name} {value}"
-        yield RULE.at(script, launch.flags[name].word, message, fix=f"write {meant[0]}")

@@ -9,7 +9,6 @@ from drumline_lint.reading.allocation import (
     allocated_gpus,
     gpus_per_node,
     processes_per_node,
-    tasks_per_node,
     visible_devices,
 )
 from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launch, launches
@@ -35,19 +34,6 @@ def check_shell(script: Script) -> Iterator[Finding]:
             has = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
             message = f"{by} starts {processes} ranks on a node that has {has}"
             yield RULE.at(script, _place(launch), message)
-        elif processes and gpus and is_training and _is_idle(script, launch, processes, gpus):
-            idle = f"{gpus - processes} of its GPUs are idle"
-            message = f"{by} starts {processes} of {gpus} possible ranks on a node: {idle}"
-            # One rank may use several GPUs itself.
-            yield RULE.at(script, launch.name[-1], message, severity=Severity.NOTE)
-
-
-def _is_idle(script: Script, launch: Launch, processes: int, gpus: int) -> bool:
-    """Several launches may share the GPUs of a node."""
-    is_alone = len(launches(script)) == 1 and not launch.command.is_conditional
-    has_one_launcher = launch.kind == PYTHON or tasks_per_node(launch) == 1
-    chooses_gpus = "CUDA_VISIBLE_DEVICES" in script.text
-    return processes < gpus and is_alone and has_one_launcher and not chooses_gpus
 
 
 def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:

@@ -10,17 +10,21 @@ from drumline_lint.reading.rendezvous import launch_variables
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL117")
-_LOCAL_RANKS = {"SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}
-_GLOBAL_RANKS = {"SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}
-_COUNTS_OF_A_NODE = {"SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"}
+_LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
+_GLOBAL_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_COUNTS_OF_A_NODE = ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_MEANINGS = {
+    **dict.fromkeys(_LOCAL_RANKS, "the rank among the processes of one node"),
+    **dict.fromkeys(_GLOBAL_RANKS, "the rank among all processes"),
+    **dict.fromkeys(_COUNTS_OF_A_NODE, "a number of one node"),
+}
 _WRONG_FOR = {
     "RANK": _LOCAL_RANKS,
-    "LOCAL_RANK": {*_GLOBAL_RANKS, "SLURM_NODEID"},
+    "LOCAL_RANK": _GLOBAL_RANKS,
     "WORLD_SIZE": _COUNTS_OF_A_NODE,
-    "node-rank": {*_LOCAL_RANKS, "LOCAL_RANK"},
-    "machine-rank": {*_LOCAL_RANKS, "LOCAL_RANK"},
+    "node-rank": _LOCAL_RANKS,
+    "machine-rank": _LOCAL_RANKS,
     "nnodes": _COUNTS_OF_A_NODE,
-    "nproc-per-node": {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"},
 }
 
 
@@ -36,21 +40,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
     for assignment in launch_variables(script) if has_ranks else ():
         source = assignment.value.variable
         if source in _WRONG_FOR.get(assignment.name, ()):
-            message = f"{assignment.name} is set to ${source}, which is {_meaning(source)}"
+            message = f"{assignment.name} is set to ${source}, which is {_MEANINGS[source]}"
             yield RULE.at(script, assignment, message)
     for launch in started:
         for name, flag in launch.flags.items():
             source = flag.value.variable if flag.value else ""
             if source in _WRONG_FOR.get(name, ()):
-                message = f"--{name} is set to ${source}, which is {_meaning(source)}"
+                message = f"--{name} is set to ${source}, which is {_MEANINGS[source]}"
                 yield RULE.at(script, flag.word, message)
-
-
-def _meaning(source: str) -> str:
-    if source in _LOCAL_RANKS or source == "LOCAL_RANK":
-        return "the rank among the processes of one node"
-    if source in _GLOBAL_RANKS:
-        return "the rank among all processes"
-    if source in _COUNTS_OF_A_NODE:
-        return "a number of one node"
-    return "the number of a node" if source == "SLURM_NODEID" else "the number of nodes"

@@ -19,7 +19,6 @@ _OWN = re.compile(
     r"|\$\([^;]*?\b(?:RANDOM|shuf|uuidgen|mktemp)\b[^;]*|\$\$"
 )
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
-_OTHER_BATCH = re.compile(r"^#(?:PBS|BSUB|PJM|COBALT|\$ -)", re.MULTILINE)
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -38,13 +37,9 @@ def _is_on_each_node(launch: Launch) -> bool:
     nodes = max(
         (least_nodes(launch) or 1) if launch.kind != PYTHON else 1, started_on_nodes(launch) or 1
     )
-    if nodes < 2 or launch.script.container is not None:
-        return nodes > 1 and launch.script.container is not None
-    if launch.srun is not None or launch.is_elsewhere:
-        return launch.is_expanded_late
-    # A script without a scheduler is started by hand on each node.
-    is_batch = bool(launch.script.sbatch.by_name) or _OTHER_BATCH.search(launch.script.text)
-    return not is_batch and not launch.command.is_conditional
+    is_started_on_each = launch.srun is not None or launch.is_elsewhere
+    is_in_pod = launch.script.container is not None and launch.script.container.kind != "image"
+    return nodes > 1 and (is_in_pod or (is_started_on_each and launch.is_expanded_late))
 
 
 def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
@@ -64,10 +59,7 @@ def _own_value(launch: Launch, word: Word, depth: int = 0) -> str:
         return own[0]
     for name in _NAME.findall(word.text):
         # A batch script computes its variables once, for all nodes.
-        is_in_pod = launch.script.container is not None and launch.script.outer is not None
-        scopes = [launch.script, *([launch.script.outer] if is_in_pod else [])]
-        for scope in filter(None, scopes):
-            assigned = scope.variables.get(name, [])
-            if len(assigned) == 1 and not assigned[0].is_conditional and depth < 4:
-                return _own_value(launch, assigned[0].value, depth + 1)
+        assigned = launch.script.variables.get(name, [])
+        if len(assigned) == 1 and not assigned[0].is_conditional and depth < 4:
+            return _own_value(launch, assigned[0].value, depth + 1)
     return ""

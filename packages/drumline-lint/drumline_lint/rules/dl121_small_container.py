@@ -15,7 +15,6 @@ from drumline_lint.reading.shell import Container, Script
 RULE = rule("DL121")
 _ENOUGH = 1 << 30
 _USES_GPUS = re.compile(r"\bnccl|\bcuda|\b[bf]p?16\b|nproc[-_]per[-_]node[= ]gpu", re.IGNORECASE)
-_MAKES_GPUS_VISIBLE = ("--gpus", "--runtime", "--device", "--privileged", "--env-file")
 _UNKNOWN_OPTIONS = re.compile(r"\$\{?\w*(?:@|OPT|ARG|FLAG|EXTRA)", re.IGNORECASE)
 _NETWORK = ("--network", "--net", "--publish", "-p", "-P")
 
@@ -44,10 +43,6 @@ def _of_docker(launch: Launch) -> Iterator[tuple[str, str]]:
     if nodes > 1 and not any(option.startswith(_NETWORK) for option in options):
         message = f"{nodes} nodes rendezvous, but this container has a network of its own"
         yield message, "add --network=host"
-    if _uses_gpus(launch) and not any(
-        option.startswith(_MAKES_GPUS_VISIBLE) or "VISIBLE_DEVICES" in option for option in options
-    ):
-        yield "docker run makes no GPU visible to this container", "add --gpus all"
 
 
 def _of_container(launch: Launch, container: Container) -> Iterator[tuple[str, str]]:
@@ -77,18 +72,8 @@ def _of_memory(launch: Launch, memory: int | None, fix: str) -> Iterator[tuple[s
 
 
 def _uses_gpus(launch: Launch) -> bool:
-    words = [word.text for word in launch.arguments]
-    words += [
-        f"{flag.word.text} {flag.value.text if flag.value else ''}"
-        for flag in launch.flags.values()
-    ]
-    words += [word.text for word in launch.docker]
+    words = [word.text for word in (*launch.name, *launch.arguments)]
     words += [assignment.name for assignment in launch.script.environment]
-    words += (
-        []
-        if launch.script.outer is None
-        else [item.name for item in launch.script.outer.environment]
-    )
     written = " ".join(words)
     is_excepted = "gloo" in written or "NVIDIA_VISIBLE_DEVICES" in written
     return bool(_USES_GPUS.search(written)) and not is_excepted
