@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_listed_is_reported(monkeypatch: pytest.MonkeyPa
 
     def refusing(path: Path) -> object:
         if Path(path).name == "deep":
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
     monkeypatch.setattr(os, "scandir", refusing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -53,7 +53,7 @@ def find_files(
         )
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
-        if _is(path.is_dir):
+        if path.is_dir():
             _walk(search, path)
         else:
             search.by_real_path.setdefault(os.path.realpath(path), path)
@@ -81,66 +81,42 @@ def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
 
 
 def _walk(search: _Search, top: Path) -> None:
-    waiting = [top]
-    while waiting:
-        folder = waiting.pop()
+    """Links to folders are kept for later."""
+
+    def report(error: OSError) -> None:
+        message = f"the folder cannot be listed: {error.strerror}"
+        search.problems.append(problem(UNREADABLE, error.filename, message))
+
+    for name, folders, files in os.walk(top, onerror=report):
+        folder = Path(name)
         real = os.path.realpath(folder)
-        if real in search.folders:
-            continue
-        search.folders.add(real)
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            unreadable = problem(
-                UNREADABLE, folder, f"the folder cannot be listed: {error.strerror}"
-            )
-            search.problems.append(unreadable)
-            continue
-        waiting += [
-            inner for entry in entries if (inner := _take(search, folder, real, entry)) is not None
+        inner = [
+            path for path in (folder / name for name in sorted(folders)) if _is_kept(search, path)
         ]
+        if real in search.folders:
+            inner = []
+        search.folders.add(real)
+        search.linked_folders += [path for path in inner if path.is_symlink()]
+        folders[:] = [path.name for path in inner if not path.is_symlink()]
+        for path in (folder / name for name in files):
+            is_read = path.name.endswith(SUFFIXES) or DOCKERFILE_NAMES.fullmatch(path.name)
+            is_file = (is_read or _is_shell(path)) and path.is_file()
+            if is_file and not is_matched(path, search.exclude, search.root):
+                search.by_real_path.setdefault(os.path.realpath(path), path)
 
 
-def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> Path | None:
-    """Keep a file; a folder to walk into is returned, unless a link leads there."""
-    path = folder / entry.name
-    if _is(entry.is_dir):
-        is_skipped = (
-            path.name.startswith(".") or path.name in SKIPPED or _is((path / "pyvenv.cfg").exists)
-        )
-        if is_skipped or is_matched(path, search.exclude, search.root):
-            return None
-        if not entry.is_symlink():
-            return path
-        search.linked_folders.append(path)
-    elif (
-        (
-            entry.name.endswith(SUFFIXES)
-            or DOCKERFILE_NAMES.fullmatch(entry.name)
-            or _is_shell(entry)
-        )
-        and _is(entry.is_file)
-        and not is_matched(path, search.exclude, search.root)
-    ):
-        whole = os.path.realpath(path) if entry.is_symlink() else os.path.join(real, entry.name)  # noqa: PTH118
-        search.by_real_path.setdefault(whole, path)
-    return None
+def _is_kept(search: _Search, folder: Path) -> bool:
+    is_skipped = folder.name.startswith(".") or folder.name in SKIPPED
+    is_environment = os.path.exists(folder / "pyvenv.cfg")  # noqa: PTH110 - False without permission
+    return not (is_skipped or is_environment or is_matched(folder, search.exclude, search.root))
 
 
-def _is_shell(entry: os.DirEntry[str]) -> bool:
+def _is_shell(path: Path) -> bool:
     """A program without an ending whose first line names a shell. Only these are opened."""
-    if "." in entry.name or not _is(entry.is_file):
-        return False
     try:
-        with open(entry.path, "rb") as file:  # noqa: PTH123
+        if "." in path.name or not path.is_file():
+            return False
+        with path.open("rb") as file:
             return SHELL_SHEBANG.match(file.read(_FIRST_LINE_BYTES)) is not None
-    except OSError:
-        return False
-
-
-def _is(question: Callable[[], bool]) -> bool:
-    """False for a link to itself, or a folder without permission."""
-    try:
-        return question()
     except OSError:
         return False

@@ -135,22 +135,22 @@ def _read_yaml(reading: Reading) -> None:
 
 
 def _read_python(reading: Reading) -> None:
+    """As Python itself does: by a byte order mark, or a comment in the first two lines."""
+    line = 1
     try:
-        # As Python itself does: a byte order mark, or a comment in the first two lines.
         reading.encoding = _encoding(reading.data)
         text = reading.data.decode(reading.encoding)
     except UnicodeDecodeError as error:
         line = reading.data[: error.start].count(b"\n") + 1
         byte = reading.data[error.start]
         message = f"the file is not {error.encoding}: byte 0x{byte:02x} cannot be decoded"
-        unreadable = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
-        reading.problems.append(unreadable)
     except (SyntaxError, LookupError, UnicodeError) as error:
         message = f"the encoding of the file is not known: {error}"
-        unreadable = problem(UNREADABLE, reading.path, message, fix="save it as UTF-8")
-        reading.problems.append(unreadable)
     else:
         reading.content = Source(reading.path, text)
+        return
+    unreadable = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
+    reading.problems.append(unreadable)
 
 
 def _encoding(data: bytes) -> str:
