@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import traceback
 from bisect import bisect_right
@@ -153,7 +152,7 @@ def run_rules(
     groups = projects(sources)
     launched = launches_by_file(scripts)
     texts = {source.path.name: source.text for source in sources}
-    check_part = functools.partial(_check_part, chosen, progress, launched, texts)
+    check_part = functools.partial(_check_part, chosen, progress, launched, texts, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(groups, jobs)):
         results.findings += part.findings
@@ -231,6 +230,7 @@ def _check_part(
     progress: Progress | None,
     launched: Mapping[Path, Sequence[Launch]],
     texts: Mapping[str, str],
+    first_process: int,
     part: Sequence[list[Source]],
 ) -> Results:
     """The results of some projects. Only the first process shows its progress."""
@@ -240,7 +240,7 @@ def _check_part(
     for project in part:
         for _ in _check_project(results, project, rules, launched, texts):
             num_checked += 1
-            if progress is not None and multiprocessing.parent_process() is None:
+            if progress is not None and os.getpid() == first_process:
                 progress("looking at", num_checked, num_files)
     return results
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ def num_processes(jobs: str) -> int:
     number = len(os.sched_getaffinity(0)) if jobs == "auto" else int(jobs)
     if number < 1:
         raise ValueError("there is at least one process")
-    return number if "fork" in multiprocessing.get_all_start_methods() else 1
+    return number if hasattr(os, "fork") else 1
 
 
 def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list[Outcome]:
@@ -29,7 +28,8 @@ def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list
     process was killed."""
     if len(parts) < 2:
         return [work(part) for part in parts]
-    from concurrent.futures import ProcessPoolExecutor, process  # slow to import
+    import multiprocessing  # slow to import
+    from concurrent.futures import ProcessPoolExecutor, process
 
     pool = ProcessPoolExecutor(
         len(parts) - 1,

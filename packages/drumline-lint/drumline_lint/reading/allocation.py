@@ -107,17 +107,10 @@ def allocated_gpus(launch: Launch) -> int | None:
 def _gpus_of(options: Options) -> int | None:
     if options.gpus_per_node is not None:
         return options.gpus_per_node
-    per_task = _count_in(options.by_name.get("gpus-per-task"))
-    if per_task and "ntasks" not in options.by_name:
-        return per_task * (options.number("ntasks-per-node") or 1)
-    total = _count_in(options.by_name.get("gpus"))
+    # `4`, or `a100:4`
+    total = whole_number((options.by_name.get("gpus") or "").rpartition(":")[2])
     nodes = options.number("nodes") or (1 if options.number("ntasks") == 1 else None)
     return total // nodes if total and nodes and total % nodes == 0 else None
-
-
-def _count_in(text: str | None) -> int | None:
-    """Of `4`, or `a100:4`."""
-    return whole_number((text or "").rpartition(":")[2])
 
 
 def docker_option(launch: Launch, name: str) -> str | None:

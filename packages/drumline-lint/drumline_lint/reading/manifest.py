@@ -126,14 +126,9 @@ class _ManifestReader:
         script = self._script(container, [Command(words)] if words else [])
         for entry in items(member(node, "env")):
             value = member(entry, "value")
-            field_path = member(entry, "valueFrom", "fieldRef", "fieldPath")
             if value is not None:
                 text = _kubernetes_text(scalar(value) or "")
                 self._add_variable(script, text_at(entry, "name"), value, text)
-            elif field_path is not None:
-                self._add_variable(
-                    script, text_at(entry, "name"), field_path, f"$({scalar(field_path)})"
-                )
         return script
 
     def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
@@ -265,8 +260,7 @@ def _compose_text(text: str) -> str:
 
 
 def _hosts(name: str, service: YamlNode) -> Iterator[str]:
-    yield name
-    yield from (text_at(service, key) for key in ("container_name", "hostname"))
+    yield from (name, text_at(service, "container_name"), text_at(service, "hostname"))
     for _, network in mapping(member(service, "networks")):
         yield from (scalar(alias) or "" for alias in items(member(network, "aliases")))
 

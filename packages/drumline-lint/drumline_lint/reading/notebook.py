@@ -23,8 +23,8 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
     """Its Python, if there is any, and problems for cells that are not Python."""
     try:
         codes = list(_code_cells(_document(data)))
-    except ValueError as error:
-        return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {error}")]
+    except ValueError as reason:
+        return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {reason}")]
     problems: list[Finding] = []
     texts: list[str] = []
     cells: list[Cell] = []

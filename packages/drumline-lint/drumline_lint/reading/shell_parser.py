@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 _EXPANSION = re.compile(r"(?<!\\)[$`]")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=?][^{}]*)?\})")
@@ -76,18 +77,29 @@ _DOUBLE = rf'"(?:\\.|{_COMMAND}|[^"\\])*+"'
 _PLACEHOLDER = r"(?<=[=/])<\w[^<>\n]*+>|\{\{[^{}\n]*+\}\}"
 _PROCESS = r"[<>]\((?:[^()]|\([^()]*+\))*+\)"
 _PART = rf"""(?:\\(?!\r?\n).|{_SINGLE}|{_DOUBLE}|{_COMMAND}|{_BRACES}|{_PLACEHOLDER}|{_PROCESS}|[^\s;&|()<>'"`\\])"""
-_TOKEN = re.compile(
-    rf"(?P<blank>[ \t\r\f\v]+|\\\r?\n|#[^\n]*|function[ \t]+[\w-]+|{_ARITHMETIC})"
-    r"|<<-?[ \t]*(?P<quote>['\"]?)(?P<heredoc>\w+)(?P=quote)"
-    rf"|(?:\d++|&)?(?:<<<|>>|>\||<>|[<>](?!\())(?:&[\d-]+|[ \t]*+{_PART}*+)"
-    rf"|(?P<word>(?:[A-Za-z_]\w*+\+?=\((?:{_PART}|\s|#[^\n]*+\n)*+\)|{_PART})++)"
-    r"|(?P<operator>&&|\|\|?|;;|[\n;&()])|.",
-    re.DOTALL,
-)
-_QUOTED = re.compile(
-    rf"\\(?P<escaped>.)|\$?(?P<single>{_SINGLE})|(?P<double>{_DOUBLE})|{_COMMAND}|{_BRACES}",
-    re.DOTALL,
-)
+
+
+@cache
+def _token() -> re.Pattern[str]:
+    """Compiled by the first script: it takes as long as many rules."""
+    return re.compile(
+        rf"(?P<blank>[ \t\r\f\v]+|\\\r?\n|#[^\n]*|function[ \t]+[\w-]+|{_ARITHMETIC})"
+        r"|<<-?[ \t]*(?P<quote>['\"]?)(?P<heredoc>\w+)(?P=quote)"
+        rf"|(?:\d++|&)?(?:<<<|>>|>\||<>|[<>](?!\())(?:&[\d-]+|[ \t]*+{_PART}*+)"
+        rf"|(?P<word>(?:[A-Za-z_]\w*+\+?=\((?:{_PART}|\s|#[^\n]*+\n)*+\)|{_PART})++)"
+        r"|(?P<operator>&&|\|\|?|;;|[\n;&()])|.",
+        re.DOTALL,
+    )
+
+
+@cache
+def _quoted() -> re.Pattern[str]:
+    return re.compile(
+        rf"\\(?P<escaped>.)|\$?(?P<single>{_SINGLE})|(?P<double>{_DOUBLE})|{_COMMAND}|{_BRACES}",
+        re.DOTALL,
+    )
+
+
 _ESCAPED_IN_QUOTES = re.compile(r"\\(?:\r?\n|([`\"\\]))")
 _LOOPS = {"for", "while", "until", "select"}
 _OPENING = {*_LOOPS, "if", "case", "{"}
@@ -113,7 +125,7 @@ def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Com
     reader = _Reader()
     position = start
     end = len(text) if end is None else end
-    while position < end and (token := _TOKEN.match(text, position, end)):
+    while position < end and (token := _token().match(text, position, end)):
         position = token.end()
         if token.lastgroup == "word":
             reader.read_word(text, token)
@@ -218,7 +230,7 @@ def _word(text: str, start: int, end: int) -> Word:
     if assignment and written.startswith("(", assignment.end()):
         inner = read_commands(text, start + assignment.end() + 1, end - 1)
         items = tuple(word for command in inner for word in command.words)
-    return Word(start, end, _QUOTED.sub(_unquoted, written), items)
+    return Word(start, end, _quoted().sub(_unquoted, written), items)
 
 
 def _unquoted(part: re.Match[str]) -> str:
@@ -235,5 +247,5 @@ def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     """The part between the quotes of a word that is one quoted text."""
     if word.code is not None:
         return word.code
-    is_quoted = _QUOTED.fullmatch(text, word.start, word.end) and text[word.start] in "'\""
+    is_quoted = _quoted().fullmatch(text, word.start, word.end) and text[word.start] in "'\""
     return (word.start + 1, word.end - 1) if is_quoted else None

@@ -14,7 +14,7 @@ from drumline_lint.reading.shell_parser import Word
 
 RULE = rule("DL118")
 _OWN = re.compile(
-    r"\$\(\s*(?:hostname|uname -n)\b[^)|]*\)|`(?:hostname|uname -n)\b[^`|]*`|status\.(?:podIP|hostIP)|metadata\.name"
+    r"\$\(\s*(?:hostname|uname -n)\b[^)|]*\)|`(?:hostname|uname -n)\b[^`|]*`"
     r"|\$\{?(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\b\}?"
     r"|\$\([^;]*?\b(?:RANDOM|shuf|uuidgen|mktemp)\b[^;]*|\$\$"
 )
