@@ -102,8 +102,8 @@ def launch_variables(script: Script) -> list[Assignment]:
     """The variables that the processes of any launch see, also by `docker run -e` and `mpirun
     -x`."""
     scopes = dict.fromkeys([script, *(launch.script for launch in launches(script))])
-    seen = [item for scope in scopes for item in scope.assignments if item.is_seen]
-    return [*seen, *(item for launch in launches(script) for item in _passed(launch))]
+    exported = [item for scope in scopes for item in scope.assignments if item.is_seen]
+    return [*exported, *(item for launch in launches(script) for item in _passed(launch))]
 
 
 def _passed(launch: Launch) -> Iterator[Assignment]:

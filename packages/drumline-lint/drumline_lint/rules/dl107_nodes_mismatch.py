@@ -69,10 +69,10 @@ def _only_first_node(script: Script) -> Iterator[Finding]:
         return
     for launch in launches(script):
         if launch.kind != PYTHON and not launch.command.is_conditional:
-            others = "node" if nodes == 2 else f"{nodes - 1} nodes"
+            rest = "node" if nodes == 2 else f"{nodes - 1} nodes"
             message = (
                 f"Slurm runs a batch script on its first node only: {launch.kind} is not started on the other "
-                f"{others}"
+                f"{rest}"
             )
             fix = f"start it with srun: srun {launch.kind} ..."
             fix = "add --hostfile" if launch.kind == DEEPSPEED else fix

@@ -47,9 +47,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Finding]:
     written = word.head.partition("=")[0]
     name = written.lstrip("-").replace("_", "-")
-    known = FLAG_TABLES[launch.kind].names
-    same = [flag for names in _NAMES if name in names for flag in names if flag in known]
-    meant = next(iter([*same, *difflib.get_close_matches(name, known, 1, 0.8)]), "")
+    flag_names = FLAG_TABLES[launch.kind].names
+    synonyms = [flag for names in _NAMES if name in names for flag in names if flag in flag_names]
+    meant = next(iter([*synonyms, *difflib.get_close_matches(name, flag_names, 1, 0.8)]), "")
     # A longer name is a flag of another version rather than a slip.
     if meant and not name.startswith(f"{meant}-"):
         fix = f"write --{meant.replace('-', '_' if '_' in written else '-')}"

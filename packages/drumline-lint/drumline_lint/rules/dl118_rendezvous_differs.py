@@ -55,8 +55,8 @@ def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
 
 def _own_value(launch: Launch, word: Word, depth: int = 0) -> str:
     """What makes a word differ from node to node; empty if it does not."""
-    if own := _OWN.search(word.text):
-        return own[0]
+    if computed := _OWN.search(word.text):
+        return computed[0]
     for name in _NAME.findall(word.text):
         # A batch script computes its variables once, for all nodes.
         assigned = launch.script.variables.get(name, [])
