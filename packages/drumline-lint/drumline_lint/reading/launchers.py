@@ -309,7 +309,8 @@ def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterato
         for command in inner.commands if is_late else read_commands(script.text, *inside):
             outer = command if is_late and inner.container else around.command
             is_background = around.command.is_background or command.is_background
-            outer = Command(outer.words, outer.is_conditional, is_background, outer.loop)
+            surroundings = replace(outer.around, is_background=is_background)
+            outer = Command(outer.words, surroundings)
             yield from _in_words(inner, command.words, replace(deeper, command=outer))
 
 

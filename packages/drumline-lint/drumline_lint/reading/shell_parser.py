@@ -1,11 +1,18 @@
-"""Splits shell text into simple commands and their words, with the place of each. Any text is
-accepted."""
+"""Splits shell text into simple commands and their words, with the place of each.
+
+tree-sitter reads the text. It accepts any: what cannot be read is left out.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
 
 _EXPANSION = re.compile(r"(?<!\\)[$`]")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=?][^{}]*)?\})")
@@ -45,17 +52,36 @@ class Word:
         return Word(self.start + length, self.end, self.text[length:], self.items)
 
 
-@dataclass(eq=False, slots=True)
-class Command:
-    """A simple command, as it is written."""
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a command is inside of."""
 
-    words: tuple[Word, ...]
     is_conditional: bool = False
     """Inside an if, a case or a loop, or after && or ||."""
     is_background: bool = False
     """Started with `&`, alone or with the commands around it."""
     loop: str = ""
     """The variable of the innermost `for`, or the keyword of another loop."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Command:
+    """A simple command, as it is written."""
+
+    words: tuple[Word, ...]
+    around: Surroundings = Surroundings()
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.around.is_conditional
+
+    @property
+    def is_background(self) -> bool:
+        return self.around.is_background
+
+    @property
+    def loop(self) -> str:
+        return self.around.loop
 
     @property
     def start(self) -> int:
@@ -67,185 +93,145 @@ class Command:
 
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
-# Every repetition is possessive, so that broken text takes no more time than other text.
-_SINGLE = r"\$'(?:\\.|[^'\\])*+'|'[^']*+'"
-_ARITHMETIC = r"\(\((?:[^()]|\([^()]*+\))*+\)\)"
-_COMMAND = r"\$\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)|`[^`]*+`"
-_BRACES = r"\$\{(?:[^{}]|\{[^{}]*+\})*+\}"
-_DOUBLE = rf'"(?:\\.|{_COMMAND}|[^"\\])*+"'
+_NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9])")
 # In templates, as in `DATA=<path of the data>` or `{{ path }}`; it is not valid shell.
-_PLACEHOLDER = r"(?<=[=/])<\w[^<>\n]*+>|\{\{[^{}\n]*+\}\}"
-_PROCESS = r"[<>]\((?:[^()]|\([^()]*+\))*+\)"
-_PART = rf"""(?:\\(?!\r?\n).|{_SINGLE}|{_DOUBLE}|{_COMMAND}|{_BRACES}|{_PLACEHOLDER}|{_PROCESS}|[^\s;&|()<>'"`\\])"""
-
-
-@cache
-def _token() -> re.Pattern[str]:
-    """Compiled by the first script: it takes as long as many rules."""
-    return re.compile(
-        rf"(?P<blank>[ \t\r\f\v]+|\\\r?\n|#[^\n]*|function[ \t]+[\w-]+|{_ARITHMETIC})"
-        r"|<<-?[ \t]*(?P<quote>['\"]?)(?P<heredoc>\w+)(?P=quote)"
-        rf"|(?:\d++|&)?(?:<<<|>>|>\||<>|[<>](?!\())(?:&[\d-]+|[ \t]*+{_PART}*+)"
-        rf"|(?P<word>(?:[A-Za-z_]\w*+\+?=\((?:{_PART}|\s|#[^\n]*+\n)*+\)|{_PART})++)"
-        r"|(?P<operator>&&|\|\|?|;;|[\n;&()])|.",
-        re.DOTALL,
-    )
-
-
-@cache
-def _quoted() -> re.Pattern[str]:
-    return re.compile(
-        rf"\\(?P<escaped>.)|\$?(?P<single>{_SINGLE})|(?P<double>{_DOUBLE})|{_COMMAND}|{_BRACES}",
-        re.DOTALL,
-    )
-
-
+_PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>|\{\{[^{}\n]*\}\}")
+_CONTINUED = re.compile(r"\\\r?\n")
+_ESCAPED = re.compile(r"\\(?:\r?\n|(.))", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r"\\(?:\r?\n|([`\"\\]))")
-_LOOPS = {"for", "while", "until", "select"}
-_OPENING = {*_LOOPS, "if", "case", "{"}
-_CLOSING = {"fi", "esac", "done", "}"}
-_BETWEEN = {"then", "else", "elif", "do", "!"}
-
-
-@dataclass(slots=True)
-class _Block:
-    """A compound command that is not closed yet."""
-
-    keyword: str
-    first: int
-    """How many commands come before the list that it is a part of."""
-    is_conditional: bool
-    loop: str = ""
-    is_header: bool = False
-    """Whether `for NAME in ...` or `case ... in` goes on."""
+# The types of tree-sitter-bash's nodes.
+_DECLARATIONS = {"declaration_command", "unset_command"}
+_COMMANDS = {"command", "variable_assignment", "variable_assignments", *_DECLARATIONS}
+_LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
+_CONDITIONAL = {"if_statement", "case_statement", *_LOOPS}
+_NO_WORDS = {"file_redirect", "heredoc_redirect", "herestring_redirect", "comment", "ERROR"}
+_NO_COMMANDS = {"heredoc_body", "command_substitution", "process_substitution"}
+_PARTS = {"concatenation", "command_name", "variable_assignment"}
+_EXPANSIONS = {
+    "simple_expansion",
+    "expansion",
+    "arithmetic_expansion",
+    "command_substitution",
+    "process_substitution",
+}
 
 
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
     """The commands of the text, or of a part of it, without those in `$(...)`."""
-    reader = _Reader()
-    position = start
     end = len(text) if end is None else end
-    while position < end and (token := _token().match(text, position, end)):
-        position = token.end()
-        if token.lastgroup == "word":
-            reader.read_word(text, token)
-        elif token.lastgroup == "heredoc":
-            reader.heredocs.append(token["heredoc"])
-        elif token.lastgroup == "operator":
-            reader.read_operator(token[0])
-            if token[0] == "\n":
-                position = reader.after_heredocs(text, position, end)
-    reader.end_command()
-    return reader.commands
+    # One byte a character, so that tree-sitter's offsets are those of the text. tree-sitter-bash
+    # 0.25 ends a word at the second variable of `$A/$B.tar`, so it reads `_A/_B.tar`.
+    readable = _PLACEHOLDER.sub(lambda match: "_" * len(match[0]), text[start:end])
+    readable = _NAME.sub(r"_\1", readable)
+    tree = _parser().parse(readable.encode("ascii", errors="replace"))
+    reader = _Reader(text, start)
+    commands = []
+    pending = [(tree.root_node, Surroundings())]
+    while pending:
+        node, around = pending.pop()
+        if node.type in _COMMANDS:
+            commands += [Command(words, around) for words in reader.lines(node)]
+        else:
+            pending += reader.inner_nodes(node, around)
+    return sorted(commands, key=lambda command: command.end)
+
+
+@cache
+def _parser() -> Parser:
+    # Only scripts need it, and most runs of the linter read none.
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
 
 
 class _Reader:
-    def __init__(self) -> None:
-        self.commands: list[Command] = []
-        self.heredocs: list[str] = []
-        """The last lines of the texts that begin on the next line."""
-        self._words: list[Word] = []
-        self._blocks: list[_Block] = []
-        self._first = 0
-        self._is_conditional = False
-        self._is_open = False
-        """Whether the last word was an operator behind which a command must follow."""
+    """Makes words of tree-sitter's nodes."""
 
-    def read_word(self, text: str, token: re.Match[str]) -> None:
-        self._is_open = False
-        if self._words or not self._read_keyword(token[0]):
-            self._words.append(_word(text, *token.span()))
+    def __init__(self, text: str, offset: int) -> None:
+        self._text = text
+        self._offset = offset
+        """Where the text that tree-sitter has read begins."""
 
-    def read_operator(self, operator: str) -> None:
-        block = self._blocks[-1] if self._blocks else None
-        if operator == ")" and block is not None and block.keyword == "case":
-            self._words.clear()
-            block.is_header = False
-        elif operator == "(":
-            self._words.clear()  # the name of a function
-            self._open("(")
-        elif operator == ")":
-            self._close()
-        elif operator in {"&&", "||", "|"}:
-            self.end_command()
-            self._is_open = True
-            self._is_conditional |= operator != "|"
-        elif operator != "\n" or not self._is_open:
-            self.end_command()
-            for command in self.commands[self._first :] if operator == "&" else ():
-                command.is_background = True
-            self._first = len(self.commands)
-            self._is_conditional = False
-
-    def after_heredocs(self, text: str, position: int, end: int) -> int:
-        for last_line in self.heredocs:
-            heredoc_end = re.compile(rf"^[ \t]*{last_line}[ \t\r]*$", re.MULTILINE)
-            line = heredoc_end.search(text, position, end)
-            position = line.end() if line else end
-        self.heredocs.clear()
-        return position
-
-    def end_command(self) -> None:
-        block = self._blocks[-1] if self._blocks else None
-        if block is not None and block.is_header:
-            block.loop = self._words[0].text if self._words and block.loop else block.loop
-            block.is_header = block.keyword == "case"
-        elif self._words:
-            loops = [block.loop for block in self._blocks if block.loop]
-            is_conditional = self._is_conditional or any(
-                block.is_conditional or block.keyword not in {"{", "("} for block in self._blocks
+    def inner_nodes(self, node: Node, around: Surroundings) -> Iterator[tuple[Node, Surroundings]]:
+        """Where further commands may be."""
+        loop = self._loop(node)
+        for position, inner in enumerate(node.named_children):
+            if inner.type in _NO_COMMANDS:
+                continue
+            is_after_another = node.type == "list" and position > 0
+            following = inner.next_sibling
+            yield (
+                inner,
+                Surroundings(
+                    around.is_conditional or node.type in _CONDITIONAL or is_after_another,
+                    around.is_background or (following is not None and following.type == "&"),
+                    loop if loop and inner.type == "do_group" else around.loop,
+                ),
             )
-            loop = loops[-1] if loops else ""
-            self.commands.append(Command(tuple(self._words), is_conditional, loop=loop))
-        self._words.clear()
 
-    def _read_keyword(self, word: str) -> bool:
-        if word in _OPENING:
-            self._open(word)
-        elif word in _CLOSING:
-            self._close()
-        return word in _OPENING or word in _CLOSING or word in _BETWEEN
+    def _loop(self, node: Node) -> str:
+        variable = node.child_by_field_name("variable")
+        if node.type in _LOOPS and variable is not None:
+            return self._written(variable)
+        return str(node.children[0].type) if node.type in _LOOPS else ""
 
-    def _open(self, keyword: str) -> None:
-        self._is_open = False
-        loop = keyword if keyword in _LOOPS else ""
-        is_header = keyword in {"for", "select", "case"}
-        block = _Block(keyword, self._first, self._is_conditional, loop, is_header)
-        self._blocks.append(block)
-        self._is_conditional = False
-        self._first = len(self.commands)
+    def lines(self, command: Node) -> Iterator[tuple[Word, ...]]:
+        """The words of a command; tree-sitter takes `A=1` and the line after it for one."""
+        words: list[Word] = []
+        for word in self._words(command):
+            if words and "\n" in _CONTINUED.sub("", self._text[words[-1].end : word.start]):
+                yield tuple(words)
+                words = []
+            words.append(word)
+        if words:
+            yield tuple(words)
 
-    def _close(self) -> None:
-        self.end_command()
-        if self._blocks:
-            block = self._blocks.pop()
-            self._first = block.first
-            self._is_conditional = block.is_conditional
+    def _words(self, command: Node) -> list[Word]:
+        if command.type == "variable_assignment":
+            return [self._word(command)]
+        # The first word of `export a=1` is a keyword, and keywords are nodes without a name.
+        nodes = command.children if command.type in _DECLARATIONS else command.named_children
+        return [self._word(node) for node in nodes if _is_word(node)]
+
+    def _word(self, node: Node) -> Word:
+        value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
+        items = None
+        if value is not None and value.type == "array":
+            items = tuple(self._word(item) for item in value.named_children if _is_word(item))
+        start = self._offset + node.start_byte
+        return Word(start, self._offset + node.end_byte, self._unquoted(node), items)
+
+    def _unquoted(self, node: Node) -> str:
+        written = self._written(node)
+        if node.type in _PARTS and node.children:
+            return "".join(self._unquoted(child) for child in node.children)
+        if node.type == "string":
+            return _ESCAPED_IN_QUOTES.sub(r"\1", written[1:-1])
+        if node.type in {"raw_string", "ansi_c_string"}:
+            return written.lstrip("$")[1:-1].replace("$", "\\$")
+        return written if node.type in _EXPANSIONS else _ESCAPED.sub(_unescaped, written)
+
+    def _written(self, node: Node) -> str:
+        return self._text[self._offset + node.start_byte : self._offset + node.end_byte]
 
 
-def _word(text: str, start: int, end: int) -> Word:
-    written = text[start:end]
-    items = None
-    assignment = ASSIGNMENT.match(written)
-    if assignment and written.startswith("(", assignment.end()):
-        inner = read_commands(text, start + assignment.end() + 1, end - 1)
-        items = tuple(word for command in inner for word in command.words)
-    return Word(start, end, _quoted().sub(_unquoted, written), items)
+def _unescaped(escaped: re.Match[str]) -> str:
+    return "\\$" if escaped[1] == "$" else escaped[1] or ""
 
 
-def _unquoted(part: re.Match[str]) -> str:
-    if part["single"] is not None:
-        return part["single"].strip("$'").replace("$", "\\$")
-    if part["double"] is not None:
-        return _ESCAPED_IN_QUOTES.sub(r"\1", part["double"][1:-1])
-    if part["escaped"] is not None:
-        return "\\$" if part["escaped"] == "$" else part["escaped"]
-    return part[0]
+def _is_word(node: Node) -> bool:
+    return node.type not in _NO_WORDS and node.start_byte < node.end_byte
 
 
 def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     """The part between the quotes of a word that is one quoted text."""
     if word.code is not None:
         return word.code
-    is_quoted = _quoted().fullmatch(text, word.start, word.end) and text[word.start] in "'\""
-    return (word.start + 1, word.end - 1) if is_quoted else None
+    quote = text[word.start : word.start + 1]
+    closes = word.end - word.start >= 2 and text[word.end - 1] == quote
+    if quote not in {"'", '"'} or not closes:
+        return None
+    inner = text[word.start + 1 : word.end - 1]
+    bare = re.sub(r"\\.", "", inner, flags=re.DOTALL) if quote == '"' else inner
+    return None if quote in bare else (word.start + 1, word.end - 1)
