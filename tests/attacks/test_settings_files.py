@@ -21,8 +21,8 @@ from drumline.base.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, pars
 from drumline.config.config_file import read_config_file
 from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, read_counts
-from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.sync import _listed, code_files
+from drumline.launch.yaml_template import _literal
 from drumline.net.frames import FrameError, decode
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import events

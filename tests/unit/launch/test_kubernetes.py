@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.kubernetes import Api, KubernetesJob, manifest_text, to_yaml, wrong_object_name
+from drumline.launch.kubernetes import Api, KubernetesJob, manifest_text, wrong_object_name
 from drumline.launch.node_plan import Program
 
 WHY = "pip install 'drumline[dev]' brings it"
@@ -208,12 +208,3 @@ def test_names_that_kubernetes_would_refuse(name: str) -> None:
         f"--name: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
     )
     assert wrong_object_name("--name", "my-job-2") is None
-
-
-def test_the_writer_is_read_back() -> None:
-    value = {
-        "a": {"b c": [], "d": [[1, [2]], {"e": None, "f": [True, {}]}]},
-        "g/h": "yes",
-        "i": "- x: #",
-    }
-    assert yaml.safe_load(to_yaml([value], comments=["x"])) == value
