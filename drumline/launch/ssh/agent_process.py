@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,33 +24,25 @@ from drumline.launch.node.standby import Standby
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.net.frames import FrameWriter
 
-# How often a waiting agent checks whether the next of its ranks may load.
-FILL_S = 1.0
-
 
 def main(fd: int, supervisor: int) -> int:
     if not end_with_parent(supervisor):
         return 1
     os.set_inheritable(fd, False)
     logging.disable(logging.CRITICAL)  # our messages replace those of torch's agent
-    stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered, so that `select` sees what is left
-    spec: dict[str, Any] = json.loads(stdin.readline())
+    spec: dict[str, Any] = json.loads(sys.stdin.readline())
     program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
-    waits = spec["waits"]
     num_procs = spec["node"]["num_procs"]
     standby = None
     if spec["standby"] and program.is_task and num_procs is not None:
         limit_threads(num_procs)
         standby = Standby(program.python_arguments(), count=num_procs)
-        if not waits:  # they load torch while this process does
-            standby.fill(at_once=True)
+        standby.fill(at_once=True)  # they load torch while this process does
     load_torch_quietly()
     import drumline.launch.node.agent  # noqa: F401 - most of the time it takes to start
 
-    while waits and standby is not None and not select.select([stdin], [], [], FILL_S)[0]:
-        standby.fill()
-    start = stdin.readline()
-    if not start:  # ended before it, or not needed
+    start = sys.stdin.readline()
+    if not start:  # ended before it
         return ExitCode.INTERRUPTED
     spec = json.loads(start)
     status = FrameWriter(fd)

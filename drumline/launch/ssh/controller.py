@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, TrainingError
-from drumline.base.text import plural
+from drumline.base.text import how_it_ended, plural
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import no_client, not_reached, was_lost
 from drumline.launch.ssh.host_connection import HostConnection
@@ -78,20 +78,16 @@ class DiagnosisNotice:
 
 
 class Controller:
-    def __init__(self, job: HostsJob, screen: Screen, before: Controller | None = None) -> None:
-        """`before`: the previous attempt; its open connections are used again."""
+    def __init__(
+        self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float] | None = None
+    ) -> None:
+        """`last_heard`: the lost hosts of the previous attempt, and when their last frame
+        arrived."""
         self.job = job
         self.screen = screen
-        self.connections: dict[Host, HostConnection] = {}
-        if before is not None:
-            self.connections = {
-                host: connection
-                for host, connection in before.connections.items()
-                if connection.is_open
-            }
+        self._connections: list[HostConnection] = []
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
-        last_heard = before.reconnect.last_heard if before else {}
-        self.reconnect: Reconnect = Reconnect(job, screen, last_heard)
+        self.reconnect: Reconnect = Reconnect(job, screen, last_heard or {})
         self.silence = SilenceWatch(self)
         self.diagnoses = DiagnosisNotice(screen)
         self.lost = ""
@@ -122,29 +118,26 @@ class Controller:
             await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
         finally:
             watching.cancel()
-        self._restart_after_exit()  # the others may have been done before
+        self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
-        await asyncio.gather(*(connection.close() for connection in self.connections.values()))
+        await asyncio.gather(*(connection.close() for connection in self._connections))
 
     # Reaching the hosts
 
     def _remote(
         self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None
     ) -> Remote:
-        """Uses the open connection of the previous attempt, if there is one. `job`: what runs
-        there, if it is not what runs on all."""
+        """`job`: what runs there, if it is not what runs on all."""
         job = job or self.job
-        connection = self.connections.get(host)
-        if connection is None or connection.ssh_code is not None:
-            connection = HostConnection(
-                host,
-                job.supervisor_command(host, tries),
-                job.nodes[0].join_timeout_s,
-                partial(self.screen.report, is_error=True),
-                lease_s=job.lease_s,
-            )
-            self.connections[host] = connection
+        connection = HostConnection(
+            host,
+            job.supervisor_command(host, tries),
+            job.nodes[0].join_timeout_s,
+            partial(self.screen.report, is_error=True),
+            lease_s=job.lease_s,
+        )
+        self._connections.append(connection)
         return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
     async def _run_node(self, number: int) -> None:
@@ -182,7 +175,6 @@ class Controller:
     def _joining_again(self, number: int, lost: Remote, *, tries: int) -> Remote:
         """Its ranks find the others themselves. Until it answers, the job continues without it as
         before."""
-        self.connections.pop(lost.host, None)
         job = self.job.joining_again(lost.num_starts)
         remote = self._remote(number, lost.host, tries=tries, job=job)
         remote.num_starts = lost.num_starts
@@ -320,35 +312,17 @@ class Controller:
         self.ended_first = self.ended_first or remote
         if remote.end_reason:
             self._restart_all(f"drumline ended the job on {remote.name}: {remote.end_reason}")
-        elif remote.how_agent_was_killed:
-            self._restart_all(remote.how_agent_was_killed)
-        may_help = code < 0 or code in RESTARTABLE
-        if not self.is_ending and may_help and self.may_restart:
+        elif code < 0:
+            how = how_it_ended(code)
+            self._restart_all(f"the launcher's agent on {remote.name} was {how}")
+        if not self.is_ending and code in RESTARTABLE and self.may_restart:
             silent_names = self.silence.silent_names()
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
             if silent_names:  # that is why
                 self._agent_ended = f"no heartbeat from {', '.join(silent_names)} on this machine"
-            self._later(SETTLE_S, self._restart_after_exit)
+            self._later(SETTLE_S, self._restart_all, self._agent_ended)
         elif not self.is_ending:
             self._later(SETTLE_S, self._end, self.job.grace_s)
-
-    def _restart_after_exit(self) -> None:
-        """Name an agent that was killed meanwhile: the others have failed because of it."""
-        killed = self._killed_first()
-        if killed is not None and self._agent_ended:
-            self._restart_all(killed.how_agent_was_killed)
-        else:
-            self._restart_all(self._agent_ended)
-
-    def _killed_first(self) -> Remote | None:
-        return next((remote for remote in self.remaining if remote.how_agent_was_killed), None)
-
-    def failed_first(self) -> Remote | None:
-        """The host to name at the end, if no rank was the cause; None: all went well."""
-        killed = self._killed_first()
-        if self.ended_first is not None and killed is not None and killed.code is not None:
-            return killed
-        return self.ended_first
 
     def _lost(self, remote: Remote) -> None:
         """ssh has ended before the node's job, as far as we know."""
@@ -387,7 +361,7 @@ class Controller:
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the other hosts are enough; if so, that is reported."""
         peers = [peer for peer in self.remaining if peer is not remote]
-        running = [peer for peer in peers if peer.is_running and not peer.how_agent_was_killed]
+        running = [peer for peer in peers if peer.is_running]
         left = [*running, *(peer for peer in peers if peer.code == 0)]
         least = 1 if self.job.program.continues else self.job.min_nodes
         is_needed = remote is self.remotes[0] and not self.job.program.continues

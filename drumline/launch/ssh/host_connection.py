@@ -1,8 +1,7 @@
 """The connection to one host: an ssh client or a socket, frames in both directions, heartbeats, and
 the offset of its clock.
 
-It outlives an attempt of the launch: the supervisor at its other end accepts the next attempt,
-until its stdin ends. `drumline doctor` sends its requests over the same.
+`drumline doctor` sends its requests over the same.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "is_last": bool,
     },
     "progress": {"reached_step": int, "counted_step": int},
-    "agent_killed": {"code": int},
     "ended": {"code": int, "last_lines": [str]},
     "failed": {
         "rank": int,
@@ -59,12 +57,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "at": (int, float),
         "last_lines": [str],
     },
-    "lines": {
-        "rank": (int, NoneType),
-        "shown_rank": (int, NoneType),
-        "stream": str,
-        "lines": [str],
-    },
+    "lines": {"rank": (int, NoneType), "stream": str, "lines": [str]},
     "heartbeat": {"number": int, "now": (int, float)},
     "answer": {"id": int},
 }

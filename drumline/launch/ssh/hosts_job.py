@@ -27,16 +27,7 @@ NAMES = (
     "DATASET_DIR",
 )
 # What a supervisor gets as it is.
-SENT_FIELDS = (
-    "job",
-    "next_job",
-    "earlier",
-    "grace_s",
-    "lease_s",
-    "secret",
-    "first_start",
-    "standby",
-)
+SENT_FIELDS = ("job", "earlier", "grace_s", "lease_s", "secret", "first_start", "standby")
 # ssh's limit for the first try to reconnect, in seconds; each further try has one more.
 RECONNECT_TIMEOUT_S = 2
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,9 +64,6 @@ class HostsJob:
     again."""
     spares: Sequence[Host] = ()
     """Hosts that replace one that does not answer."""
-    next_job: str = field(default_factory=new_job)
-    """The name of the next attempt, for processes that wait for it: so they do not count as part of
-    this attempt."""
     earlier: tuple[str, ...] = ()
     """The names of earlier attempts; processes that they left on a host are ended first."""
     first_start: int = 0
@@ -135,14 +123,14 @@ class HostsJob:
         full_disks: Mapping[str, str],
     ) -> HostsJob:
         """The next attempt."""
+        job = new_job()
         nodes = [
-            replace(node, restarts_used=restarts_used, reached_step=reached_step, job=self.next_job)
+            replace(node, restarts_used=restarts_used, reached_step=reached_step, job=job)
             for node in self.placed(hosts)
         ]
         return replace(
             self,
-            job=self.next_job,
-            next_job=new_job(),
+            job=job,
             hosts=hosts,
             nodes=nodes,
             spares=spares,

@@ -58,19 +58,21 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     await current.run()
     pause_s = 0.0
     while current.end_signal is None:
-        if current.lost:
-            current = _restarted(current, max_restarts=job.nodes[0].max_restarts)
-        elif job.keep_going and (why := why_to_resume(current)):
+        if not current.lost:
+            why = why_to_resume(current) if job.keep_going else ""
+            if not why:
+                break
             screen.report(why, is_error=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(was_signalled.wait(), pause_s)
-            if was_signalled.is_set():
-                break
-            # It counts as no restart.
+        await current.close()
+        if was_signalled.is_set():
+            break
+        if current.lost:
+            current = _restarted(current, max_restarts=job.nodes[0].max_restarts)
+        else:  # it counts as no restart
             restarts_used = current.job.nodes[0].restarts_used
             current = _next_attempt(current, restarts_used, _full_disks(current))
-        else:
-            break
         begun_at = time.monotonic()
         await current.run()
         pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
@@ -123,7 +125,7 @@ def _next_attempt(
         first_start=max(ended.job.first_start, *(remote.num_starts for remote in ended.remotes)),
         full_disks=full_disks,
     )
-    return Controller(job, ended.screen, ended)
+    return Controller(job, ended.screen, ended.reconnect.last_heard)
 
 
 # How it ended
@@ -151,7 +153,7 @@ def _report_end(controller: Controller) -> int:
         return failed_code
     if controller.problems:
         return controller.problems[0].exit_code
-    first = controller.failed_first()
+    first = controller.ended_first
     if first is None or first.code is None:
         return ExitCode.SUCCESS
     if not any(remote.failures for remote in controller.remaining):
@@ -189,8 +191,10 @@ def _report_failures(controller: Controller) -> int | None:
     is_task = controller.job.program.is_task
     diagnoses = [remote.diagnosis for remote in remaining if remote.diagnosis is not None]
     diagnosis = diagnoses[0] if diagnoses else None
-    shown_failures = [failure for remote in remaining for failure in remote.seen_failures()]
-    failures = in_order(shown_failures, blamed=None if diagnosis is None else diagnosis.rank)
+    failures = in_order(
+        [failure for remote in remaining for failure in remote.failures],
+        blamed=None if diagnosis is None else diagnosis.rank,
+    )
     if not failures:
         return None
     first_code = failures[0].code
@@ -233,18 +237,18 @@ def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> l
 def last_messages(
     failures: Sequence[RankFailure], num_ranks: int, *, lost_first: bool = False
 ) -> Iterator[tuple[str, ...]]:
-    """What the user reads last: the first failure with its last lines, and all others in one line.
+    """What the user reads last: the first failure with its error, and all others in one line.
     `failures`: the first one first. `lost_first`: a lost host, which was reported already, came
     first."""
     later = list(failures)
     if not lost_first:
         first = later.pop(0)
-        if first.was_shown:
+        if first.error or first.last_lines:
             above = f"try: read the lines above that begin with [{first.host} {first.rank}]"
             error = first.error or last_line(first.last_lines, first.code)
             yield f"{first} failed first: {error}", above
         else:
-            yield f"{first} failed first{':' if first.last_lines else ''}", *first.last_lines
+            yield (f"{first} failed first",)
     parts = [f"{failure} failed after it" for failure in later[:3]]
     if len(later) > 3:
         parts.append(f"{len(later) - 3} more failed")

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
 from drumline.launch.hosts import Host
-from drumline.launch.node.rank_logs import LAST_LINES
 from drumline.launch.ssh.client import SSH_FAILED
 from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
@@ -48,8 +47,6 @@ class RankFailure:
     """Its error in one line, if the rank could report it."""
     full_disk: str = ""
     """The folder whose disk is full, if that is why."""
-    was_shown: bool = False
-    """Whether its last lines are on the screen already, marked with its host and rank."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
@@ -84,16 +81,10 @@ class Remote:
     diagnosis: SidecarDiagnosis | None = None
     code: int | None = None
     """The exit code of the node's agent."""
-    how_agent_was_killed: str = ""
-    """By someone else; known before its ranks have ended. Empty: it was not."""
     end_reason: str = ""
     """Why the supervisor ended it by itself; empty: it did not."""
     agent_lines: list[str] = field(default_factory=list)
     """The agent's last lines of output, when it failed."""
-    _shown: defaultdict[int | None, deque[str]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=2 * LAST_LINES))
-    )
-    """The latest lines on the screen, by rank, without stdout."""
 
     @property
     def host(self) -> Host:
@@ -138,19 +129,9 @@ class Remote:
             self.connection.hang_up()
 
     def give_up(self) -> None:
-        """Close the connection if the host's part has not ended; otherwise the next attempt uses
-        it."""
+        """Close the connection if the host's part has not ended."""
         if self.is_running:
             self.connection.hang_up()
-
-    def seen_failures(self) -> list[RankFailure]:
-        """The failures, with whether the last lines of each were shown. Call it when all lines have
-        arrived."""
-        return [replace(failure, was_shown=self._was_shown(failure)) for failure in self.failures]
-
-    def _was_shown(self, failure: RankFailure) -> bool:
-        shown_lines = set(self._shown[failure.rank])
-        return bool(failure.last_lines) and shown_lines.issuperset(failure.last_lines)
 
     def end_lines(self) -> tuple[str, ...]:
         """How its part of the job ended, when no rank was the cause."""
@@ -160,9 +141,9 @@ class Remote:
                 f"drumline ended the job on {self.name}: {self.end_reason}",
                 f"try: read the log of {self.name}",
             )
-        if self.how_agent_was_killed:
+        if self.code is not None and self.code < 0:
             return (
-                f"{self.how_agent_was_killed}, which ended its ranks",
+                f"the launcher's agent on {self.name} was {how}, which ended its ranks",
                 f"try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on {self.name})",
             )
         return (
@@ -173,13 +154,8 @@ class Remote:
     def _receive(self, frame: Mapping[str, Any]) -> None:
         if frame["kind"] == "lines":
             rank = frame["rank"]
-            shown_rank = frame["shown_rank"]
-            label = self.name if shown_rank is None else f"{self.name} {shown_rank}"
-            is_all_shown = self.screen.show(
-                label, frame["lines"], is_error=frame["stream"] == "err"
-            )
-            if is_all_shown and frame["stream"] != "out":
-                self._shown[rank].extend(frame["lines"])
+            label = self.name if rank is None else f"{self.name} {rank}"
+            self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
         else:
             self._remember(frame)
             self.on_frame(self, frame)
@@ -207,9 +183,6 @@ class Remote:
             self.diagnosis = SidecarDiagnosis(
                 **{name: frame[name] for name in names if name in frame}
             )
-        elif kind == "agent_killed" and frame["code"] < 0:
-            how = how_it_ended(frame["code"])
-            self.how_agent_was_killed = f"the launcher's agent on {self.name} was {how}"
         elif kind == "ended":
             self.code = frame["code"]
             self.agent_lines = frame["last_lines"]
@@ -266,11 +239,8 @@ class Reconnect:
 
     def next_host(self, remote: Remote, search: Search) -> Host | None:
         """After a host that could not be reached: the same one, a spare, or None."""
-        heard_at = remote.connection.heard_at
-        if remote.has_begun or (remote.connection.ssh_code != SSH_FAILED and not heard_at):
+        if remote.has_begun or remote.connection.ssh_code != SSH_FAILED:
             return None
-        if heard_at:  # a connection of the previous attempt that was closed: the host may be up
-            return remote.host
         if self.job.earlier and search.notice.waited_s > self.limit_s:
             return None
         search.tries[remote.host] += 1

@@ -39,12 +39,10 @@ class Screen:
         """Print a message of Drumline's."""
         self._put("err" if is_error else "out", paragraph(text))
 
-    def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> bool:
-        """Show lines of a rank or a host; False: some were left out."""
-        before = self._num_dropped
+    def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> None:
+        """Show lines of a rank or a host."""
         for line in lines:
             self._put("err" if is_error else "out", f"[{one_line(label)}] {coloured_line(line)}\n")
-        return self._num_dropped == before
 
     def report_last(self, text: str, *further_lines: str) -> None:
         """Print one of the last messages, on stderr. The job is over: a slow screen may block us

@@ -2,9 +2,8 @@
 drumline.launch.ssh.supervisor`, without torch.
 
 It reads from stdin what to run, then a heartbeat every few seconds. It starts the node's agent,
-follows the files that the ranks write, and sends what is new as frames on its stdout; then it
-accepts another attempt, for which a standby agent may have loaded torch. When stdin ends, or no
-heartbeat arrives for a lease, it ends everything that it started.
+follows the files that the ranks write, and sends what is new as frames on its stdout. When stdin
+ends, or no heartbeat arrives for a lease, it ends everything that it started.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ from types import FrameType
 from typing import Any
 
 from drumline.base.processes import Termination, descendants
-from drumline.base.rank_environment import (
-    LAUNCHER_LINK,
-    LOST_AFTER_S,
-    RESTARTED,
-    LauncherLink,
-    read_rank,
-)
+from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
 from drumline.base.text import signal_name
 from drumline.base.untrusted import make_own_folder, open_append, open_log
 from drumline.launch.keep_going import SPACE_POLL_S, has_space, needed_bytes
@@ -40,7 +33,7 @@ from drumline.launch.node_plan import silence_limit_s
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
-PROTOCOL = 8
+PROTOCOL = 9
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))
@@ -50,9 +43,6 @@ LOST_GRACE_S = 3.0
 TICK_S = 0.1
 # How long the last frames may take to reach the controller.
 DRAIN_S = 5.0
-# How long ranks run before an agent for the next attempt begins to load, so that their start is not
-# disturbed.
-WARM_AFTER_S = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
 SILENT_S = 1.5
@@ -105,8 +95,6 @@ class ControllerLink:
         frames = self.frames.read()
         for frame in frames:
             self.heard_at = time.monotonic()
-            if frame["kind"] == "spec":  # of the attempt before; the controller sends changes
-                self.silent_nodes = ()
             if frame["kind"] == "silent":
                 self.silent_nodes = tuple(frame["nodes"])
             if frame["kind"] == "heartbeat":
@@ -117,7 +105,7 @@ class ControllerLink:
     def waited_s(self) -> float:
         return time.monotonic() - self.heard_at
 
-    def next_spec(self) -> dict[str, Any] | None:
+    def wait_for_spec(self) -> dict[str, Any] | None:
         """What to run; None when the connection to the controller has ended."""
         while not self.frames.is_closed and self.waited_s < self.lease_s:
             for frame in self.read():
@@ -135,68 +123,40 @@ class ControllerLink:
 
 class AgentProcess:
     """The process of an agent (agent_process.py): it loads torch at once, and runs ranks when
-    `start` is called.
+    `start` is called."""
 
-    One that waits for the next attempt has its name from the start: the guard ends processes by the
-    name in their environment, which a process cannot change."""
-
-    def __init__(self, spec: Mapping[str, Any], log: Path, *, waits: bool = False) -> None:
-        """`waits`: for the attempt after that of `spec`. It has that one's name, so it does not end
-        with this one."""
+    def __init__(self, spec: Mapping[str, Any], log: Path) -> None:
         reading, writing = os.pipe()
-        mark = {JOB_ENV: spec["next_job"], RESTARTED: "1"} if waits else {JOB_ENV: spec["job"]}
-        try:
-            with open_append(log) as file:
-                self.process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "drumline.launch.ssh.agent_process",
-                        str(writing),
-                        str(os.getpid()),
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=file,
-                    stderr=file,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **spec["environment"], **mark},
-                    pass_fds=[writing],
-                    start_new_session=True,
-                )
-        except OSError:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
+        module = ["-m", "drumline.launch.ssh.agent_process", str(writing), str(os.getpid())]
+        variables = {"PYTHONUNBUFFERED": "1", **spec["environment"], JOB_ENV: spec["job"]}
+        with open_append(log) as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *module],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **variables},
+                pass_fds=[writing],
+                start_new_session=True,
+            )
+        os.close(writing)
         self.status = FrameReader(reading, max_bytes=MAX_PIPE_BYTES)
         """Starts and failures of its ranks."""
-        self._send({**spec, "environment": {}, "waits": waits})
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
+        self._send({**spec, "environment": {}})
 
     def start(self, spec: Mapping[str, Any], node: Mapping[str, Any]) -> None:
         """All hosts have answered: it may start its ranks."""
         self._send({**spec, "kind": "start", "environment": {}, "node": node})
-        self.close()
-
-    def close(self) -> None:
-        """Close its stdin: a waiting agent then exits."""
-        assert self.process.stdin
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError, ValueError):  # it was killed, or closed
+        with contextlib.suppress(OSError):  # it was killed
             self.process.stdin.write(encode(frame) + b"\n")
             self.process.stdin.flush()
 
 
 class Supervisor:
-    def __init__(
-        self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None
-    ) -> None:
+    def __init__(self, spec: dict[str, Any], link: ControllerLink) -> None:
         self.spec = spec
         self.link = link
         self.out = link.out
@@ -212,19 +172,14 @@ class Supervisor:
         self.ranks_now: dict[int, int] = {}
         """The ranks that are others than when they were started, after the group of nodes has
         changed."""
-        self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
-        self.waiting: AgentProcess | None = None
-        """The agent for the next attempt."""
+        self.agent = AgentProcess(spec, self.node_log)
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
         agent exited."""
         self.was_cut_off = False
         """Whether the attempt was ended because no heartbeat came from the launcher."""
-        self.is_last = False
-        """Whether a signal asked this process to exit: the host may be shutting down."""
         self.error: list[str] = []
         """Why the agent failed, if no rank was the cause."""
-        self._warm_at = float("inf")
 
     def run(self) -> None:
         """Run this attempt to its end, which is reported."""
@@ -236,19 +191,12 @@ class Supervisor:
             _reap_orphans(agent.pid)
             self.link.share(self.spec["node"]["num_nodes"])
             self._send_news()
-            self._prepare_next()
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
-        if self.ending is None and agent.returncode < 0:
-            # At once: the agents of other nodes fail because of it, and their frames may come first.
-            self.out.send("agent_killed", code=agent.returncode)
-            self.out.flush()
         # The agent has ended; end the processes that its ranks left running.
         Termination(self._processes, LOST_GRACE_S).wait()
         self._send_news(is_last=True)
         self._report_end(agent.wait())
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
 
     def _report_end(self, code: int) -> None:
         self._log(*self.error)
@@ -262,7 +210,6 @@ class Supervisor:
         )
 
     def _end_by_signal(self, number: int, _: FrameType | None) -> None:
-        self.is_last = True
         self.end(self.spec["grace_s"], f"ended by {signal_name(number)}")
 
     def end(self, grace_s: float, why: str = "") -> None:
@@ -279,22 +226,10 @@ class Supervisor:
         with contextlib.suppress(OSError), open_log(self.node_log) as log:
             log.writelines(f"{line}\n" for line in lines)
 
-    def _prepare_next(self) -> None:
-        """Load what the next attempt needs: once for each start of ranks, and only if it can be
-        used."""
-        if time.monotonic() < self._warm_at or self.ending:
-            return
-        self._warm_at = float("inf")
-        if self.waiting is None or not self.waiting.is_alive:
-            with contextlib.suppress(OSError):  # no memory for it, most likely
-                self.waiting = AgentProcess(self.spec, self.node_log, waits=True)
-
     def _processes(self) -> set[int]:
         """The processes of this attempt: by its name, and by descent, as a process may have changed
         its environment."""
-        processes = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
-        waiting = self.waiting.process.pid if self.waiting else None
-        return processes - {waiting, *descendants(waiting)} if waiting else processes
+        return {*job_processes(self.spec["job"]), *descendants(os.getpid())}
 
     def _handle(self, frames: list[dict[str, Any]]) -> None:
         for frame in frames:
@@ -317,19 +252,12 @@ class Supervisor:
                 continue
             if frame["kind"] == "started":
                 self._follow(frame["ranks"], frame["start"])
-                self._plan_next(may_restart=self.spec["standby"] and frame["restarts_left"])
             elif frame["kind"] == "failed":
                 frame["last_lines"] = self._last_lines(frame["rank"], frame["start"])
             self.out.send(**frame)
         self._renumber()
         self._send_lines(is_last=is_last)
         self.out.flush()
-
-    def _plan_next(self, *, may_restart: bool) -> None:
-        """Ranks have started: when to load what the next attempt needs, if there can be one."""
-        self._warm_at = time.monotonic() + WARM_AFTER_S if may_restart else float("inf")
-        if self.waiting and not may_restart:
-            self.waiting.close()
 
     def _last_lines(self, rank: int, start: int) -> list[str]:
         """The last lines of a rank that failed, from the first of its files that has any."""
@@ -343,8 +271,8 @@ class Supervisor:
             if not self.out.has_room() and not is_last:
                 break
             if lines := follower.rest() if is_last else follower.read():
-                shown_rank = None if rank is None else self.ranks_now.get(rank, rank)
-                self.out.send("lines", rank=rank, shown_rank=shown_rank, stream=stream, lines=lines)
+                number = None if rank is None else self.ranks_now.get(rank, rank)
+                self.out.send("lines", rank=number, stream=stream, lines=lines)
 
     def _renumber(self) -> None:
         """Without a lost node the ranks after it have other numbers, and write to the logs of
@@ -424,34 +352,34 @@ def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
 
 
 def main() -> int:
-    """Run one attempt after the other, until the connection to the controller ends."""
+    """Run one attempt."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     link = ControllerLink()
-    waiting = None
-    while (spec := link.next_spec()) is not None:
-        problems = []
-        is_known = spec["protocol"] == PROTOCOL
-        if is_known:
-            if spec["earlier"]:
-                # No two attempts of a launch may write to one run folder.
-                Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
-            if not await_space(spec, link):
-                break
-            problems = list(refusals(spec))
-        link.out.send("hello", protocol=PROTOCOL)
-        if problems or not is_known:
-            link.out.send("refused", problems=problems)
-            break
-        spec["environment"] = {**spec["environment"], **link.variables}
-        supervisor = Supervisor(spec, link, waiting)
-        supervisor.run()
-        if supervisor.is_last:
-            break
-        waiting = supervisor.waiting
-    Termination(lambda: descendants(os.getpid()), 0).wait()
+    spec = link.wait_for_spec()
+    if spec is not None:
+        _run_attempt(spec, link)
     link.drain()
     link.close()
     return 0
+
+
+def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
+    is_known = spec["protocol"] == PROTOCOL
+    problems = []
+    if is_known:
+        if spec["earlier"]:
+            # No two attempts of a launch may write to one run folder.
+            Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
+        if not await_space(spec, link):
+            return
+        problems = list(refusals(spec))
+    link.out.send("hello", protocol=PROTOCOL)
+    if problems or not is_known:
+        link.out.send("refused", problems=problems)
+        return
+    spec["environment"] = {**spec["environment"], **link.variables}
+    Supervisor(spec, link).run()
+    Termination(lambda: descendants(os.getpid()), 0).wait()
 
 
 if __name__ == "__main__":

@@ -66,8 +66,6 @@ echo '{{{{"kind": "hello", "host": "x", "protocol": {PROTOCOL}}}}}'
 {AWAIT.replace("KIND", "start")}echo "$frame" >> {{folder}}/$host.starts
 echo '{{{{"kind": "started", "ranks": [0], "world_size": 2, "start": {{start}}, "restarts_left": {{left}}}}}}'
 """
-KILLED = """echo '{"kind": "agent_killed", "code": -9}'
-"""
 ENDS = """echo '{{"kind": "ended", "code": {code}, "last_lines": []}}'"""
 WAITS = AWAIT.replace("KIND", "end") + ENDS.format(code=-9)
 # A host whose disk is full does not answer before there is space; the launch ends by hanging up.
@@ -102,21 +100,18 @@ def hello(start: int = 0, left: int = 3) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    "later", ["", f"\n{AWAIT.replace('KIND', 'spec')}exit 255"], ids=["at once", "in the next"]
-)
 def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`later`: how the connection to its host ends, in this attempt or in the one after."""
     monkeypatch.setattr(controller_module, "RETRY_S", 0.01)
     job = make_job("a", "b", client=[str(tmp_path / "ssh")], spares=[Host("c"), Host("d")])
     code, lines = go(
         tmp_path,
         job,
         {
-            "a.0": hello() + WAITS + hello(1, 2) + ENDS.format(code=0),
-            "b.0": hello() + KILLED + ENDS.format(code=-9) + later,
+            "a.0": hello() + WAITS,
+            "a.1": hello(1, 2) + ENDS.format(code=0),
+            "b.0": hello() + ENDS.format(code=-9),
             "b.1": REFUSED,
             "c.0": REFUSED,
             "d.0": hello(1, 2) + ENDS.format(code=0),
@@ -132,11 +127,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
         "drumline: done; logs in logs on each host",
     ]
     (first, second) = map(json.loads, (tmp_path / "a.specs").read_text().splitlines())
-    assert len((tmp_path / "a.calls").read_text().splitlines()) == 1, (
-        "the connection survived the attempt"
-    )
     assert (first["earlier"], second["earlier"]) == ([], ["first"])
-    assert second["job"] == first["next_job"], "what waits for it carries its name"
     (again,) = (tmp_path / "d.starts").read_text().splitlines()
     assert '"peers":["a","d"]' in again
 
@@ -332,12 +323,10 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
         tmp_path,
         job,
         {
-            "a.0": hello()
-            + failed.replace("DISK", full_disk)
-            + ends
-            + hello(1)
-            + ENDS.format(code=0),
-            "b.0": hello() + failed.replace("DISK", "") + ends + hello(1) + ENDS.format(code=0),
+            "a.0": hello() + failed.replace("DISK", full_disk) + ends,
+            "a.1": hello(1) + ENDS.format(code=0),
+            "b.0": hello() + failed.replace("DISK", "") + ends,
+            "b.1": hello(1) + ENDS.format(code=0),
         },
     )
     if not keep_going:
@@ -392,7 +381,9 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
     interrupting.start()
     job = make_job("a", client=[str(tmp_path / "ssh")], keep_going=True)
     code, lines = go(
-        tmp_path, job, {"a.0": hello() + preempted + hello(1) + preempted + hello(2) + WAITS}
+        tmp_path,
+        job,
+        {"a.0": hello() + preempted, "a.1": hello(1) + preempted, "a.2": hello(2) + WAITS},
     )
     assert code == ends_with, lines
     assert lines[-2] == last
@@ -426,7 +417,9 @@ def test_a_signal_while_a_disk_is_full_ends_the_launch(
 
     threading.Thread(target=interrupt, daemon=True).start()
     job = make_job("a", client=[str(tmp_path / "ssh")], keep_going=True)
-    code, lines = go(tmp_path, job, {"a.0": hello() + failed + hello(1) + failed + NO_SPACE})
+    code, lines = go(
+        tmp_path, job, {"a.0": hello() + failed, "a.1": hello(1) + failed, "a.2": NO_SPACE}
+    )
     if number == signal.SIGTERM:
         assert code == 75, lines
         assert lines[-2] == f"drumline: {STOPPED_BETWEEN}"
@@ -490,10 +483,6 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     a.connection.ssh_code = 127
     assert controller.reconnect.next_host(a, Search()) is None, (
         "it answers, and what it lacks is not there later"
-    )
-    a.connection.heard_at = now
-    assert controller.reconnect.next_host(a, Search()) is not None, (
-        "its supervisor was killed between two attempts"
     )
 
 

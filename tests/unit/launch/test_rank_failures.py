@@ -42,7 +42,10 @@ def test_the_others_are_one_line() -> None:
         failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)
     ]
     assert list(last_messages(failures, 8)) == [
-        ("rank 0 on a (killed by SIGKILL) failed first:", "Traceback", "x"),
+        (
+            "rank 0 on a (killed by SIGKILL) failed first: x",
+            "try: read the lines above that begin with [a 0]",
+        ),
         (
             "the others: rank 1 on b (exit code 7) failed after it; rank 2 on a (exit code 7) failed after it; "
             "rank 3 on b (exit code 7) failed after it; 2 more failed; 2 ranks were stopped",
@@ -54,14 +57,8 @@ def test_the_others_are_one_line() -> None:
     assert list(last_messages([failure(0, 1.0)], 2, lost_first=True)) == [
         ("the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped",)
     ]
-    shown_failure = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
-    assert list(last_messages([shown_failure], 1)) == [
-        (
-            "rank 0 on a (exit code 1) failed first: ValueError: x",
-            "try: read the lines above that begin with [a 0]",
-        )
-    ]
-    ((first, _),) = last_messages([replace(shown_failure, error="KeyError: y")], 1)
+    reported = replace(failure(0, 1.0, "Traceback", "ValueError: x"), error="KeyError: y")
+    ((first, _),) = last_messages([reported], 1)
     assert first.endswith("failed first: KeyError: y")
     assert how_it_ended(-99) == "killed by signal 99"
 

@@ -1,5 +1,4 @@
-"""A node's supervisor over its own pipes: one attempt after the other, an agent that waits for the
-next, the end."""
+"""A node's supervisor over its own pipes: one attempt, and its end."""
 
 from __future__ import annotations
 
@@ -24,11 +23,10 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.net.frames import encode
 
 ROOT = Path(__file__).parents[3]
-# As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends
-# heartbeats.
+# As the controller starts it; but nobody sends heartbeats.
 START = """
 import sys, drumline.launch.ssh.supervisor as it
-it.WARM_AFTER_S, it.LEASE_S = 0.0, 600.0
+it.LEASE_S = 600.0
 sys.exit(it.main())
 """
 RANK = """
@@ -87,13 +85,8 @@ class SupervisorProcess:
         _, rank, *facts = frame["lines"][0].split()
         return parent_of(int(rank)), facts
 
-    def waiting(self) -> int:
-        """The agent for the next attempt; it carries that one's name."""
-        wait_until(lambda: len(job_processes(self.job.next_job)) == 1)
-        return job_processes(self.job.next_job)[0]
-
     def is_anyone_left(self) -> bool:
-        return bool(job_processes(self.job.job, self.job.next_job))
+        return bool(job_processes(self.job.job))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -115,54 +108,29 @@ def _node(tmp_path: Path) -> Iterator[SupervisorProcess]:
 
 
 @pytest.mark.slow
-def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
-    node: SupervisorProcess,
-) -> None:
-    agent, facts = node.start()
+@pytest.mark.parametrize("end", ["stdin", "killed", "signalled"])
+def test_all_end_with_the_supervisor(node: SupervisorProcess, end: str) -> None:
+    _, facts = node.start()
     assert facts == [node.job.job, "None"]
-    waiting = node.waiting()
-    assert parent_of(waiting) == node.process.pid
-
-    os.kill(agent, signal.SIGKILL)
-    assert node.hear("agent_killed")["code"] == -signal.SIGKILL
-    assert node.hear("ended")["code"] == -signal.SIGKILL
-    assert not job_processes(node.job.job), "its rank has ended with it"
-    assert job_processes(node.job.next_job) == [waiting]
-
-    node.job = node.job.again(
-        node.job.hosts, [], restarts_used=1, first_start=1, reached_step=0, full_disks={}
-    )
-    agent, facts = node.start()
-    assert agent == waiting
-    assert facts == [node.job.job, "1"]
-
-    node.waiting()
-    assert node.process.stdin
-    node.process.stdin.close()  # the controller is gone, or has no other attempt
-    assert node.process.wait(30) == 0
-    assert not node.is_anyone_left()
-
-
-@pytest.mark.slow
-def test_what_waits_ends_with_a_supervisor_that_is_killed(node: SupervisorProcess) -> None:
-    node.start()
-    node.waiting()
-    node.process.kill()
+    if end == "stdin":
+        assert node.process.stdin
+        node.process.stdin.close()  # the controller is gone
+    elif end == "killed":
+        node.process.kill()
+    else:
+        node.process.terminate()  # its host may be shutting down
+        node.hear("ended")
+    assert node.process.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
     wait_until(lambda: not node.is_anyone_left())
 
 
 @pytest.mark.slow
-@pytest.mark.soak
-def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(
-    node: SupervisorProcess,
-) -> None:
-    """Its host may be shutting down: the next attempt is for a spare."""
-    node.start()
-    node.waiting()
-    node.process.terminate()
-    node.hear("ended")
-    assert node.process.wait(30) == 0
-    assert not node.is_anyone_left()
+def test_the_ranks_of_an_agent_that_was_killed_end_with_it(node: SupervisorProcess) -> None:
+    agent, _ = node.start()
+    os.kill(agent, signal.SIGKILL)
+    assert node.hear("ended")["code"] == -signal.SIGKILL
+    assert not job_processes(node.job.job)
+    assert node.process.wait(30) == 0, "it runs one attempt"
 
 
 RENUMBERED = """
@@ -189,31 +157,4 @@ def test_lines_are_marked_with_the_rank_that_a_process_is_now(
     before = node.hear("lines", lambda frame: frame["lines"] == ["before"])
     (tmp_path / "go").touch()
     after = node.hear("lines", lambda frame: frame["lines"] == ["after"])
-    assert (before["rank"], before["shown_rank"]) == (0, 0)
-    assert (after["rank"], after["shown_rank"]) == (0, 7)
-
-
-LINK = """
-import sys
-from drumline.launch.ssh.supervisor import ControllerLink
-link = ControllerLink()
-while not link.frames.is_closed:
-    link.read()
-print(link.silent_nodes, file=sys.stderr)
-link.close()
-"""
-
-
-@pytest.mark.parametrize(
-    ("after_spec", "silent_nodes"), [([], "()"), ([{"kind": "silent", "nodes": [0]}], "(0,)")]
-)
-def test_hosts_that_were_silent_in_an_attempt_are_not_in_the_next(
-    after_spec: list[dict[str, Any]], silent_nodes: str
-) -> None:
-    frames = [{"kind": "silent", "nodes": [1]}, {"kind": "spec"}, *after_spec]
-    sent = b"".join(encode(frame) + b"\n" for frame in frames)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    link = subprocess.run(
-        [sys.executable, "-c", LINK], input=sent, capture_output=True, env=environment, check=True
-    )
-    assert link.stderr.decode().strip() == silent_nodes
+    assert (before["rank"], after["rank"]) == (0, 7)
