@@ -27,16 +27,6 @@ _BAD_CREDENTIALS = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
-_BUSY = {
-    "503",
-    "InternalError",
-    "RequestLimitExceeded",
-    "ServiceUnavailable",
-    "Throttling",
-    "ThrottlingException",
-    "TooManyRequestsException",
-    "Unavailable",
-}
 _MAX_ATTEMPTS = 8
 # The price list is served by a few regions only.
 PRICES_REGION = "us-east-1"
@@ -121,9 +111,6 @@ def _refused(error: Mapping[str, str], right: str) -> AwsError:
     elif code in _BAD_CREDENTIALS:
         what = f"AWS does not accept the credentials ({code})"
         step = "renew them: aws configure, or aws sso login"
-    elif code in _BUSY:
-        what = f"AWS is too busy for {right} ({code}), after {_MAX_ATTEMPTS} attempts"
-        step = "run the same command again later"
     else:
         what = f"AWS refused {right}: {message} ({code})"
         step = "correct what it names; docs/aws.md has common cases"

@@ -135,12 +135,9 @@ def _failed_resource(
 
 
 def _cause_of_failure(account: Account, stack: stacks.Stack) -> str:
-    try:
-        events = account.all(
-            "cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"]
-        )
-    except AwsError as refused:  # what AWS still has of the stack is to be removed all the same
-        return f"for an unknown reason ({refused.what})"
+    events = account.all(
+        "cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"]
+    )
     failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
     causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
     if not causes:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from drumline.base.text import duration, file_size, plural
 from drumline.launch.aws.account import Account
-from drumline.launch.aws.cluster_settings import STACK_PREFIX
 from drumline.launch.aws.stack import (
     TAG,
     Stack,
@@ -34,12 +33,11 @@ class CloudNode:
     public_address: str | None
 
 
-def _named_stacks(account: Account) -> list[Stack]:
-    """The stacks with a name as clusters have it, the oldest first."""
+def _clusters(account: Account) -> list[Stack]:
+    """Their stacks, the oldest first."""
     stacks = account.all("cloudformation", "describe_stacks", "Stacks")
     existing = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
-    named = [stack for stack in existing if stack["StackName"].startswith(STACK_PREFIX)]
-    return sorted(named, key=lambda stack: stack["CreationTime"])
+    return sorted(filter(is_cluster, existing), key=lambda stack: stack["CreationTime"])
 
 
 def nodes_of(account: Account, name: str) -> list[CloudNode]:
@@ -63,8 +61,7 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
 
 
 def status_lines(account: Account) -> Iterator[str]:
-    stacks = _named_stacks(account)
-    clusters = [stack for stack in stacks if is_cluster(stack)]
+    clusters = _clusters(account)
     for stack in clusters:
         yield from _cluster_lines(account, stack)
     names = {tags_of(stack)[TAG] for stack in clusters}
@@ -72,9 +69,6 @@ def status_lines(account: Account) -> Iterator[str]:
         if (name := tags_of(volume)[TAG]) not in names:
             size = file_size(volume["SizeInBytes"]["Value"])
             yield f"{name}: only its volume {volume['FileSystemId']} is left ({size})"
-    for stack in stacks:
-        if not is_cluster(stack):
-            yield f"{stack['StackName']}: not a cluster of drumline: the stack, made {made_at(stack)}, has no tag {TAG}"
     yield f"{plural(len(clusters), 'cluster')} in {account.region}"
 
 

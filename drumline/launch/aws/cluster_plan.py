@@ -3,13 +3,9 @@ Nothing is touched."""
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import subprocess
-import sys
 import textwrap
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -21,17 +17,7 @@ from drumline.base.text import plural
 from drumline.launch.aws import prices
 from drumline.launch.aws.account import Account, AwsError
 from drumline.launch.aws.cluster_settings import ME, ClusterSettings
-from drumline.launch.aws.offers import (
-    Hardware,
-    Image,
-    check_quota,
-    check_zone,
-    default_zone,
-    find_hardware,
-    find_image,
-    ordinary_zones,
-    zones_with,
-)
+from drumline.launch.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image
 from drumline.launch.aws.reach import check_way_in, check_way_out
 from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
 
@@ -122,17 +108,13 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     check_way_in(settings, hardware, is_public=is_public)
     check_way_out(account, settings, subnet, is_public=is_public)
     market = prices.spot_prices(account, settings.type) if settings.spot else {}
-    named_zone = settings.zone or subnet.get("AvailabilityZone") or before.get("Zone")
-    zone = _choose_zone(account, settings, named_zone, market)
-    if subnet and subnet["AvailabilityZone"] != zone:
-        what = f"{settings.subnet} is in {subnet['AvailabilityZone']}, not in {zone}"
-        raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
+    named_zone = subnet.get("AvailabilityZone") or settings.zone or before.get("Zone")
+    zone = choose_zone(account, settings.type, named_zone, market)
     # The nodes of a cluster that is up are part of what is in use.
     if stack:
         quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
     else:
         quota = check_quota(account, hardware, settings.nodes, settings.market)
-    install = () if stack else tuple(check_install(settings))
     price = (
         market.get(zone)
         if settings.spot
@@ -140,9 +122,13 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     )
     _check_ceiling(settings, price)
     image = find_image(account, settings.ami, hardware)
-    _check_disk(settings, image)
     if settings.key is not None:
         account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
+    copied = []
+    if settings.copies_drumline:
+        copied.append(
+            f"launch copies this installation to the nodes: drumline {version('drumline')}"
+        )
     parameters = {
         **_parameters(account, settings, hardware, subnet),
         "Zone": zone,
@@ -159,22 +145,9 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         notes=(
             quota,
             f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
-            *install,
+            *copied,
         ),
     )
-
-
-def _choose_zone(
-    account: Account,
-    settings: ClusterSettings,
-    named_zone: str | None,
-    spot_prices: Mapping[str, float],
-) -> str:
-    zones = zones_with(account, settings.type)
-    if named_zone is not None:
-        return check_zone(zones, named_zone, settings.type)
-    ordinary = ordinary_zones(account)
-    return default_zone([zone for zone in zones if zone in ordinary], spot_prices, settings.type)
 
 
 def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
@@ -185,72 +158,6 @@ def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
 def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
     gives_public_addresses = not subnet or bool(subnet.get("MapPublicIpOnLaunch"))
     return _has_one_card(settings, hardware) and gives_public_addresses
-
-
-def check_install(settings: ClusterSettings) -> Iterator[str]:
-    """What the nodes get; pip and git are asked from here, before nodes cost money, and run no code
-    of a package."""
-    if settings.copies_drumline:
-        yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
-    sources = [word for word in settings.requirements if "git+" in word]
-    packages = [word for word in settings.requirements if word not in sources]
-    for word in sources:
-        yield _check_repository(word)
-    if packages:
-        yield _check_packages(packages)
-
-
-def _check_packages(requirements: Sequence[str]) -> str:
-    package_list = " ".join(requirements)
-    if importlib.util.find_spec("pip") is None:
-        return f"whether pip can install {package_list} is not known: there is no pip here"
-    flags = [
-        "--dry-run",
-        "--no-deps",
-        "--ignore-installed",
-        "--no-input",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    # To read the version of a source distribution, pip runs it.
-    flags += ["--only-binary", ":all:"]
-    _ask(
-        [sys.executable, "-m", "pip", "install", *flags, *requirements],
-        f"pip cannot install {package_list}",
-    )
-    return f"pip finds {package_list} from here"
-
-
-def _check_repository(requirement: str) -> str:
-    """Only that it can be reached: git cannot ask for a commit without all of it, and pip would run
-    its code."""
-    address = requirement.partition("git+")[2].rpartition("@")[0]
-    if shutil.which("git") is None:
-        return f"whether {address} can be reached is not known: there is no git here"
-    _ask(["git", "ls-remote", "--quiet", "--", address, "HEAD"], f"git cannot read {requirement}")
-    return f"git reaches {address} from here"
-
-
-def _ask(command: Sequence[str], failure: str) -> None:
-    # In a session without a terminal git cannot ask for a password.
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-        start_new_session=True,
-    )
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines()]
-        # The second is git's.
-        reasons = [line for line in lines if line.startswith(("ERROR:", "fatal:"))]
-        reason = reasons[-1] if reasons else f"exit code {done.returncode}"
-        raise UsageError(
-            f"{failure}: {reason}",
-            next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
-        )
 
 
 def _parameters(
@@ -300,11 +207,6 @@ def _volume_parameters(
         return parameters
     targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
     here = next((target for target in targets if target.get("AvailabilityZoneName") == zone), None)
-    if here is None and targets and not settings.subnet:
-        what = (
-            f"{volume} is mounted in the VPC {targets[0]['VpcId']}, and a volume belongs to one VPC"
-        )
-        raise UsageError(what, next_step="give a --subnet of that VPC")
     if here is not None:
         target = {"MountTargetId": here["MountTargetId"]}
         groups = account.call("efs", "describe_mount_target_security_groups", **target)[
@@ -328,14 +230,6 @@ def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
     if subnet is None:
         return {}
     return dict(account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"][0])
-
-
-def _check_disk(settings: ClusterSettings, image: Image) -> None:
-    if settings.disk < image.size_gib:
-        raise UsageError(
-            f"--disk: {settings.disk} GiB is smaller than the image {image.id}, which has {image.size_gib} GiB",
-            next_step=f"give --disk {image.size_gib} or more, or another --ami",
-        )
 
 
 def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:

@@ -68,12 +68,9 @@ def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
     words = install.split()
     packages = [word for word in words if word != THIS_INSTALLATION]
     local = [word for word in packages if LOCAL.fullmatch(word)]
-    options = [word for word in words if word.startswith("-")]
     unpinned = [word for word in packages if word not in local and not PINNED.fullmatch(word)]
     if any(map(CREDENTIALS.search, words)):
         yield "--install: an address has a user, a password or options, which every node would show; give one without"
-    elif options:
-        yield f"--install: {options[0]!r} is an option of pip; write requirements only, such as NAME==VERSION"
     elif not words or not all(map(REQUIREMENT.fullmatch, words)):
         yield f"--install: {install!r} is not a list of requirements of pip without markers and quotes"
     elif unpinned:

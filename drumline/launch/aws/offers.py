@@ -4,7 +4,7 @@ and an image."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drumline.base.errors import UsageError
@@ -27,8 +27,6 @@ _DLAMI = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
-# The type of a zone that is not a Local or a Wavelength Zone.
-ORDINARY = "availability-zone"
 _UBUNTU_ARCHS = {"x86_64": "amd64", "arm64": "arm64"}
 
 
@@ -73,7 +71,7 @@ def find_hardware(account: Account, name: str) -> Hardware:
     )
 
 
-def zones_with(account: Account, instance_type: str) -> list[str]:
+def _zones_with(account: Account, instance_type: str) -> list[str]:
     offered = account.all(
         "ec2",
         "describe_instance_type_offerings",
@@ -139,8 +137,6 @@ def _used_vcpus(account: Account, code: str) -> int:
 class Image:
     id: str
     root_device: str
-    size_gib: int
-    """Of its root disk, at least; 0: unknown."""
 
 
 def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
@@ -149,45 +145,23 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
         name = (_DLAMI if hardware.num_gpus else _UBUNTU).format(arch=arch)
         ami = str(account.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
     images = account.call("ec2", "describe_images", ImageIds=[ami])["Images"]
-    if not images:
-        raise UsageError(
-            f"there is no image {ami} in {account.region}",
-            next_step="correct --ami, or leave it out",
+    return Image(id=ami, root_device=images[0].get("RootDeviceName") or "/dev/sda1")
+
+
+def choose_zone(
+    account: Account, instance_type: str, named_zone: str | None, spot_prices: Mapping[str, float]
+) -> str:
+    """The named zone, if it offers the type; otherwise the cheapest, or the first, that does."""
+    zones = _zones_with(account, instance_type)
+    if named_zone is None:
+        # Local Zones, whose names are longer, are elsewhere, cost more, and have no EFS.
+        ordinary_zones = [zone for zone in zones if len(zone) == len(account.region) + 1]
+        return min(
+            ordinary_zones or zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone)
         )
-    if images[0].get("Architecture", hardware.arch) != hardware.arch:
-        what = f"{ami} is for {images[0]['Architecture']}, and {hardware.name} is {hardware.arch}"
-        raise UsageError(what, next_step="give an --ami of the same architecture, or leave it out")
-    root_device = images[0].get("RootDeviceName") or "/dev/sda1"
-    disks = [
-        disk
-        for disk in images[0].get("BlockDeviceMappings", ())
-        if disk.get("DeviceName") == root_device
-    ]
-    size_gib = disks[0].get("Ebs", {}).get("VolumeSize", 0) if disks else 0
-    return Image(id=ami, root_device=root_device, size_gib=size_gib)
-
-
-def ordinary_zones(account: Account) -> set[str]:
-    """Those of the region itself. Local and Wavelength Zones are elsewhere, cost more, and have no
-    EFS."""
-    zones = account.call("ec2", "describe_availability_zones")["AvailabilityZones"]
-    return {zone["ZoneName"] for zone in zones if zone.get("ZoneType", ORDINARY) == ORDINARY}
-
-
-def default_zone(zones: Sequence[str], spot_prices: Mapping[str, float], instance_type: str) -> str:
-    """The cheapest, or the first, of the ordinary zones that offer the type."""
-    if not zones:
-        raise UsageError(
-            f"only Local Zones offer {instance_type}, and they are used only if --zone names one",
-            next_step="give another --region or --type, or such a zone as --zone",
-        )
-    return min(zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone))
-
-
-def check_zone(zones: Sequence[str], zone: str, instance_type: str) -> str:
-    if zone not in zones:
-        what = f"{zone} does not offer {instance_type}; {join_names(zones)} do"
+    if named_zone not in zones:
+        what = f"{named_zone} does not offer {instance_type}; {join_names(zones)} do"
         raise UsageError(
             what, next_step="give one of these as --zone (or a subnet in it), or another --type"
         )
-    return zone
+    return named_zone

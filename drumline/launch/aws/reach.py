@@ -40,17 +40,14 @@ def check_way_in(settings: ClusterSettings, hardware: Hardware, *, is_public: bo
 
 def _check_private_address(settings: ClusterSettings, hardware: Hardware) -> None:
     """From outside, instances without a public address are reached through a VPN, or not at all."""
-    if settings.subnet is None:
-        raise UsageError(
-            f"{settings.type} has {plural(hardware.num_cards, 'network card')}, and its instances no public address: "
-            f"ssh from {settings.ssh_from} cannot reach them in a new VPC",
-            next_step="give --ssm in place of --ssh-from, a --subnet that you reach through a VPN, or --no-efa",
-        )
     ssh_from = settings.ssh_from or ME
-    if ssh_from == ME or ip_network(ssh_from).is_global:
+    if settings.subnet is None or ssh_from == ME or ip_network(ssh_from).is_global:
+        where = (
+            settings.subnet or f"a new VPC, with {plural(hardware.num_cards, 'network card')} each"
+        )
         raise UsageError(
-            f"the instances get no public address in {settings.subnet}, so --ssh-from {ssh_from} cannot reach them",
-            next_step="give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16",
+            f"the instances get no public address in {where}, so --ssh-from {ssh_from} cannot reach them",
+            next_step="give --ssm in place of --ssh-from, or a --subnet and the network of your VPN; or --no-efa",
         )
 
 
@@ -71,19 +68,12 @@ def check_way_out(
     if not subnet:
         return
     target = _default_route(account, subnet)
-    if target is None:
+    if target is None or (target.startswith("igw-") and not is_public):
+        way_out = "its route table has no working route for it"
+        if target is not None:
+            way_out = f"its way out is {target}, which needs public addresses, and these instances get none"
         raise UsageError(
-            f"{settings.subnet} has no way to the internet: its route table has no working route for {EVERYWHERE}, "
-            "and the nodes install packages and report to AWS",
-            next_step="give a --subnet with a route to a NAT gateway, or no --subnet: up makes a VPC",
-        )
-    if target.startswith("igw-") and not is_public:
-        reason = "the subnet gives none (MapPublicIpOnLaunch is off)"
-        if subnet.get("MapPublicIpOnLaunch"):
-            reason = f"{settings.type} gets none, because it has several network cards"
-        raise UsageError(
-            f"the nodes could not reach the internet in {settings.subnet}: its way out is the internet gateway "
-            f"{target}, which needs public addresses, and {reason}",
+            f"the nodes, which install packages, could not reach the internet in {settings.subnet}: {way_out}",
             next_step="give a --subnet whose route is a NAT gateway, or no --subnet: up makes a VPC",
         )
 

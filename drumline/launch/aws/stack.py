@@ -81,13 +81,7 @@ def group_of(account: Account, stack: str) -> Mapping[str, Any]:
     answer = account.call(
         "autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack]
     )
-    groups = answer["AutoScalingGroups"]
-    if not groups:
-        raise AwsError(
-            f"the stack {stack} in {account.region} has no Auto Scaling group any more",
-            next_step=f"remove what is left: drumline aws down --name {stack.removeprefix(STACK_PREFIX)}",
-        )
-    return dict(groups[0])
+    return dict(answer["AutoScalingGroups"][0])
 
 
 def newest_event(account: Account, stack: str) -> str:

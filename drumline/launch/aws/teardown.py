@@ -87,12 +87,9 @@ def take_down(
 def finish_rollback(
     account: Account, settings: ClusterSettings, stack: stacks.Stack, progress: stacks.Progress
 ) -> list[Billed]:
-    """Wait until AWS has deleted a stack that could not be created, and delete a volume that it
-    kept all the same. What is kept; an AwsError names what is still on the bill."""
+    """Wait until AWS has deleted a stack that could not be created. What is kept; an AwsError names
+    what is still on the bill."""
     stacks.wait_until_deleted(account, str(stack["StackId"]), progress)
-    for volume in kept_volumes(account, settings.name):
-        if "CreationTime" in stack and _is_newer(volume, stack):
-            _delete_volume(account, str(volume["FileSystemId"]), progress)
     return _kept(account, settings.name, progress)
 
 

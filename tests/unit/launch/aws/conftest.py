@@ -114,8 +114,6 @@ def make_cloud(
     text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
     template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
     monkeypatch.setattr(cluster_plan, "TEMPLATE", template)
-    # No index can be reached from here; what pip does with one: test_refusals.py.
-    monkeypatch.setattr(cluster_plan, "_check_packages", lambda _: "pip was not asked")
     monkeypatch.setattr(stack, "POLL_S", 0.0)
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
     quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}

@@ -25,7 +25,21 @@ from drumline.launch.aws.own_wheels import (
     pack,
     third_party_requirements,
 )
-from tests.unit.launch.aws.test_refusals import wheel
+
+
+def wheel(folder: Path, name: str, version: str) -> Path:
+    """The least that pip takes."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+    return path
 
 
 class Index:

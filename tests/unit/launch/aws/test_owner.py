@@ -15,7 +15,7 @@ pytest.importorskip("moto", reason="make setup brings it")
 from drumline.base.errors import UsageError
 from drumline.cli import aws_command
 from drumline.launch.aws import cluster_settings
-from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_creation import bring_up
 from drumline.launch.aws.cluster_nodes import nodes_of
 from drumline.launch.aws.cluster_plan import make_plan
@@ -86,29 +86,8 @@ def test_a_stack_that_drumline_did_not_make_is_refused_by_every_verb(
             "give another --name; if the stack is yours, delete it with the program that made it"
         )
     assert aws_command.run(["status", *where]) == 0
-    line, count = capsys.readouterr().out.splitlines()
-    assert line.startswith("drumline-t: not a cluster of drumline: the stack, made 20")
-    assert line.endswith("has no tag drumline:cluster")
-    assert count == "0 clusters in us-east-1"
+    assert capsys.readouterr().out == "0 clusters in us-east-1\n"
     assert find_stack(cloud, "drumline-t") is not None
-
-
-def test_a_cluster_without_its_group_is_named(cloud: Account, connect: Connect) -> None:
-    """Someone has deleted the group by hand."""
-    plan = make_plan(cloud, settings(cloud))
-    bring_up(cloud, plan, quiet)
-    cloud.call(
-        "autoscaling",
-        "delete_auto_scaling_group",
-        AutoScalingGroupName="drumline-t",
-        ForceDelete=True,
-    )
-    with pytest.raises(AwsError) as error:
-        bring_up(cloud, plan, quiet)
-    assert (error.value.what, error.value.next_step) == (
-        "the stack drumline-t in us-east-1 has no Auto Scaling group any more",
-        "remove what is left: drumline aws down --name t",
-    )
 
 
 def test_down_asks_before_it_removes_what_another_identity_made(
