@@ -52,8 +52,6 @@ class MirroredCheckpoints(NamedTuple):
     complete: dict[int, Manifest]
     corrupt: dict[int, str]
     """The manifest is there, but cannot be read: the reason."""
-    unnamed: dict[int, list[str]]
-    """Names of objects that no manifest names: an upload that has not finished, or was killed."""
 
 
 class MirroredRun:
@@ -75,9 +73,8 @@ class MirroredRun:
         for name in self.store.sizes(CHECKPOINTS):
             if named := _OBJECT.fullmatch(name):
                 names.setdefault(int(named[1]), []).append(named[2])
-        checkpoints = MirroredCheckpoints({}, {}, {})
+        checkpoints = MirroredCheckpoints({}, {})
         for step, files in sorted(names.items()):
-            named_files = {manifest.FILE_NAME}
             if manifest.FILE_NAME in files:
                 try:
                     checkpoint = self._read_manifest(step)
@@ -91,9 +88,6 @@ class MirroredRun:
                         checkpoints.corrupt[step] = error.what
                     continue
                 checkpoints.complete[step] = checkpoint
-                named_files |= checkpoint.files.keys()
-            if unnamed := [object_name(step, file) for file in files if file not in named_files]:
-                checkpoints.unnamed[step] = unnamed
         return checkpoints
 
     def _read_manifest(self, step: int) -> Manifest:
@@ -183,8 +177,7 @@ class MirroredRun:
         return checkpoint
 
     def fetch_outline(self, folder: Path) -> None:
-        """Fetch of each checkpoint its manifest and position, and the run's small files. What a
-        killed upload left becomes a folder with a hidden name, as a killed save leaves one."""
+        """Fetch of each checkpoint its manifest and position, and the run's small files."""
         root = folder / CHECKPOINTS
         mirrored = self.checkpoints()
         for step in {*mirrored.complete, *mirrored.corrupt}:
@@ -199,8 +192,6 @@ class MirroredRun:
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
-        for step in mirrored.unnamed.keys() - mirrored.complete.keys():
-            (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)
         # Last: a running job uploads the ledger before a checkpoint.
         for _ in self.fetch_files(folder):
             pass
@@ -267,7 +258,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
     `check_owner` then, since another one may have been faster. Refuses the mirror of another run,
     and one that a run has been restored from since."""
     marker = _read_marker(run, folder)
-    marker_object, owners = _read_owners(run)
+    owners = _read_owners(run)
     owner = owners[-1] if owners else None
     if is_empty:
         marker = marker or write_marker(run, folder)
@@ -277,9 +268,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
             next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
         )
     if uploads and owner != marker["id"]:
-        _put_owners(
-            run, marker_object, [*(owners if owner == marker["after"] else ()), marker["id"]]
-        )
+        _put_owners(run, [*(owners if owner == marker["after"] else ()), marker["id"]])
     return str(marker["id"])
 
 
@@ -288,7 +277,7 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     a folder in it, where nothing is lost. Refuses if they hold a later step than the mirror.
     `newest` is here, `mirrored` there."""
     run_id = _read_marker(run, folder).get("id")
-    if run_id not in _read_owners(run)[1][:-1]:
+    if run_id not in _read_owners(run)[:-1]:
         return None
     if newest > mirrored:
         raise UsageError(
@@ -309,9 +298,9 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
 
 def check_owner(run: MirroredRun, run_id: str) -> None:
     """Raise if another run folder has claimed the mirror since."""
-    marker_object, owners = _read_owners(run)
+    owners = _read_owners(run)
     if not owners:  # someone has emptied it
-        _put_owners(run, marker_object, [run_id])
+        _put_owners(run, [run_id])
     elif owners[-1] != run_id:
         raise UsageError(
             f"{run.store} has become the mirror of another run folder",
@@ -321,7 +310,7 @@ def check_owner(run: MirroredRun, run_id: str) -> None:
 
 def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> dict[str, Any]:
     """A new id for the run in this folder. `continues`: it is restored from the mirror."""
-    after = next(reversed(_read_owners(run)[1]), None) if continues else None
+    after = next(reversed(_read_owners(run)), None) if continues else None
     marker = {"url": run.store.url, "id": secrets.token_hex(8), "after": after}
     with _writing(folder / MARKER):
         make_own_folder(folder, follow_links=True)
@@ -348,20 +337,20 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
-def _read_owners(run: MirroredRun) -> tuple[bytes | None, list[str]]:
-    """The object, and the ids of the run folders that have uploaded there, each restored from the
-    one before; the last does so now. Empty if there are none, or what a killed upload left."""
+def _read_owners(run: MirroredRun) -> list[str]:
+    """The ids of the run folders that have uploaded there, each restored from the one before; the
+    last does so now. Empty if there are none, or what a killed upload left."""
     try:
         content = run.store.read(MARKER)
     except StoreError as error:
         if not error.is_bad_copy:
             raise
-        return None, []
+        return []
     with suppress(ValueError, LookupError, TypeError):
         ids = list(parse_json(content)["ids"])
         if all(map(_is_id, ids)):
-            return content, ids
-    return content, []
+            return ids
+    return []
 
 
 def _make_aside(aside: Path) -> None:
@@ -375,8 +364,8 @@ def _make_aside(aside: Path) -> None:
         ) from error
 
 
-def _put_owners(run: MirroredRun, marker_object: bytes | None, ids: list[str]) -> None:
-    run.store.put_after(marker_object, MARKER, json.dumps({"ids": ids}).encode())
+def _put_owners(run: MirroredRun, ids: list[str]) -> None:
+    run.store.put(MARKER, json.dumps({"ids": ids}).encode())
 
 
 @contextmanager

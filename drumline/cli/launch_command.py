@@ -243,9 +243,8 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         print_message(
             f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout
         )
-        sync = Sync(job.cwd, job.client, job.python, job.python_path)
-        digest = sync.run(all_hosts, verb_flags.get("exclude", []))
-        print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)
+        Sync(job.cwd, job.client).run(all_hosts, verb_flags.get("exclude", []))
+        print_message("the code is the same on all hosts", stream=sys.stdout)
     return _with_profile(request, run_on_hosts(job))
 
 

@@ -84,7 +84,6 @@ _BUSY = {
     "429",
     "503",
 }
-_CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
 
 
@@ -138,25 +137,6 @@ class S3Backend:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=source)
         else:
             self._client.upload_file(str(source), self._bucket, key, Config=self._transfer)
-
-    def put_after(self, previous: bytes | None, name: str, content: bytes) -> None:
-        from botocore.exceptions import ClientError
-
-        target = {"Bucket": self._bucket, "Key": self._prefix + name}
-        condition = {"IfNoneMatch": "*"}
-        try:
-            if previous is not None:
-                current = self._client.get_object(**target)
-                if current["Body"].read() != previous:
-                    return
-                condition = {"IfMatch": current["ETag"]}
-            self._client.put_object(**target, Body=content, **condition)
-        except ClientError as error:
-            code = error.response["Error"]["Code"]
-            if code in ("NotImplemented", "501"):  # a service that is not AWS
-                self._client.put_object(**target, Body=content)
-            elif code not in _CHANGED:
-                raise
 
     def has_checked(self, name: str, size: int) -> bool:
         """Whether the object has this size, and S3 compared a checksum when it received it. If this
@@ -349,9 +329,6 @@ class FsspecBackend:
 
     def put(self, name: str, source: Path | bytes) -> None:
         _answered(partial(self._put, self._path(name), source))
-
-    def put_after(self, previous: bytes | None, name: str, content: bytes) -> None:
-        self.put(name, content)  # no condition is known that all of them have
 
     def _put(self, path: str, source: Path | bytes, moved: Callable[[], None]) -> None:
         if self._has_folders:

@@ -89,12 +89,6 @@ class ObjectStore:
         with self._explained(name):
             self._backend.put(name, source)
 
-    def put_after(self, previous: bytes | None, name: str, content: bytes) -> None:
-        """Upload an object, unless another process has changed it since it was `previous`; None:
-        there was none. Where a store cannot tell, the last one wins: read it again."""
-        with self._explained(name):
-            self._backend.put_after(previous, name, content)
-
     def check(self, name: str, *, size: int, checksum: str, reads_all: bool = False) -> None:
         """Raise unless the store has these bytes. S3 compares a checksum when it receives an
         object; where a store did not, or with `reads_all`, the object is read again, and `checksum`

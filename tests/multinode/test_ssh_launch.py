@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -255,15 +253,6 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(
     assert f"error: b: the folder {desk.folder} does not exist there (env: " in job.text()
 
 
-# An rsync that copies, and then spoils what it has copied.
-SPOILS = """#!/bin/sh
-{real} "$@"
-code=$?
-echo spoiled >> {file}
-exit $code
-"""
-
-
 MINE = """
 from drumline.training.tasks import ImageClassification
 from part.one import WORD
@@ -314,7 +303,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     assert (
         json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
     )
-    assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())
+    assert "drumline: the code is the same on all hosts\n" in job.text()
     names = set(b.run("ls", str(folder)).stdout.split())
     assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, (
         "what is excluded is not there; its logs are"
@@ -327,21 +316,10 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
 
     fake = tmp_path / "rsync"
-    real = tmp_path / "real-rsync"
-    shutil.copy(needs.tool("rsync"), real)
-    fake.write_text(
-        SPOILS.format(real=shlex.quote(str(real)), file=shlex.quote(f"{folder}/part/one.py"))
-    )
-    fake.chmod(0o755)
-    assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
-    job = desk.launch(*words)
-    assert job.wait() == 3
-    assert (
-        f"error: b has different code in {folder} after --sync: part/one.py\n  try: check"
-        in job.text()
-    )
     # As a shell says it that finds no rsync; /usr/bin cannot be taken away from a host.
     fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
+    fake.chmod(0o755)
+    assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
     job = desk.launch(*words)
     assert job.wait() == 3
     assert (

@@ -1,33 +1,25 @@
-"""`--sync`: copies the code of the current folder to the same path on every host, and checks that
-it is the same.
+"""`--sync`: copies the code of the current folder to the same path on every host.
 
-rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host compares
-its files with a list of hashes: `python -m drumline.launch.ssh.sync`, which reads the list from
-stdin.
+rsync copies over the same ssh, and compares checksums; it adds and replaces, and deletes nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, PreflightError, UsageError
-from drumline.base.terminal import show
 from drumline.base.topology import own_variables
-from drumline.base.untrusted import parse_json
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
-from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, remote_module, ssh_words
+from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, ssh_words
 
 # Never code, whatever a .gitignore says.
 EXCLUDED = (
@@ -44,7 +36,6 @@ EXCLUDED = (
     *("*.pyc", ".DS_Store", "node_modules"),
 )
 MAX_AT_ONCE = 32
-MAX_NAMED = 5
 COPY_GRACE_S = 2.0
 # Messages of shells: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
 NOT_FOUND = re.compile(r"rsync: (command )?not found")
@@ -55,17 +46,15 @@ INSTALL = "install rsync (apt-get install rsync), or copy the code yourself and 
 class Sync:
     folder: Path
     client: Sequence[str]
-    python: str
-    python_path: str | None = None
     job: str = field(default_factory=guard.new_job)
     """The processes that are started here get this name, and end with us."""
 
-    def run(self, hosts: Sequence[Host], exclude: Sequence[str] = ()) -> str:
-        """Copy to all hosts at once; returns the hash of the code."""
+    def run(self, hosts: Sequence[Host], exclude: Sequence[str] = ()) -> None:
+        """Copy to all hosts at once."""
         if self.folder in (Path.home(), Path("/")):
             what = f"--sync would copy all of {self.folder}"
             raise UsageError(what, next_step="go to the folder of the project first")
-        files = file_hashes(self.folder, code_files(self.folder, exclude))
+        files = code_files(self.folder, exclude)
         if not files:
             raise UsageError(f"--sync: there is no file to copy in {self.folder}")
         watcher = guard.Guard(self.job, COPY_GRACE_S)
@@ -83,24 +72,20 @@ class Sync:
             )
         if errors:
             raise errors[0]
-        return hash_of(files)
 
-    def _copy_to(self, host: Host, files: dict[str, str]) -> None:
-        self._call(host, ["mkdir", "-p", "--", str(self.folder)], "", cwd=PurePosixPath("/"))
+    def _copy_to(self, host: Host, files: Sequence[str]) -> None:
+        words = ["mkdir", "-p", "--", str(self.folder)]
+        command = ssh_words(self.client, host, words, cwd=PurePosixPath("/"))
+        try:
+            done = self._run(command, "")
+        except OSError as error:
+            raise no_client(command[0], error) from error
+        if done.returncode:
+            output = done.stderr.splitlines()
+            raise not_reached(host, done.returncode, output, python="", cwd=str(self.folder))
         self._rsync(host, files)
-        command = remote_module("drumline.launch.ssh.sync", self.python, self.python_path)
-        answer = self._call(host, command, json.dumps(files), cwd=self.folder)
-        if different := _listed(host, answer):
-            named = ", ".join(different[:MAX_NAMED]) + (
-                ", ..." if len(different) > MAX_NAMED else ""
-            )
-            what = f"{host.name} has different code in {self.folder} after --sync: {named}"
-            raise PreflightError(
-                what,
-                next_step="check whether something writes there, or --exclude what is not code",
-            )
 
-    def _rsync(self, host: Host, files: dict[str, str]) -> None:
+    def _rsync(self, host: Host, files: Sequence[str]) -> None:
         options = [word for option in OPTIONS for word in ("-o", option)]
         # By content: a file of the same size and time may still differ.
         command = [
@@ -128,21 +113,6 @@ class Sync:
                 what, next_step=f"check whether {self.folder} can be written to there"
             )
 
-    def _call(
-        self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path
-    ) -> str:
-        words = ssh_words(self.client, host, command, cwd=cwd)
-        try:
-            done = self._run(words, text)
-        except OSError as error:
-            raise no_client(words[0], error) from error
-        if done.returncode:
-            output = done.stderr.splitlines()
-            raise not_reached(
-                host, done.returncode, output, python=self.python, cwd=str(self.folder)
-            )
-        return done.stdout
-
     def _run(self, words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words,
@@ -155,21 +125,7 @@ class Sync:
         )
 
 
-def _listed(host: Host, answer: str) -> list[str]:
-    """The files that differ, in the last line of the answer: a login may print others before."""
-    try:
-        names = parse_json(answer.rstrip().rpartition("\n")[2])
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PreflightError(
-            f"{host.name} does not list its files after --sync",
-            next_step=f"check what a login to {host.name} prints, or copy the code yourself and leave --sync out",
-        )
-    return names
-
-
-# Which files are code, and their hashes
+# Which files are code
 
 
 def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
@@ -225,32 +181,3 @@ def _walk(folder: Path, patterns: Sequence[str]) -> Iterator[str]:
         folders[:] = [name for name in folders if not is_excluded(str(here / name), patterns)]
         yield from (str(here / name) for name in files)
         yield from (str(here / name) for name in folders if (folder / here / name).is_symlink())
-
-
-def file_hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """The hash of each file; of a link, the hash of its target's name. Missing files are left
-    out."""
-    hashes = {}
-    for path in paths:
-        file = folder / path
-        try:
-            data = os.fsencode(file.readlink()) if file.is_symlink() else file.read_bytes()
-        except OSError:
-            continue
-        hashes[path] = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return hashes
-
-
-def hash_of(files: Mapping[str, str]) -> str:
-    return hashlib.blake2b(json.dumps(sorted(files.items())).encode(), digest_size=16).hexdigest()
-
-
-def main() -> None:
-    """Print which of the files on stdin are missing or differ in the current folder."""
-    expected: dict[str, str] = json.load(sys.stdin)
-    here = file_hashes(Path(), expected)
-    show(json.dumps([path for path, digest in expected.items() if here.get(path) != digest]))
-
-
-if __name__ == "__main__":
-    main()

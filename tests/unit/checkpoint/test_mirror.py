@@ -693,52 +693,6 @@ def test_a_marker_in_the_store_that_cannot_be_read_is_replaced(
     assert json.loads(bucket.read(f"runs/a/{MARKER}")) == {"ids": [run_id]}
 
 
-def test_of_two_claims_at_once_one_succeeds(
-    bucket: Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Both have seen that nobody has the mirror before either claims it."""
-    both_are_ready = threading.Event()
-    arrivals = list[str]()
-    first = list[bytes]()
-
-    def order(method: str, path: str) -> None:
-        if method == "PUT" and path.endswith(MARKER):
-            arrivals.append(path)
-            if len(arrivals) == 1:
-                both_are_ready.wait(LIMIT_S)
-            else:
-                both_are_ready.set()
-                wait_until(lambda: f"runs/a/{MARKER}" in bucket.sizes())
-                first.append(bucket.read(f"runs/a/{MARKER}"))
-
-    with Proxy(bucket.server, order) as proxy:
-        use_endpoint(monkeypatch, proxy.url)
-        folders = [Folder(bucket.url, tmp_path / name) for name in ("a", "b")]
-        for step, folder in enumerate(folders, 1):
-            folder.save(step)
-        for folder in folders:
-            folder.close()
-    assert len(arrivals) == 2
-    assert [bucket.read(f"runs/a/{MARKER}")] == first, "the later one has replaced it"
-    owner = json.loads(first[0])["ids"]
-    winner = folders[
-        [json.loads((folder.path / MARKER).read_text())["id"] for folder in folders].index(owner[0])
-    ]
-    assert {name.split("/")[3] for name in bucket.sizes() if "/step-" in name} == {
-        catalog.folder_name(winner.steps[0])
-    }
-    assert caplog.text.count("has become the mirror of another run folder; training continues") == 1
-    assert not any(
-        note.startswith("mirrored")
-        for folder in folders
-        if folder is not winner
-        for note in folder.notes
-    )
-
-
 # Killed uploads
 
 

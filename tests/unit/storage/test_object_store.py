@@ -109,25 +109,6 @@ def test_in_a_folder_an_object_is_replaced_when_the_next_is_complete(tmp_path: P
     assert store.sizes() == {"ledger": PIECE_BYTES + (1 << 20)}
 
 
-def test_an_object_that_another_process_has_changed_is_left_alone(bucket: Bucket) -> None:
-    store = open_store(bucket.url)
-    store.put_after(None, "owner", b"1")
-    store.put_after(None, "owner", b"2")
-    assert store.read("owner") == b"1"
-    store.put_after(b"0", "owner", b"2")
-    assert store.read("owner") == b"1"
-    store.put_after(b"1", "owner", b"2")
-    assert store.read("owner") == b"2"
-
-
-def test_a_service_without_conditions(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Proxy(bucket.server) as proxy:
-        use_endpoint(monkeypatch, proxy.url)
-        proxy.fault = lambda method, path: 501 if len(proxy.requests) == 1 else None
-        open_store(bucket.url).put_after(None, "owner", b"1")
-    assert bucket.read("runs/a/owner") == b"1"
-
-
 def test_a_large_object_is_uploaded_in_parts_and_a_killed_upload_is_cleaned_up(
     bucket: Bucket, tmp_path: Path
 ) -> None:
