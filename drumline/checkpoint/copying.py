@@ -3,7 +3,8 @@
 The tensors that the next step changes are copied. Where the copy goes depends on the free memory:
 
 - `device`: on the GPU. The copy is queued like other work of the step, without a wait;
-- `pinned`: in pinned host memory, which the GPU writes to; torch keeps it for later saves;
+- `pinned`: in pinned host memory, which the GPU writes to; it is allocated once, and reused by
+  later saves;
 - `host`: in pageable host memory, as always for a model on the CPU;
 - `none`: no copy. The live tensors are written at once, and the step waits for that.
 """
@@ -11,7 +12,7 @@ The tensors that the next step changes are copied. Where the copy goes depends o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from drumline.rank.torch_internals import copy_to_each
 
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
+_ALIGNMENT = 512
 # Tensors are copied as integers of their size: so every type has a kernel, and there are few
 # groups. float32, the most common type, needs no view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -111,6 +113,7 @@ class Copier:
         self._device_room = device_room
         self._host_room = host_room
         self._staging = Staging(device) if device.type == "cuda" else None
+        self._pinned: Tensor | None = None
 
     def rehearse(self) -> None:
         """Copy a few bytes before the first step, so that the first save does not have to load
@@ -118,7 +121,7 @@ class Copier:
         if self._staging is None:
             return
         small = {str(kind): torch.zeros(1, dtype=kind, device=self._device) for kind in _COPIED_AS}
-        [copied] = _copied({"rehearsal": small}).values()
+        [copied] = _beside({"rehearsal": small}, self._device).values()
         torch.cuda.current_stream(self._device).synchronize()
         for _ in self._staging.drain(copied.values()):
             pass
@@ -150,39 +153,77 @@ class Copier:
     def _from_gpu(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
         if self._device_room(self._device) >= _num_bytes(live):
             try:
-                return _copied(live), "device"
+                return _beside(live, self._device), "device"
             except torch.OutOfMemoryError:
                 pass  # free memory may be fragmented, or in the pool of a graph
-        # torch rounds each piece of pinned memory up to a power of two.
-        if self._host_room() >= 2 * _num_bytes(live):
-            with suppress(RuntimeError):  # the system limits pinned memory
-                return _each(live, _to_pinned), "pinned"
+        if (buffer := self._pinned_memory(live)) is not None:
+            return _into(buffer, live), "pinned"
         return self._on_host(live)
 
+    def _pinned_memory(self, live: Files) -> Tensor | None:
+        size = _room_for(tensor for group in live.values() for tensor in group.values())
+        if self._pinned is None or self._pinned.numel() < size:
+            self._pinned = None  # before the larger one is allocated
+            rounded = 1 << size.bit_length()  # as torch does for pinned memory
+            if self._host_room() < rounded:
+                return None
+            try:
+                self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError:  # the system limits pinned memory
+                return None
+        return self._pinned
 
-def _copied(live: Files) -> dict[str, dict[str, Tensor]]:
-    """A copy on the same device: a few calls for all tensors of a type, while training is paused."""
-    copies = _each(live, _empty_copy)
-    by_size = defaultdict(list)
+
+def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """A copy on the same device: one allocation for each file, and a few calls for all its
+    tensors."""
+    copied = {}
     for file, group in live.items():
-        for name, tensor in group.items():
-            source = _as_bits(tensor.detach().resolve_conj().resolve_neg())
-            by_size[source.dtype, source.device].append((_as_bits(copies[file][name]), source))
-    for pairs in by_size.values():  # an optimizer counts its steps on the CPU
-        copy_to_each([target for target, _ in pairs], [source for _, source in pairs])
-    return copies
+        sources = {name: _resolved(tensor) for name, tensor in group.items()}
+        here = {name: source for name, source in sources.items() if source.device == device}
+        memory = torch.empty(_room_for(here.values()), dtype=torch.uint8, device=device)
+        targets = dict(zip(here, _carve(memory, here.values()), strict=True))
+        by_type = defaultdict(list)
+        for name, source in here.items():
+            bits = _as_bits(source)
+            by_type[bits.dtype].append((_as_bits(targets[name]), bits))
+        for pairs in by_type.values():
+            copy_to_each([target for target, _ in pairs], [source for _, source in pairs])
+        # An optimizer counts its steps on the CPU.
+        copied[file] = {
+            name: targets[name] if name in here else sources[name].clone() for name in group
+        }
+    return copied
 
 
-def _empty_copy(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor.detach())
+def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
+    """A copy in one buffer of pinned memory, made by the GPU without a wait."""
+    sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
+    pairs = zip(_carve(buffer, sources), sources, strict=True)
+    copies = iter([target.copy_(source, non_blocking=True) for target, source in pairs])
+    return _each(live, lambda tensor: next(copies))
 
 
-def _to_pinned(tensor: Tensor) -> Tensor:
-    """The GPU makes this copy without a wait."""
-    if tensor.device.type == "cpu":
-        return tensor.detach().clone()
-    target = torch.empty_like(tensor.detach(), device="cpu", pin_memory=True)
-    return target.copy_(tensor.detach(), non_blocking=True)
+def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors in this memory with the strides of the sources, so that dense memory is copied in one
+    piece."""
+    # One call per tensor: there are hundreds, and training is paused.
+    start = 0
+    by_type = {torch.uint8: memory}
+    for source in sources:
+        if (typed := by_type.get(source.dtype)) is None:
+            typed = by_type[source.dtype] = memory.view(source.dtype)
+        dense = source if source.is_contiguous() else torch.empty_like(source, device="meta")
+        yield typed.as_strided(source.shape, dense.stride(), start // source.element_size())
+        start += _aligned(source.nbytes)
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _room_for(tensors: Iterable[Tensor]) -> int:
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def _each(files: Files, function: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -200,3 +241,7 @@ def _as_bits(tensor: Tensor) -> Tensor:
 
 def _num_bytes(files: Files) -> int:
     return sum(tensor.nbytes for group in files.values() for tensor in group.values())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -59,8 +59,8 @@ def test_what_is_written_later_is_what_there_was_at_the_save(tmp_path: Path) -> 
     assert write(tmp_path / "changed", copier.as_they_are(live)) != at_once
 
 
-def test_copies_keep_types_shapes_and_layouts() -> None:
-    """As they are made on a GPU; the calls are the same here."""
+def test_copies_in_one_piece_of_memory_keep_types_shapes_and_layouts() -> None:
+    """As they are made on a GPU, and into pinned memory; the calls are the same here."""
     tensors = {
         "a": torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last),
         "b": torch.randn(6, 7, dtype=torch.bfloat16).t(),
@@ -71,13 +71,17 @@ def test_copies_keep_types_shapes_and_layouts() -> None:
         "g": torch.ones(1).expand(4),
         "h": torch.full((3,), torch.nan).to(torch.float8_e4m3fn),
     }
-    copied = copying._copied({"x": tensors})["x"]
-    assert list(copied) == list(tensors)
-    for name, tensor in tensors.items():
-        assert (copied[name].dtype, copied[name].shape) == (tensor.dtype, tensor.shape)
-        assert bits(copied[name]) == bits(tensor), name
-        assert copied[name].data_ptr() != tensor.data_ptr() or not tensor.numel()
-    assert copied["a"].stride() == tensors["a"].stride()
+    memory = torch.empty(copying._room_for(tensors.values()), dtype=torch.uint8)
+    for copied in (
+        copying._beside({"x": tensors}, CPU)["x"],
+        copying._into(memory, {"x": tensors})["x"],
+    ):
+        assert list(copied) == list(tensors)
+        for name, tensor in tensors.items():
+            assert (copied[name].dtype, copied[name].shape) == (tensor.dtype, tensor.shape)
+            assert bits(copied[name]) == bits(tensor), name
+            assert copied[name].data_ptr() != tensor.data_ptr() or not tensor.numel()
+        assert copied["a"].stride() == tensors["a"].stride()
 
 
 def test_without_room_for_a_copy_there_is_none(tmp_path: Path) -> None:
