@@ -339,21 +339,18 @@ def check_rng(state: Tensor) -> list[bytes]:
     expected = [torch.get_rng_state().numel(), on_gpu, _NUMPY.size, _PYTHON.size]
     if lengths != expected or offset > RNG_BYTES:
         raise ValueError(f"its parts have {lengths} bytes, expected {expected}")
+    is_valid = True
     if lengths[0] == _TORCH_BYTES:
         _, left, seeded, following = _TORCH.unpack_from(parts[0])
         # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that
         # was just seeded.
-        if not seeded or (
-            (left, following) != (1, 0) and not (0 < left <= 624 and following == 625 - left)
-        ):
-            raise ValueError(f"torch's position is {following}, with {left} numbers left")
+        is_inside = 0 < left <= 624 and following == 625 - left
+        is_valid = bool(seeded) and ((left, following) == (1, 0) or is_inside)
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
     *_, python_position, _, _ = _PYTHON.unpack(parts[3])
-    for whose, position in (("numpy", numpy_position), ("Python", python_position)):
-        if not 0 <= position <= 624:
-            raise ValueError(f"{whose}'s position is {position}, expected 0 to 624")
-    if has_gauss not in (0, 1):
-        raise ValueError(f"numpy's has_gauss is {has_gauss}, expected 0 or 1")
+    are_inside = 0 <= numpy_position <= 624 and 0 <= python_position <= 624
+    if not (is_valid and are_inside and has_gauss in (0, 1)):
+        raise ValueError("a position is outside its table")
     return parts
 
 

@@ -22,12 +22,7 @@ NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MAST
 OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")
 KNOWN = (*NEEDED, *OPTIONAL)
 # The least and the greatest value of each number.
-NUMBERS = {
-    "NODE_RANK": (0, None),
-    "NUMBER_OF_GPUS": (1, None),
-    "MASTER_PORT": (1, 65535),
-    "DDP_TIMEOUT_SECONDS": (1, None),
-}
+NUMBERS = {"NUMBER_OF_GPUS": (1, None), "MASTER_PORT": (1, 65535), "DDP_TIMEOUT_SECONDS": (1, None)}
 # A name that is closer than this to one of ours is a typo; NCCL_DEBUG and the like are not.
 TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
@@ -123,23 +118,15 @@ def _unquoted(value: str) -> str | None:
 
 def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
     set_values = {key: value for key, value in values.items() if value or key in NEEDED}
-    for key, (low, high) in NUMBERS.items():
-        number = whole_number(set_values.get(key, str(low)))
-        if number is None or number < low or (high is not None and number > high):
-            limits = f"from {low} up" if high is None else f"from {low} to {high}"
-            yield f"{places[key]}: {key} is {set_values[key]!r}; a whole number {limits} is needed"
-    yield from _wrong_node_rank(set_values, places)
-    if "MASTER_ADDR" in set_values and (wrong := wrong_name(set_values["MASTER_ADDR"])):
-        yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"
-
-
-def _wrong_node_rank(set_values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
     counts = read_counts(set_values.get("NUMBER_OF_NODES", ""))
-    rank = whole_number(set_values.get("NODE_RANK", ""))
     nodes = counts[1] if counts else None
     if nodes is None and "NUMBER_OF_NODES" in set_values:
         yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {set_values['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
-    if nodes is not None and rank is not None and rank >= nodes:
-        where = places["NODE_RANK"]
-        ranks = f"ranks are 0 to {nodes - 1}"
-        yield f"{where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: {ranks}"
+    limits = {**NUMBERS, "NODE_RANK": (0, None if nodes is None else nodes - 1)}
+    for key, (low, high) in limits.items():
+        number = whole_number(set_values.get(key, str(low)))
+        if number is None or number < low or (high is not None and number > high):
+            allowed = f"from {low} up" if high is None else f"from {low} to {high}"
+            yield f"{places[key]}: {key} is {set_values[key]!r}; a whole number {allowed} is needed"
+    if "MASTER_ADDR" in set_values and (wrong := wrong_name(set_values["MASTER_ADDR"])):
+        yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"

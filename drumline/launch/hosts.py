@@ -8,7 +8,7 @@ mistakes are listed at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ NAME_FORM = "a host is `name`, `user@name` or an IPv4 address: letters, digits, 
 LINE = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?")
 LINE_FORM = "a line is `host` or `host slots=N`"
 COUNTS = re.compile(r"(?:(?P<least>[0-9]{1,9}):)?(?P<most>[0-9]{0,9})")
+Entry = tuple[str, str, str | None]
+"""Where it is written, the name, and the slots."""
 COUNTS_FORM = "a number of nodes (3), or the smallest and the largest (2:3)"
 
 
@@ -36,42 +38,36 @@ class Host:
         return self.name.rpartition("@")[2]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    where: str
-    name: str
-    slots: str | None = None
-    problem: str = ""
-
-
 def hosts_from_flag(text: str) -> list[Host]:
-    return _checked(_entries(text, "--hosts"))
+    return _checked(_parts(text, "--hosts"))
 
 
-def spares_from_flag(text: str, hosts: Iterable[Host]) -> list[Host]:
+def spares_from_flag(text: str, hosts: Sequence[Host]) -> list[Host]:
     """The hosts of `--spare d,e`; none of them may be a host of the job."""
-    taken = [_Entry("the list of hosts", host.name) for host in hosts]
-    return _checked([*taken, *_entries(text, "--spare")])[len(taken) :]
+    taken = [("the list of hosts", host.name, None) for host in hosts]
+    return _checked([*taken, *_parts(text, "--spare")])[len(taken) :]
 
 
-def _entries(text: str, where: str) -> list[_Entry]:
+def _parts(text: str, where: str) -> list[Entry]:
     parts = (part.strip().partition(":") for part in text.split(","))
-    return [_Entry(where, name, slots if colon else None) for name, colon, slots in parts]
+    return [(where, name, slots if colon else None) for name, colon, slots in parts]
 
 
 def hosts_from_file(path: Path) -> list[Host]:
-    entries = []
+    entries: list[Entry] = []
+    problems = []
     lines = read_lines(path, f"the hostfile {path}", flag="--hostfile")
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         description = line.partition("#")[0].strip()
         match = LINE.fullmatch(description)
         if match is not None:
-            entries.append(_Entry(where, match["name"], match["slots"]))
+            entries.append((where, match["name"], match["slots"]))
         elif description:
-            problem = f"{description!r} is not understood; {LINE_FORM}"
-            entries.append(_Entry(where, "", problem=problem))
-    return _checked(entries or [_Entry(str(path), "", problem=f"no host is in it; {LINE_FORM}")])
+            problems.append(f"{where}: {description!r} is not understood; {LINE_FORM}")
+    if not entries and not problems:
+        problems.append(f"{path}: no host is in it; {LINE_FORM}")
+    return _checked(entries, problems)
 
 
 def read_lines(path: Path, what: str, *, flag: str) -> list[str]:
@@ -97,20 +93,20 @@ def wrong_port(port: str) -> str | None:
     return None if 0 < (whole_number(port) or 0) < 65536 else f"{port!r} is not a port"
 
 
-def _checked(entries: Iterable[_Entry]) -> list[Host]:
+def _checked(entries: Sequence[Entry], problems: Sequence[str] = ()) -> list[Host]:
     addresses = set()
-    problems = []
+    problems = list(problems)
     hosts = []
-    for entry in entries:
-        where = entry.where
-        if wrong := entry.problem or wrong_name(entry.name):
+    for where, name, slots in entries:
+        if wrong := wrong_name(name):
             problems.append(f"{where}: {wrong}")
             continue
-        slots = None if entry.slots is None else whole_number(entry.slots)
-        if entry.slots is not None and not slots:
-            how_many = f"{entry.name} has {entry.slots!r} slots"
-            problems.append(f"{where}: {how_many}; a whole number from 1 up is needed")
-        host = Host(entry.name, slots)
+        num_slots = None if slots is None else whole_number(slots)
+        if slots is not None and not num_slots:
+            problems.append(
+                f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed"
+            )
+        host = Host(name, num_slots)
         hosts.append(host)
         address = host.address.lower()
         if address in addresses:

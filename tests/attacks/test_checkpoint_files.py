@@ -261,16 +261,16 @@ def number(value: int) -> bytes:
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (altered(POSITION_AT, number(625)), "numpy's position is 625, expected 0 to 624"),
-        (altered(POSITION_AT, number(2**30)), "numpy's position is 1073741824, expected 0 to 624"),
-        (altered(POSITION_AT, number(-5)), "numpy's position is -5, expected 0 to 624"),
-        (altered(HAS_GAUSS_AT, number(9)), "numpy's has_gauss is 9, expected 0 or 1"),
+        (altered(POSITION_AT, number(625)), "a position is outside its table"),
+        (altered(POSITION_AT, number(2**30)), "a position is outside its table"),
+        (altered(POSITION_AT, number(-5)), "a position is outside its table"),
+        (altered(HAS_GAUSS_AT, number(9)), "a position is outside its table"),
         (
             altered(HEADER.size + 8, number(600) + number(1) + struct.pack("<Q", 624)),
-            "torch's position is 624",
+            "a position is outside its table",
         ),
-        (altered(HEADER.size + 8, number(0)), "torch's position"),
-        (altered(HEADER.size + 8, number(1) + number(0)), "torch's position"),
+        (altered(HEADER.size + 8, number(0)), "a position is outside its table"),
+        (altered(HEADER.size + 8, number(1) + number(0)), "a position is outside its table"),
         (
             altered(12, number(8)),
             r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]",
@@ -280,7 +280,7 @@ def number(value: int) -> bytes:
         (altered(24, number(3)), "its parts have"),
         (
             altered(NUMPY_AT + 624 * 4 + 16 + 624 * 4, number(2**30)),
-            "Python's position is 1073741824",
+            "a position is outside its table",
         ),
         (torch.zeros(RNG_BYTES, dtype=torch.uint8), "no random state"),
         (torch.zeros(3), "no random state"),

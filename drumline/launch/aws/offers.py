@@ -88,16 +88,16 @@ def _zones_with(account: Account, instance_type: str) -> list[str]:
 
 
 def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: str) -> str:
-    """Raise if the nodes are more than the account may run now; a sentence about the quota."""
+    """Raise if the nodes are more than the account may ever run; a sentence about the quota. What
+    else runs counts too, which AWS does at `up`."""
     if (code := _quota_code(hardware.name, market)) is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
     request = {"ServiceCode": "ec2", "QuotaCode": code}
     quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
-    used = _used_vcpus(account, code)
     needed = hardware.num_vcpus * num_nodes
     limit = int(quota["Value"])
-    described = f"quota {quota['QuotaName']!r}: {limit} vCPUs, {used} in use"
-    if used + needed > limit:
+    described = f"quota {quota['QuotaName']!r}: {limit} vCPUs"
+    if needed > limit:
         raise AwsError(
             f"{plural(num_nodes, 'instance')} of {hardware.name} need {needed} vCPUs; {described}",
             next_step="ask for more, which may take days: https://console.aws.amazon.com/servicequotas/home/services/"
@@ -118,19 +118,6 @@ def _quota_code(instance_type: str, market: str) -> str | None:
     if family == "p" and market == "spot" and number >= 5:
         family = f"p{number}"
     return _QUOTAS.get((family, market))
-
-
-def _used_vcpus(account: Account, code: str) -> int:
-    """Of the instances that count towards the same quota."""
-    states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=states)
-    count = 0
-    for instance in (item for reservation in reservations for item in reservation["Instances"]):
-        market = instance.get("InstanceLifecycle", "on-demand")
-        if _quota_code(instance["InstanceType"], market) == code:
-            cpus = instance["CpuOptions"]
-            count += cpus["CoreCount"] * cpus["ThreadsPerCore"]
-    return count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,7 +206,6 @@ class NodeAgent(LocalElasticAgent):
         """Overridden because the sidecar would look for who ended the ranks, and because torch does
         not report those that it kills when they do not exit."""
         # torch gives it at the end of a run; otherwise its own limit applies, whatever --grace is.
-        is_grace_period = "timeout" in kwargs
         grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
         running = [local_rank for local_rank, code in self.exit_codes().items() if code is None]
         if running:
@@ -218,16 +217,14 @@ class NodeAgent(LocalElasticAgent):
         super()._shutdown(death_sig, *args, **kwargs)
         if death_sig == signal.SIGKILL or time.monotonic() - begun < grace_s:
             return
-        killed = self._killed(running)
+        codes = self.exit_codes()
+        killed = [rank for rank in running if codes.get(rank) == -signal.SIGKILL]
         if killed:
-            whom = "it" if len(killed) == 1 else "them"
-            advice = "check the ends of the ranks' logs for what they were doing"
-            if is_grace_period:
-                advice = "give ranks more time with drumline launch --grace SECONDS"
+            ranks = [self._worker_group.workers[local_rank].global_rank for local_rank in killed]
             print_message(
-                f"{named_ranks(killed)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
-                f"killed {whom}",
-                f"try: {advice}",
+                f"{named_ranks(ranks)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
+                "killed them",
+                "try: read the ends of the ranks' logs, or give more time with drumline launch --grace SECONDS",
             )
 
     def _exit_barrier(self) -> None:
@@ -417,12 +414,6 @@ class NodeAgent(LocalElasticAgent):
     def exit_codes(self) -> dict[int, int | None]:
         """By local rank; None: it runs."""
         return {local_rank: process.poll() for local_rank, process in self._processes().items()}
-
-    def _killed(self, local_ranks: list[int]) -> list[int]:
-        """The global ranks of those that were killed."""
-        codes = self.exit_codes()
-        killed = [rank for rank in local_ranks if codes.get(rank) == -signal.SIGKILL]
-        return [self._worker_group.workers[local_rank].global_rank for local_rank in killed]
 
 
 def exit_codes_of(result: RunResult) -> set[int]:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived
-from drumline.base.terminal import print_message
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
@@ -89,9 +88,6 @@ class Membership:
         """On the first node: values that are written once, and where they are stored."""
         self._last: dict[int, tuple[NodeHeartbeat, float]] = {}
         """Each node's last heartbeat, and when it was first seen here, by this machine's clock."""
-        self._unreadable: dict[int, bytes] = {}
-        """The first value of each node that is no heartbeat of this version."""
-        self._reported: set[int] = set()
         self._waiting: WaitNotice | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
@@ -227,20 +223,8 @@ class Membership:
         for key, text in self.store.there(list(keys)).items() if keys else ():
             rank = keys[key]
             new = NodeHeartbeat.decode(text)
-            if new is None:
-                self._report_unreadable(rank, text)
-            elif rank not in self._last or new.is_newer(self._last[rank][0]):
+            if new is not None and (rank not in self._last or new.is_newer(self._last[rank][0])):
                 self._last[rank] = (new, time.monotonic())
-
-    def _report_unreadable(self, rank: int, text: bytes) -> None:
-        """On node 0, once for each node: a heartbeat that changes is that of a living launcher."""
-        first = self._unreadable.setdefault(rank, text)
-        if self.node.node_rank == 0 and text != first and rank not in self._reported:
-            self._reported.add(rank)
-            print_message(
-                f"warning: {self.name(rank)} has another version of drumline: its heartbeat cannot be read. "
-                f"Try: {SAME_VERSION}"
-            )
 
     def is_alive(self, rank: int, *states: str, within_s: float | None = None) -> bool:
         """Whether that node's heartbeat has changed recently, and has one of these states if any is

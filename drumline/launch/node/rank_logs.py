@@ -40,13 +40,12 @@ def rank_file(folder: Path, rank: int, start: int) -> Path:
 
 
 class LogFollower:
-    """Reads new lines of a file, which need not exist yet, and may be moved and created again."""
+    """Reads new lines of a file, which need not exist yet."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
-        self._offset, self._inode = _size_and_inode(path) if from_end else (0, 0)
+        self._offset = _size(path) if from_end else 0
         self._partial = b""
-        self._in_long_line = False
         self._shown_at = time.monotonic()
 
     def read(self, max_lag: int = MAX_LAG) -> list[str]:
@@ -56,31 +55,23 @@ class LogFollower:
         lines = self._take(self._new_bytes(KEPT_OF_LAG))
         skipped = max(0, self._lag() - KEPT_OF_LAG)
         self._offset += skipped
-        # until the next line begins
         self._partial = b""
-        self._in_long_line = True
         return [*lines, f"... {skipped:,} bytes are not shown; see {self.path}"]
 
     def rest(self) -> list[str]:
         """The remaining lines, when the writer has exited; the last line may be incomplete."""
         lines = self.read(MAX_REST)
         # A process that a rank left running may write faster than this reads.
-        end = _size_and_inode(self.path)[0]
+        end = _size(self.path)
         while self._offset < end and (new_bytes := self._new_bytes()):
             lines += self._take(new_bytes)
-        last = self._partial
+        if self._partial:
+            lines.append(decoded(self._partial))
         self._partial = b""
-        return [*lines, *([] if self._in_long_line or not last else [decoded(last)])]
+        return lines
 
     def _new_bytes(self, most: int = MAX_READ) -> bytes:
-        size, inode = _size_and_inode(self.path)
-        if not inode:
-            return b""
-        if inode != (self._inode or inode) or size < self._offset:
-            self._offset = 0
-            self._partial = b""
-        self._inode = inode
-        if size == self._offset:
+        if self._lag() <= 0:
             return b""
         try:
             with open_regular(self.path) as file:
@@ -92,35 +83,28 @@ class LogFollower:
         return data
 
     def _lag(self) -> int:
-        return _size_and_inode(self.path)[0] - self._offset
+        return _size(self.path) - self._offset
 
     def _take(self, data: bytes) -> list[str]:
         *whole, self._partial = (self._partial + data).split(b"\n")
-        if whole and self._in_long_line:
-            self._in_long_line = False
-            del whole[0]
-        lines = [decoded(line) for line in whole]
-        if self._in_long_line:
+        is_due = time.monotonic() - self._shown_at > PROGRESS_EVERY_S
+        if b"\r" in self._partial and is_due:
+            progress, _, self._partial = self._partial.rpartition(b"\r")
+            whole.append(progress)
+        elif len(self._partial) > MAX_READ:  # a line without an end
+            whole.append(self._partial)
             self._partial = b""
-        elif len(self._partial) > MAX_LINE and b"\r" not in self._partial:
-            lines.append(decoded(self._partial))
-            self._partial = b""
-            self._in_long_line = True
-        elif b"\r" in self._partial and time.monotonic() - self._shown_at > PROGRESS_EVERY_S:
-            done, _, self._partial = self._partial.rpartition(b"\r")
-            lines += [decoded(done)] if done else []
-        if lines:
+        if whole:
             self._shown_at = time.monotonic()
-        return lines
+        return [decoded(line) for line in whole]
 
 
-def _size_and_inode(path: Path) -> tuple[int, int]:
-    """Zeros if there is no such file."""
+def _size(path: Path) -> int:
+    """0 if there is no such file."""
     try:
-        status = path.stat()
+        return path.stat().st_size
     except OSError:
-        return 0, 0
-    return status.st_size, status.st_ino
+        return 0
 
 
 def decoded(line: bytes) -> str:

@@ -88,7 +88,7 @@ def test_a_node_rank_beyond_the_nodes(tmp_path: Path) -> None:
     wrong = WHOLE.replace("NODE_RANK = 1", "NODE_RANK=2")
     assert problems_of(tmp_path, wrong) == [
         "1 problem in .env:",
-        "  - .env:3: NODE_RANK is 2, but NUMBER_OF_NODES is 2: ranks are 0 to 1",
+        "  - .env:3: NODE_RANK is '2'; a whole number from 0 to 1 is needed",
     ]
 
 

@@ -98,24 +98,6 @@ def test_a_node_of_another_version_is_refused() -> None:
     )
 
 
-def test_the_first_node_reports_a_living_node_whose_heartbeat_it_cannot_read(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    store = dist.HashStore()
-    first = membership_of(store, 0, peers=("a", "b", "c"))
-    store.set("drumline/membership/members", "1 ")
-    for count in (1, 1, 2, 3):
-        heartbeat = {"host": "b", "launcher": "x", "count": count, "state": JOINING}
-        store.set("drumline/membership/node/1", json.dumps(heartbeat))
-        first.read()
-        is_living = count > 1
-        assert (1 in first._reported) == is_living
-    assert capsys.readouterr().err == (
-        "drumline: warning: node 1 (b) has another version of drumline: its heartbeat cannot be read. "
-        "Try: install the same version of drumline on all nodes\n"
-    )
-
-
 def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:
     store = dist.HashStore()
     peer = membership_of(store, 1)
