@@ -243,11 +243,10 @@ class Checkpoint:
         ]
         if not different_by_rank:
             return f"{message}; the samples of a loader are the same, but not the bits"
-        copied = f"ranks from {saved} on get a copy of the state of rank {saved - 1}"
-        lost = f"the states of ranks from {self._world_size} on are not used"
-        effect = copied if saved < self._world_size else lost
+        names = join_names(different_by_rank)
         return (
-            f"{message}; each rank had its own state of {join_names(different_by_rank)}: {effect}"
+            f"{message}; each rank had its own state of {names}: the states of missing ranks are not used, and new "
+            f"ranks get a copy of that of rank {saved - 1}"
         )
 
     def _check_can_save(self, step: int) -> None:
@@ -280,16 +279,6 @@ class Checkpoint:
         prune(self._root, Retention(self._keep_last), newest=newest)
 
 
-def _load(value: Any, state: Any) -> None:
-    try:
-        value.load_state_dict(state)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointMismatchError(
-            f"{type(value).__name__}.load_state_dict() failed: {reason}"
-        ) from error
-
-
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
     """Errors name the object, and what to do in a user's own loop."""
@@ -304,6 +293,15 @@ def _naming(name: str) -> Iterator[None]:
         raise
 
 
+def _load(value: Any, state: Any) -> None:
+    try:
+        value.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointMismatchError(
+            f"{type(value).__name__}.load_state_dict() failed: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
     """The kind of each object (model, optimizer or state), unless something cannot be saved."""
     if not objects:
@@ -312,7 +310,17 @@ def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
             next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
         )
     for name, value in objects.items():
-        _check_object(name, value)
+        if name in _OWN_FILES or not NAME.fullmatch(name):
+            raise UsageError(
+                f"ddp.checkpoint cannot save an object as {name}: files are named so",
+                next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
+            )
+        methods = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
+        if not all(map(callable, methods)):
+            raise UsageError(
+                f"ddp.checkpoint cannot save {name}: {type(value).__name__} has no state_dict() and load_state_dict()",
+                next_step="give models, optimizers, training loaders, or objects with both methods",
+            )
     models = [value for value in objects.values() if isinstance(value, nn.Module)]
     of_models = {id(parameter) for model in models for parameter in model.parameters()}
     for name, value in objects.items():
@@ -322,22 +330,6 @@ def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
                 next_step="give the models of every optimizer, too",
             )
     return {name: _kind(value) for name, value in objects.items()}
-
-
-def _check_object(name: str, value: Any) -> None:
-    if name in _OWN_FILES or not NAME.fullmatch(name):
-        raise UsageError(
-            f"ddp.checkpoint cannot save an object as {name}: files are named so",
-            next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
-        )
-    if not (
-        callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
-    ):
-        raise UsageError(
-            f"ddp.checkpoint cannot save {name}: {type(value).__name__} has no state_dict() and load_state_dict()",
-            next_step="give models, optimizers, training loaders, or objects with both methods",
-        )
 
 
 def _kind(value: Any) -> str:

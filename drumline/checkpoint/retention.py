@@ -64,23 +64,16 @@ def is_best(
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
-    best_so_far = _best(root, metric, higher_is_better)
-    if best_so_far is None:
+    step = best(root, metric=metric, higher_is_better=higher_is_better)
+    if step is None:
         return True
-    best_value = best_so_far.metrics[metric]
+    best_value = catalog.check_sizes(root / catalog.folder_name(step)).metrics[metric]
     return value >= best_value if higher_is_better else value <= best_value
 
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint, if any was evaluated."""
-    checkpoint = _best(root, metric, higher_is_better)
-    return None if checkpoint is None else checkpoint.step
-
-
-def _best(root: Path, metric: str, higher_is_better: bool) -> Manifest | None:
-    complete = complete_checkpoints(root)
-    order = ranked(complete, metric, higher_is_better)
-    return complete[order[0]] if order else None
+    return next(iter(ranked(complete_checkpoints(root), metric, higher_is_better)), None)
 
 
 def complete_checkpoints(root: Path) -> dict[int, Manifest]:

@@ -32,7 +32,7 @@ from drumline.launch.aws.account import Account
 from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_creation import bring_up
 from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config, status_lines
-from drumline.launch.aws.cluster_plan import make_plan
+from drumline.launch.aws.cluster_plan import check_session_manager, make_plan
 from drumline.launch.aws.cluster_settings import (
     CLUSTER,
     ENDS,
@@ -42,7 +42,6 @@ from drumline.launch.aws.cluster_settings import (
     account_and_settings,
 )
 from drumline.launch.aws.own_wheels import build_wheel, pack
-from drumline.launch.aws.reach import check_session_manager
 from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 from drumline.launch.hosts import Host

@@ -339,7 +339,7 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
         progress = {**SAVED, "step": step, **wrong} if wrong and isinstance(wrong, dict) else wrong
         save(run, step, progress, own)
     states = {
-        "numpy's position is 700, expected 0 to 624": altered(POSITION_AT, number(700)),
+        "a position is outside its table": altered(POSITION_AT, number(700)),
         "its version is 7, expected 1": altered(8, number(7)),
         "it is no random state (24576 bytes)": torch.zeros(RNG_BYTES, dtype=torch.bfloat16),
         "its parts have [5056, 3, 2512, 2509] bytes, expected [5056, 16, 2512, 2509]": altered(

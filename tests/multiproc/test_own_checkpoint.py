@@ -150,7 +150,7 @@ def test_on_another_number_of_ranks_the_samples_go_on(tmp_path: Path) -> None:
     (alone,) = run_ranks(1, train_gan, tmp_path, 5, 0, False, False)
     assert alone["warnings"] == [
         "the number of ranks changed since the checkpoint: 2 -> 1; each rank had its own state of seen: the states of "
-        "ranks from 1 on are not used"
+        "missing ranks are not used, and new ranks get a copy of that of rank 1"
     ]
     assert alone["started"] == 4
     rest = alone["seen"][len(ranks[0]["seen"]) :]

@@ -3,7 +3,6 @@ nothing behind."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -74,21 +73,14 @@ def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
 def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
     """Until it is complete. A refused launch of an instance would be retried for ever, so it ends
     the creation."""
-    step = ""
-    while True:
-        described = stacks.find_stack(account, stack)
-        if described is None or described["StackStatus"] not in (
-            "CREATE_IN_PROGRESS",
-            "CREATE_COMPLETE",
-        ):
-            raise _failed_resource(account, plan, {"StackId": stack, **(described or {})}, progress)
-        if described["StackStatus"] == "CREATE_COMPLETE":
+    for described in stacks.polls(account, stack, progress):
+        status = None if described is None else described["StackStatus"]
+        if status == "CREATE_COMPLETE":
             return
+        if described is None or status != "CREATE_IN_PROGRESS":
+            raise _failed_resource(account, plan, {"StackId": stack, **(described or {})}, progress)
         if refusal := _refused_launch(account, described):
             raise _refused_instances(account, plan, refusal, progress)
-        if (event := stacks.newest_event(account, stack)) != step:
-            progress(step := event)
-        time.sleep(stacks.POLL_S)
 
 
 def _refused_launch(account: Account, stack: stacks.Stack) -> str:

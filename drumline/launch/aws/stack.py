@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -84,27 +84,29 @@ def group_of(account: Account, stack: str) -> Mapping[str, Any]:
     return dict(answer["AutoScalingGroups"][0])
 
 
-def newest_event(account: Account, stack: str) -> str:
-    events = account.call("cloudformation", "describe_stack_events", StackName=stack)["StackEvents"]
-    return (
-        f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}"
-        if events
-        else "waiting for AWS"
-    )
+def polls(account: Account, stack: str, progress: Progress) -> Iterator[Stack | None]:
+    """The stack, again and again; its newest event is reported meanwhile. None: it is gone."""
+    step = ""
+    while True:
+        yield find_stack(account, stack)
+        answer = account.call("cloudformation", "describe_stack_events", StackName=stack)
+        events = answer["StackEvents"]
+        event = "waiting for AWS"
+        if events:
+            event = f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}"
+        if event != step:
+            progress(event)
+        step = event
+        time.sleep(POLL_S)
 
 
 def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None:
     """An AwsError names each resource that AWS cannot delete."""
-    step = ""
-    while True:
-        described = find_stack(account, stack)
+    for described in polls(account, stack, progress):
         if described is None or described["StackStatus"] == "DELETE_COMPLETE":
             return
         if described["StackStatus"] == "DELETE_FAILED":
             raise _not_deleted(account, stack)
-        if (event := newest_event(account, stack)) != step:
-            progress(step := event)
-        time.sleep(POLL_S)
 
 
 def _not_deleted(account: Account, stack: str) -> AwsError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from drumline.base.text import file_size
 from drumline.launch.aws import stack as stacks
@@ -28,8 +28,7 @@ class Billed:
     size: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BilledKind:
+class _BilledKind(NamedTuple):
     """Whatever of it has the cluster's tag is on the bill, unless its state is a free one."""
 
     kind: str
@@ -41,31 +40,20 @@ class _BilledKind:
 
 _BILLED_KINDS = (
     _BilledKind(
-        kind="instance",
-        operation="describe_instances",
-        answer_list="Reservations",
-        id_field="InstanceId",
-        free_states=("terminated", "shutting-down"),
+        "instance",
+        "describe_instances",
+        "Reservations",
+        "InstanceId",
+        ("terminated", "shutting-down"),
     ),
+    _BilledKind("disk", "describe_volumes", "Volumes", "VolumeId", ("deleting",)),
+    _BilledKind("address", "describe_addresses", "Addresses", "AllocationId"),
     _BilledKind(
-        kind="disk",
-        operation="describe_volumes",
-        answer_list="Volumes",
-        id_field="VolumeId",
-        free_states=("deleting",),
-    ),
-    _BilledKind(
-        kind="address",
-        operation="describe_addresses",
-        answer_list="Addresses",
-        id_field="AllocationId",
-    ),
-    _BilledKind(
-        kind="NAT gateway",
-        operation="describe_nat_gateways",
-        answer_list="NatGateways",
-        id_field="NatGatewayId",
-        free_states=("deleted", "deleting", "failed"),
+        "NAT gateway",
+        "describe_nat_gateways",
+        "NatGateways",
+        "NatGatewayId",
+        ("deleted", "deleting", "failed"),
     ),
 )
 

@@ -24,7 +24,6 @@ from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Reconnect, Remote, Search, SilenceWatch
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.watch.watch_folder import DIAGNOSIS_S
 
 # After a rank has failed, wait this long for others that fail with it before all are ended.
@@ -40,6 +39,8 @@ JOIN_AGAIN_S = 5.0
 # Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous
 # failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
+# What a supervisor of another version lacks: it refuses without a reason.
+OTHER_VERSION = ["it has another version of drumline", "install the same version on all hosts"]
 # Signals that ask a run to save and stop; other signals only end it.
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -233,17 +234,17 @@ class Controller:
 
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
-        if remote in self.dropped and kind in ("hello", "refused"):
-            self._answers_again(remote, frame)
+        if kind == "hello" and remote in self.dropped:
+            self._join_again(remote)
         elif kind == "hello":
-            self._answers(remote, frame["protocol"])
+            self._start_all()
         elif kind == "refused":
-            self._refuses(remote, frame["problems"])
+            self._refuses(remote, frame["problems"] or [OTHER_VERSION])
         elif kind == "started":
             self.diagnoses.print_waiting()  # a restart may take less than SETTLE_S
             self._started(frame["world_size"])
-        elif kind == "ended" and not self.is_ending:
-            self._part_ended(remote, frame)
+        elif kind == "ended" and not self.is_ending and frame["code"]:
+            self._agent_failed(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             self._later(settle_s, self._end, self.job.grace_s)
@@ -252,43 +253,22 @@ class Controller:
             if is_new:
                 self._later(SETTLE_S, self.diagnoses.print_waiting)
 
-    def _answers(self, remote: Remote, protocol: int) -> None:
-        if protocol == PROTOCOL:
-            self._start_all()
-            return
-        what = f"{remote.name} has another version of drumline"
-        self._fail(PreflightError(what, next_step="install the same version on all hosts"))
-
     def _refuses(self, remote: Remote, problems: list[list[str]]) -> None:
         for problem in problems:
             what, next_step = (*problem, "", "")[:2]
-            self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
+            if remote in self.dropped:
+                warning = f"warning: {remote.name} cannot join again: {what}"
+                self.screen.report(warning, is_error=True)
+            else:
+                self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
 
-    def _part_ended(self, remote: Remote, frame: Mapping[str, Any]) -> None:
-        if frame.get("was_cut_off") and self.may_restart:
-            # Its ranks may have saved when they were ended: that was no preemption.
-            lease = f"{self.job.lease_s:g} s"
-            self._restart_all(f"{remote.name} received no heartbeat from this machine for {lease}")
-        elif frame["code"]:
-            self._agent_failed(remote, frame["code"])
-
-    def _answers_again(self, remote: Remote, frame: Mapping[str, Any]) -> None:
-        """A lost host: its ranks start, and join the others, unless it is not as before."""
-        problems = [problem[0] for problem in frame.get("problems", []) if problem]
-        if frame["kind"] == "hello" and frame["protocol"] != PROTOCOL:
-            problems = ["it has another version of drumline"]
-            remote.was_refused = True
-            remote.give_up()
-        if problems:
-            self.screen.report(
-                f"warning: {remote.name} cannot join again: {'; '.join(problems)}", is_error=True
-            )
-        elif frame["kind"] == "hello":
-            self.dropped.remove(remote)
-            self.screen.report(f"{remote.name} answers again; its ranks join the others")
-            self._send_start(remote)
-            # Its supervisor is a new one; later it gets the changes.
-            self.silence.send_silent_nodes(remote)
+    def _join_again(self, remote: Remote) -> None:
+        """A lost host that answers: its ranks start, and join the others."""
+        self.dropped.remove(remote)
+        self.screen.report(f"{remote.name} answers again; its ranks join the others")
+        self._send_start(remote)
+        # Its supervisor is a new one; later it gets the changes.
+        self.silence.send_silent_nodes(remote)
 
     def _later(self, seconds: float, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, call, *args)

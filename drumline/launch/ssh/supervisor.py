@@ -176,8 +176,6 @@ class Supervisor:
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
         agent exited."""
-        self.was_cut_off = False
-        """Whether the attempt was ended because no heartbeat came from the launcher."""
         self.error: list[str] = []
         """Why the agent failed, if no rank was the cause."""
 
@@ -202,11 +200,7 @@ class Supervisor:
         self._log(*self.error)
         log_end = last_lines(self.node_log) if code else []
         self.out.send(
-            "ended",
-            code=code,
-            last_lines=self.error or log_end,
-            was_cut_off=self.was_cut_off,
-            end_reason=self.end_reason,
+            "ended", code=code, last_lines=self.error or log_end, end_reason=self.end_reason
         )
 
     def _end_by_signal(self, number: int, _: FrameType | None) -> None:
@@ -241,7 +235,6 @@ class Supervisor:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
         elif self.link.waited_s > self.link.lease_s:
-            self.was_cut_off = True
             self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {self.link.lease_s:g} s")
 
     def _send_news(self, *, is_last: bool = False) -> None:
@@ -364,19 +357,18 @@ def main() -> int:
 
 
 def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
-    is_known = spec["protocol"] == PROTOCOL
-    problems = []
-    if is_known:
-        if spec["earlier"]:
-            # No two attempts of a launch may write to one run folder.
-            Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
-        if not await_space(spec, link):
-            return
-        problems = list(refusals(spec))
-    link.out.send("hello", protocol=PROTOCOL)
-    if problems or not is_known:
+    if spec["protocol"] != PROTOCOL:
+        link.out.send("refused", problems=[])
+        return
+    if spec["earlier"]:
+        # No two attempts of a launch may write to one run folder.
+        Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
+    if not await_space(spec, link):
+        return
+    if problems := list(refusals(spec)):
         link.out.send("refused", problems=problems)
         return
+    link.out.send("hello", protocol=PROTOCOL)
     spec["environment"] = {**spec["environment"], **link.variables}
     Supervisor(spec, link).run()
     Termination(lambda: descendants(os.getpid()), 0).wait()

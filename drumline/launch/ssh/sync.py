@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -132,14 +132,14 @@ def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
     """Paths below the folder: in a git repository what git would add, otherwise all; without what
     is excluded."""
     patterns = [*EXCLUDED, *(pattern.rstrip("/") for pattern in exclude)]
-    tracked = _of_git(folder)
-    listed = {
-        path
-        for path in (_walk(folder, patterns) if tracked is None else tracked)
-        if not is_excluded(path, patterns)
-    }
+    paths = _of_git(folder)
+    if paths is None:
+        paths = [str(path.relative_to(folder)) for path in folder.rglob("*")]
     return sorted(
-        path for path in listed if (folder / path).is_symlink() or (folder / path).is_file()
+        path
+        for path in set(paths)
+        if not is_excluded(path, patterns)
+        and ((folder / path).is_symlink() or (folder / path).is_file())
     )
 
 
@@ -173,11 +173,3 @@ def _of_git(folder: Path) -> list[str] | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
-
-
-def _walk(folder: Path, patterns: Sequence[str]) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
-        here = PurePosixPath(place).relative_to(folder)
-        folders[:] = [name for name in folders if not is_excluded(str(here / name), patterns)]
-        yield from (str(here / name) for name in files)
-        yield from (str(here / name) for name in folders if (folder / here / name).is_symlink())

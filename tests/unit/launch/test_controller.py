@@ -492,12 +492,12 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
 def test_another_version_is_named(make: Make, screen_file: Path) -> None:
     async def go() -> Controller:
         controller = make()
-        hear(controller.remotes[1], "hello", host="b", protocol=PROTOCOL + 1)
+        hear(controller.remotes[1], "refused", problems=[])
         return controller
 
     code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 3
-    assert lines[0] == "drumline: error: b has another version of drumline"
+    assert lines[0] == "drumline: error: b: it has another version of drumline"
 
 
 # As ssh is called, and as it is answered: a host that says hello and is done, or one that refuses
@@ -564,10 +564,13 @@ def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_
             )
         )
         _, b, _ = await start(controller, left=3)
-        hear(b, "ended", code=75, last_lines=[], was_cut_off=True)
+        why = "no heartbeat of the launcher for 45 s"
+        hear(b, "ended", code=75, last_lines=[], end_reason=why)
         return controller
 
-    assert asyncio.run(go()).lost == "b received no heartbeat from this machine for 45 s"
+    assert asyncio.run(go()).lost == (
+        "drumline ended the job on b: no heartbeat of the launcher for 45 s"
+    )
 
 
 CONTINUES = Program(("train", "digits"), is_task=True, continues=True)

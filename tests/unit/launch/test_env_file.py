@@ -75,10 +75,10 @@ DDP_TIMEOUT_SECONDS=-1
         "  - .env:6: the line is not KEY=VALUE",
         "  - .env:7: the quotes of TOKEN are not closed, or text follows them",
         "  - .env:9: DATASET_DIR is set twice (first in .env:8)",
+        "  - .env:1: NUMBER_OF_NODES is 'two'; give a number of nodes (3), or the smallest and the largest (2:3)",
         "  - .env:3: NUMBER_OF_GPUS is '0'; a whole number from 1 up is needed",
         "  - .env:4: MASTER_PORT is '70000'; a whole number from 1 to 65535 is needed",
         "  - .env:10: DDP_TIMEOUT_SECONDS is '-1'; a whole number from 1 up is needed",
-        "  - .env:1: NUMBER_OF_NODES is 'two'; give a number of nodes (3), or the smallest and the largest (2:3)",
         "  - .env:5: MASTER_ADDR: '-x': a host's name does not start with a dash; ssh would read it as a flag",
         "  - .env: missing: NODE_RANK",
     ]

@@ -34,9 +34,9 @@ def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path
         hosts_from_file(file)
     assert str(caught.value).splitlines() == [
         "7 problems in the list of hosts:",
+        f"  - {file}:4: 'c d e' is not understood; a line is `host` or `host slots=N`",
         f"  - {file}:2: '-oProxyCommand=x': a host's name does not start with a dash; ssh would read it as a flag",
         f"  - {file}:3: b has 'none' slots; a whole number from 1 up is needed",
-        f"  - {file}:4: 'c d e' is not understood; a line is `host` or `host slots=N`",
         f"  - {file}:5: a is listed twice; list it once, with all its slots",
         f"  - {file}:6: 'f;reboot' is not a host's name; a host is `name`, `user@name` or an IPv4 address: letters, "
         "digits, dots, dashes and underscores",

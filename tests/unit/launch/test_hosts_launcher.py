@@ -177,7 +177,7 @@ def test_a_lost_host_that_answers_again_joins_the_others(
             "drumline: warning: b cannot join again: there is no file x in /code",
         ),
         (
-            """echo '{"kind": "hello", "protocol": 1}'; exec sleep 1000""",
+            """echo '{"kind": "refused", "problems": []}'""",
             "drumline: warning: b cannot join again: it has another version of drumline",
         ),
     ],

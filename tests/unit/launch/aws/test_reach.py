@@ -13,8 +13,7 @@ pytest.importorskip("moto", reason="make setup brings it")
 
 from drumline.base.errors import UsageError
 from drumline.launch.aws.account import Account
-from drumline.launch.aws.cluster_plan import make_plan
-from drumline.launch.aws.reach import check_session_manager
+from drumline.launch.aws.cluster_plan import check_session_manager, make_plan
 from tests.unit.launch.aws.conftest import add_programs
 from tests.unit.launch.aws.test_life_cycle import settings
 
