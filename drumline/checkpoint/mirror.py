@@ -38,7 +38,7 @@ from drumline.checkpoint.mirrored_run import (
 )
 from drumline.checkpoint.retention import Retention, complete_checkpoints, prune, to_keep
 from drumline.runs import catalog, manifest
-from drumline.runs.manifest import CorruptCheckpointError, Manifest
+from drumline.runs.manifest import Manifest
 from drumline.storage.backends import PIECE_BYTES, StoreError
 
 FIRST_PAUSE_S = 2.0
@@ -196,32 +196,19 @@ class Mirror:
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
-        # Reported at the end: a corrupt checkpoint must not stop retention.
-        corrupt: dict[int, CorruptCheckpointError] = {}
-        has_put_files = False
-        while True:
+        local = complete_checkpoints(self._root)
+        while missing := self._missing(local):
+            self._upload(max(missing), local[max(missing)])
             local = complete_checkpoints(self._root)
-            missing = self._missing(local) - corrupt.keys()
-            if not missing:
-                break
-            newest = max(missing)
-            try:
-                self._upload(newest, local[newest])
-                has_put_files = True
-            except CorruptCheckpointError as error:
-                corrupt[newest] = error
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
-        if not has_put_files:
-            self._put_files()
+        self._put_files()
         self._remove_remote(newest=self._newest_safe)
         if local:
             try:
                 self._prune_local()
             except CheckpointError as error:
                 log.warning(error)
-        if corrupt:
-            raise corrupt[max(corrupt)]
 
     def _check(self) -> None:
         """Before anything that another run could lose by it, or that needs what another run may
@@ -253,16 +240,11 @@ class Mirror:
         total = file_size(sum(record.size for record in local.files.values()))
         try:
             if step in self._complete:  # it was saved again: from here on it is incomplete
-                catalog.verify(path)
                 self._store.delete([object_name(step, manifest.FILE_NAME)])
                 del self._complete[step]
             for name, record in local.files.items():
                 self._doing = f"step {step}, {file_size(done)} of {total}"
                 self._check_open()
-                if catalog.checksum_of(path / name) != record.blake3:
-                    raise CorruptCheckpointError(
-                        path, f"{name}: its checksum differs from the manifest's"
-                    )
                 self._store.put(object_name(step, name), path / name)
                 self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
                 done += record.size
@@ -293,13 +275,10 @@ class Mirror:
             state = (status.st_size, status.st_mtime_ns)
             if self._sent.get(name) == state:
                 continue
-            try:
-                if path.suffix == ".jsonl":
-                    self._put_lines(path, name, status.st_size)
-                else:
-                    self._store.put(name, read_regular(path))
-            except OSError as error:  # checkpoints matter more
-                log.warning(f"{path} is not mirrored: {error.strerror}")
+            if path.suffix == ".jsonl":
+                self._put_lines(path, name, status.st_size)
+            else:
+                self._store.put(name, read_regular(path))
             self._sent[name] = state
 
     def _put_lines(self, path: Path, name: str, size: int) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, takewhile
@@ -155,8 +154,7 @@ class MirroredRun:
 
     def verify(self, path: Path) -> Manifest:
         """Like `catalog.verify`, for a checkpoint whose manifest alone is in this folder: its
-        objects are read from the store. The folder is removed if the checkpoint no longer is
-        there."""
+        objects are read from the store."""
         checkpoint = manifest.read(path)
         for name, record in checkpoint.files.items():
             try:
@@ -169,10 +167,6 @@ class MirroredRun:
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
-                if object_name(checkpoint.step, manifest.FILE_NAME) not in self.store.sizes(
-                    CHECKPOINTS
-                ):
-                    shutil.rmtree(path)  # a running job has removed it since
                 raise CorruptCheckpointError(path, error.what) from error
         return checkpoint
 

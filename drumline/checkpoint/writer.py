@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -86,13 +86,7 @@ Writers = Literal["one", "nodes", "ranks"]
 
 def is_writer(who: Writers, local_rank: int) -> bool:
     """Whether a rank writes, besides rank 0, by its number on its host."""
-    match who:
-        case "one" | "nodes":
-            return local_rank == 0
-        case "ranks":
-            return True
-        case _:
-            assert_never(who)
+    return who == "ranks" or local_rank == 0
 
 
 class CheckpointWriter:
@@ -322,13 +316,16 @@ class Collector:
         self._expected = expected
 
     def begin(self) -> None:
+        """Called when the folder exists."""
         self._messages.send("open", str(self._me))
 
     def cancel(self) -> None:
+        """Called when the save has failed."""
         with contextlib.suppress(RuntimeError):  # the store has ended, and the other ranks too
             self._messages.send("cancelled", True)
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:
+        """Wait for the files of the others; raises PartError."""
         files: dict[str, FileRecord] = {}
         for writer, expected in self._expected.items():
             records = self._records_of(

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from subprocess import Popen
 from typing import Any, NamedTuple
@@ -430,26 +430,14 @@ def first_failure(
     return min(result.failures.items(), key=lambda item: item[1].timestamp)
 
 
-@contextlib.contextmanager
-def _scratch_folder(watch: WatchFolder) -> Iterator[str]:
-    """For files of failures. The guard removes it with the watch folder, also if this process is
-    killed."""
-    if watch.root is None:
-        with tempfile.TemporaryDirectory(prefix="drumline-agent-") as folder:
-            yield folder
-    else:
-        scratch = watch.root / "agent"
-        scratch.mkdir(mode=0o700, exist_ok=True)
-        yield str(scratch)
-
-
 def run_agent(
     node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
 ) -> tuple[RunResult, SidecarDiagnosis | None]:
     """Run the ranks of this node to their end; raises Preempted, or SignalException when this
     process must exit."""
     rendezvous = open_rendezvous(node, supervision.secret, continues=program.continues)
-    with _scratch_folder(watch) as scratch:
+    # For files of failures. The guard removes it with the watch folder, also if this process is killed.
+    with tempfile.TemporaryDirectory(prefix="drumline-agent-", dir=watch.root) as scratch:
         agent = NodeAgent(
             spec=_worker_spec(node, num_procs, program, rendezvous),
             is_task=program.is_task,

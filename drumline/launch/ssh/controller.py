@@ -146,6 +146,7 @@ class Controller:
         while True:
             remote = self.remotes[number]
             await self._run_remote(remote)
+            self._check_over()
             if remote.code is not None or remote.was_refused:
                 return
             is_given_up = self.is_ending or remote in self.dropped
@@ -194,10 +195,6 @@ class Controller:
 
     async def _run_remote(self, remote: Remote) -> None:
         """Run it from the login to the end of its part, or of the connection."""
-        await self._log_in_and_run(remote)
-        self._check_over()
-
-    async def _log_in_and_run(self, remote: Remote) -> None:
         async with self._logging_in:
             is_too_late = remote in self.dropped and self._is_over.is_set()
             if self.is_ending or is_too_late:  # before its turn came

@@ -88,8 +88,8 @@ class HostsJob:
             "environment": {**self.environment, **({RESTARTED: "1"} if self.earlier else {})},
             "logs": str(self.logs),
             "full_disk": self.full_disks.get(node.address or "", ""),
-            "task_logs": str(self.task_logs) if self.task_logs else None,
-            "script_watch": asdict(self.script_watch) if self.script_watch else None,
+            "task_logs": self.task_logs and str(self.task_logs),
+            "script_watch": self.script_watch and asdict(self.script_watch),
         }
 
     def supervisor_command(self, host: Host, tries: int) -> list[str]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
@@ -21,16 +21,17 @@ from drumline.launch.ssh.supervisor import LOST_GRACE_S
 from drumline.net.dial import WaitNotice
 from drumline.watch.watch_folder import SidecarDiagnosis
 
+if TYPE_CHECKING:
+    from drumline.launch.ssh.controller import Controller
+
 # How long a lost host may take to answer again.
 RECONNECT_S = 60.0
 # How long a spare may take to answer, once it may replace a lost host.
 SPARE_S = 20.0
 # The other hosts are told which host sends no frame for this long.
 SILENT_S = HEARTBEAT_S + 1.0
-# When such a host is named on the screen: the sidecars of a watched job do it sooner, with what is
-# blocked.
-REPORT_S = 3.0
-REPORT_WATCHED_S = 10.0
+# When such a host is named on the screen: the sidecars of a watched job do it sooner.
+REPORT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,18 +272,8 @@ class Reconnect:
             self.screen.report(what, is_error=True)
 
 
-class WatchedAttempt(Protocol):
-    job: HostsJob
-    screen: Screen
-    remotes: list[Remote]
-    has_started: bool
-
-    @property
-    def remaining(self) -> Sequence[Remote]: ...
-
-
 class SilenceWatch:
-    def __init__(self, attempt: WatchedAttempt) -> None:
+    def __init__(self, attempt: Controller) -> None:
         self.attempt = attempt
         self.silent_nodes: list[int] = []
         """As the hosts know them."""
@@ -320,30 +311,10 @@ class SilenceWatch:
         return [remote.name for remote in remaining if self.silence_s(remote) > SILENT_S]
 
     def report(self) -> None:
-        program = self.attempt.job.program
-        limit_s = REPORT_WATCHED_S if program.is_task or program.is_watched else REPORT_S
         for remote in self.attempt.remaining:
             silence_s = self.silence_s(remote)
-            is_named = remote.name in self._named
-            if silence_s > limit_s and not is_named:
+            if silence_s > REPORT_S and remote.name not in self._named:
                 self._named.add(remote.name)
                 what = f"no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
-                self._print(f"warning: {what}; {self._when_lost()}")
-            elif silence_s < SILENT_S and is_named:
-                self._named.remove(remote.name)
-                self._print(f"{remote.name} sends heartbeats again")
-
-    def _print(self, sentence: str) -> None:
-        self.attempt.screen.report(sentence, is_error=True)
-
-    def _when_lost(self) -> str:
-        """When a host without a heartbeat counts as lost, for the other nodes and for this
-        machine."""
-        lease_s = self.attempt.job.lease_s
-        node = self.attempt.job.nodes[0]
-        if not node.may_shrink:
-            return f"it counts as lost after {lease_s:g} s"
-        return (
-            f"the other nodes continue without it after {node.silence_s} s if they receive none either, "
-            f"this machine after {lease_s:g} s"
-        )
+                lost = f"it counts as lost after {self.attempt.job.lease_s:g} s"
+                self.attempt.screen.report(f"warning: {what}; {lost}", is_error=True)

@@ -20,8 +20,6 @@ from drumline.checkpoint import mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
 from drumline.checkpoint.retention import Retention
-from drumline.report.verify.checkpoint_check import check_checkpoints
-from drumline.report.verify.section import Section
 from drumline.runs import catalog
 from drumline.storage import backends, object_store
 from drumline.storage.backends import StoreError
@@ -208,26 +206,6 @@ def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
     assert bucket.read("runs/a/ledger.jsonl") == b"1\n2\n"
 
 
-def test_a_file_that_cannot_be_read_does_not_stop_the_upload_of_checkpoints(
-    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = Folder(bucket.url, tmp_path)
-    (tmp_path / "diagnoses").mkdir()
-    (tmp_path / "diagnoses" / "a.json").symlink_to("nowhere")
-    with (tmp_path / "config.toml").open("wb") as file:
-        file.truncate(9 << 20)
-    for step in (1, 2):
-        folder.save(step)
-        folder.mirror.finish(LIMIT_S)
-    folder.close()
-    assert folder.mirrored == [1, 2]
-    warnings = [record.getMessage() for record in caplog.records if record.name == "drumline"]
-    assert warnings == [
-        f"{tmp_path}/diagnoses/a.json is not mirrored: it is a symbolic link, not a regular file",
-        f"{tmp_path}/config.toml is not mirrored: it has more than 8,388,608 bytes",
-    ]
-
-
 def test_when_saves_pile_up_the_newest_is_next(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,50 +253,6 @@ def test_a_step_that_is_saved_again_replaces_the_earlier_one(
         store.read(restored / "checkpoints/step-00000001").tensors["model"]["w"],
         torch.full((4,), 2.0),
     )
-
-
-def test_a_file_that_became_corrupt_here_is_not_mirrored(
-    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = Folder(bucket.url, tmp_path)
-    path = write(folder.root, 1)
-    content = bytearray((path / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (path / "model.safetensors").write_bytes(content)
-    folder.mirror.saved(path)
-    folder.close()
-    assert folder.mirrored == []
-    assert "model.safetensors: its checksum differs from the manifest's" in caplog.text
-
-
-def test_one_that_became_corrupt_here_does_not_replace_the_good_one_of_the_same_step(
-    bucket: Bucket, tmp_path: Path
-) -> None:
-    folder = Folder(bucket.url, tmp_path / "a")
-    folder.save(1)
-    folder.mirror.finish(LIMIT_S)
-    path = write(folder.root, 1, value=2.0)
-    content = (path / "optimizer.safetensors").read_bytes()
-    (path / "optimizer.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    folder.close()
-    assert folder.mirrored == [1]
-    assert restore_run(folder.run, tmp_path / "b")[0].startswith("restored step 1 ")
-
-
-def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(
-    bucket: Bucket, tmp_path: Path
-) -> None:
-    folder = Folder(bucket.url, tmp_path, keep_last=1, keep_best=1)
-    path = write(folder.root, 1, loss=0.1)
-    content = (path / "model.safetensors").read_bytes()
-    (path / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    for step in (2, 3):
-        folder.save(step, loss=0.5)
-        folder.mirror.finish(LIMIT_S)
-        folder.mirror._has_given_up = False
-    folder.close()
-    assert folder.mirrored == [3]
-    assert folder.steps == [1, 3]
 
 
 def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
@@ -813,33 +747,6 @@ def test_a_manifest_that_is_too_large_is_skipped(bucket: Bucket, tmp_path: Path)
     assert note.startswith("restored step 1 ")
     assert len(skipped) == 1
     assert skipped[0].endswith("/manifest.json is corrupt: it has more than 8,388,608 bytes")
-
-
-def test_a_checkpoint_that_a_running_job_removes_is_neither_listed_nor_reported(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the listing and the manifest, and between the manifest and the rest."""
-    folder = Folder(bucket.url, tmp_path / "a", keep_last=3)
-    for step in (1, 2, 3):
-        folder.save(step)
-    folder.close()
-
-    def remove(method: str, path: str) -> None:
-        if path.endswith("step-00000001/manifest.json"):
-            bucket.delete(path.split("/", 2)[2])
-
-    with Proxy(bucket.server, remove) as proxy:
-        use_endpoint(monkeypatch, proxy.url)
-        run = MirroredRun(open_store(bucket.url))
-        run.fetch_outline(tmp_path / "b")
-        for name in ("manifest.json", *PARTS):
-            bucket.delete(f"runs/a/{object_name(2, name)}")
-        section = Section("checkpoints")
-        saved = check_checkpoints(
-            tmp_path / "b" / "checkpoints", section, lambda text: None, run.verify
-        )
-    assert ([checkpoint.step for checkpoint in saved], section.problems) == ([3], [])
-    assert section.summary.startswith("1 of 1 complete (step 3), ")
 
 
 def test_one_that_is_not_finite_is_restored_only_if_no_other_is(
