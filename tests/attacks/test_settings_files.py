@@ -22,7 +22,7 @@ from drumline.config.config_file import read_config_file
 from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import hosts_from_file, read_counts
 from drumline.launch.ssh.sync import code_files
-from drumline.launch.yaml_template import _literal
+from drumline.launch.templates import _literal
 from drumline.net.frames import FrameError, decode
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import events

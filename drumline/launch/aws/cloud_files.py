@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from drumline.base.job_secret import SECRET_ENV
 from drumline.base.text import join_names
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.yaml_template import render_yaml
+from drumline.launch.templates import render
 
 SHARED = "/mnt/shared"
 QUEUE = "train"
@@ -49,7 +49,7 @@ def skypilot_text(file: CloudFile) -> str:
         "disk_size": settings.disk,
         "image_id": settings.ami,
     }
-    return render_yaml(
+    return render(
         "aws/skypilot.yaml.j2",
         file=file,
         settings=settings,
@@ -76,7 +76,7 @@ def parallelcluster_text(file: CloudFile) -> str:
     if has_efa is None:
         has_efa = bool(EFA_TYPES.fullmatch(settings.type))
     submit = ["--slurm", "--partition", QUEUE, "--nodes", str(settings.nodes)]
-    return render_yaml(
+    return render(
         "aws/parallelcluster.yaml.j2",
         file=file,
         settings=settings,

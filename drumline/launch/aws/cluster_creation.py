@@ -73,14 +73,25 @@ def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
 def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
     """Until it is complete. A refused launch of an instance would be retried for ever, so it ends
     the creation."""
+    settings = plan.settings
     for described in stacks.polls(account, stack, progress):
         status = None if described is None else described["StackStatus"]
         if status == "CREATE_COMPLETE":
             return
         if described is None or status != "CREATE_IN_PROGRESS":
-            raise _failed_resource(account, plan, {"StackId": stack, **(described or {})}, progress)
+            raise _after_removal(
+                f"the cluster could not be created, {_cause_of_failure(account, stack)}",
+                lambda: finish_rollback(account, settings, stack, progress),
+                name=settings.name,
+                next_step="correct this, and run the same command again",
+            )
         if refusal := _refused_launch(account, described):
-            raise _refused_instances(account, plan, refusal, progress)
+            raise _after_removal(
+                f"AWS could not start the instances: {refusal}",
+                lambda: take_down(account, settings, progress, delete_data=False),
+                name=settings.name,
+                next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
+            )
 
 
 def _refused_launch(account: Account, stack: stacks.Stack) -> str:
@@ -103,33 +114,9 @@ def _refused_launch(account: Account, stack: stacks.Stack) -> str:
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
 
 
-def _refused_instances(
-    account: Account, plan: ClusterPlan, refusal: str, progress: stacks.Progress
-) -> AwsError:
-    return _after_removal(
-        f"AWS could not start the instances: {refusal}",
-        lambda: take_down(account, plan.settings, progress, delete_data=False),
-        name=plan.settings.name,
-        next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
-    )
-
-
-def _failed_resource(
-    account: Account, plan: ClusterPlan, stack: stacks.Stack, progress: stacks.Progress
-) -> AwsError:
-    """The first resource that failed, and why; after AWS has rolled back."""
-    return _after_removal(
-        f"the cluster could not be created, {_cause_of_failure(account, stack)}",
-        lambda: finish_rollback(account, plan.settings, stack, progress),
-        name=plan.settings.name,
-        next_step="correct this, and run the same command again",
-    )
-
-
-def _cause_of_failure(account: Account, stack: stacks.Stack) -> str:
-    events = account.all(
-        "cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"]
-    )
+def _cause_of_failure(account: Account, stack: str) -> str:
+    """The first resource that failed, and why."""
+    events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack)
     failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
     causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
     if not causes:

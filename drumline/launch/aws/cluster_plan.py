@@ -21,6 +21,7 @@ from drumline.launch.aws.account import Account, AwsError
 from drumline.launch.aws.cluster_settings import ME, ClusterSettings
 from drumline.launch.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image
 from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
+from drumline.launch.templates import render
 
 TEMPLATE = Path(__file__).with_name("cluster.yaml")
 MORE_CARDS = "          # more-network-cards\n"
@@ -56,34 +57,16 @@ class ClusterPlan:
     def has_cards(self) -> bool:
         return not _has_one_card(self.settings, self.hardware)
 
-    def lines(self) -> Iterator[str]:
-        yield from self._resource_lines()
-        yield from (f"check   {note}" for note in self.notes)
-        yield from self._price_lines()
-
-    def _resource_lines(self) -> Iterator[str]:
-        settings = self.settings
-        parameters = self.parameters
-        nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
-        gpus = ""
-        if self.hardware.num_gpus:
-            gpus = f", {self.hardware.num_gpus} x {self.hardware.gpu} each"
-        yield f"cluster {settings.name} in {parameters['Zone']}: {nodes}{gpus}"
-        yield f"image   {parameters['ImageId']}, encrypted disk of {settings.disk} GiB each"
-        yield f"network {_network_words(self)}"
-        yield f"volume  {parameters['VolumeId'] or 'a new encrypted EFS volume'} at /mnt/shared; `down` keeps it"
-        idle = ""
-        if settings.idle_minutes:
-            idle = f"; an instance ends itself after {settings.idle_minutes} idle minutes"
-        yield f"end     {parameters['EndsAt']} at the latest{idle}"
-
-    def _price_lines(self) -> Iterator[str]:
-        for cost in self.costs:
-            yield f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour"
-        for line in prices.total_lines(self.costs, self.settings.hours):
-            yield f"price   {line}"
-        month = prices.dollars(self.volume_price)
-        yield f"price   beside it traffic, and EFS: {month} for a GB a month, and more for each GB read or written"
+    def lines(self) -> list[str]:
+        text = render(
+            "aws/plan.txt.j2",
+            plan=self,
+            settings=self.settings,
+            parameters=self.parameters,
+            dollars=prices.dollars,
+            total=prices.total,
+        )
+        return text.splitlines()
 
 
 def template_text() -> str:
@@ -281,22 +264,6 @@ def _card_lines(hardware: Hardware) -> Iterator[str]:
             f"          - {{DeviceIndex: {0 if card else 1}, NetworkCardIndex: {card}, InterfaceType: efa-only, "
             "DeleteOnTermination: true, Groups: [!GetAtt Group.GroupId]}\n"
         )
-
-
-def _network_words(plan: ClusterPlan) -> str:
-    parameters = plan.parameters
-    where = parameters["SubnetId"] or "a new VPC"
-    efa = ""
-    if plan.has_cards or parameters["Efa"] == "true":
-        efa = f", EFA on {plural(plan.hardware.num_efas, 'interface')}"
-    ssh = (
-        f"ssh from {parameters['SshFrom']}"
-        if parameters["SshFrom"]
-        else "nothing open to the outside"
-    )
-    through = ", ssh through Session Manager" if plan.settings.ssm else ""
-    group = ", a placement group" if plan.settings.placement_group else ""
-    return f"{where}{efa}{group}; {ssh}{through}"
 
 
 def _flag(value: bool) -> str:

@@ -4,15 +4,13 @@ found stays unknown."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from drumline.base.text import join_names
 from drumline.launch.aws.account import Account
 
-HOURS_A_DAY = 24
 HOURS_A_MONTH = 730
 """As AWS converts prices by the month."""
 
@@ -77,22 +75,6 @@ def total(amounts: Iterable[float | None]) -> float | None:
     """None where a part is unknown."""
     parts = list(amounts)
     return None if None in parts else sum(part for part in parts if part is not None)
-
-
-def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
-    """All parts together: now, and until the end. A part without a price is named."""
-    unknown = [cost.what for cost in costs if cost.unit_price is None]
-    hour = total(cost.an_hour for cost in costs)
-    if hour is None:
-        yield f"together unknown, and until its end: no listed price for {join_names(unknown)}"
-        return
-    yield f"together {dollars(hour)} an hour, {dollars(hour * HOURS_A_DAY)} a day"
-    most = total(cost.most_an_hour for cost in costs)
-    if most is not None:
-        yield f"until its end at most {dollars(most * hours)}"
-    else:
-        now = dollars(hour * hours)
-        yield f"until its end unknown: spot prices change ({now} at the current price); --max-price limits them"
 
 
 def listed_price(account: Account, name: str, **attributes: str) -> float | None:

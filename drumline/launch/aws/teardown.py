@@ -73,11 +73,11 @@ def take_down(
 
 
 def finish_rollback(
-    account: Account, settings: ClusterSettings, stack: stacks.Stack, progress: stacks.Progress
+    account: Account, settings: ClusterSettings, stack: str, progress: stacks.Progress
 ) -> list[Billed]:
     """Wait until AWS has deleted a stack that could not be created. What is kept; an AwsError names
     what is still on the bill."""
-    stacks.wait_until_deleted(account, str(stack["StackId"]), progress)
+    stacks.wait_until_deleted(account, stack, progress)
     return _kept(account, settings.name, progress)
 
 

@@ -1,5 +1,5 @@
-"""Renders the YAML files that people apply with other tools: templates beside the code, with every
-value in JSON's quotes, which YAML reads."""
+"""Renders the texts that are mostly words: YAML that people apply with other tools, and the plan of a
+cluster. The templates lie beside the code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from drumline.base.text import join_names, plural
+
 _HERE = Path(__file__).parent
 
 
-def render_yaml(template: str, **values: Any) -> str:
-    """The text of a template of this folder, without blank lines."""
+def render(template: str, **values: Any) -> str:
+    """The text of a template of this folder, without blank lines. For YAML, `quoted` puts a value in
+    JSON's quotes, which YAML reads."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(  # noqa: S701 - YAML, no HTML
+    environment = Environment(  # noqa: S701 - no HTML
         loader=FileSystemLoader(_HERE),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -22,6 +25,7 @@ def render_yaml(template: str, **values: Any) -> str:
     )
     environment.filters["quoted"] = json.dumps
     environment.filters["literal"] = _literal
+    environment.globals |= {"plural": plural, "join_names": join_names}
     lines = environment.get_template(template).render(values).splitlines()
     return "".join(f"{line}\n" for line in lines if line.strip())
 
