@@ -139,12 +139,12 @@ def _differences(
         yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
         return
     for index, (saved, current) in enumerate(zip(saved_groups, groups, strict=True)):
-        for name in current:
-            if name not in saved:
-                yield f"{name} is not in group {index} of the checkpoint"
-        for name in saved:
-            if name not in current:
-                yield f"{name} is not in group {index} here"
+        yield from (
+            f"{name} is not in group {index} of the checkpoint"
+            for name in current
+            if name not in saved
+        )
+        yield from (f"{name} is not in group {index} here" for name in saved if name not in current)
         for name, parameter in current.items():
             shape = document["parameters"].get(name, {}).get("shape")
             if name in saved and shape != list(parameter.shape):

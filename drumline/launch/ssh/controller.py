@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -20,9 +21,9 @@ from drumline.base.errors import DrumlineError, ExitCode, PreflightError, Traini
 from drumline.base.text import how_it_ended, plural
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import no_client, not_reached, was_lost
-from drumline.launch.ssh.host_connection import HostConnection
+from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.remote import Reconnect, Remote, Search, SilenceWatch
+from drumline.launch.ssh.remote import Reconnect, Remote, Search
 from drumline.launch.ssh.screen import Screen
 from drumline.watch.watch_folder import DIAGNOSIS_S
 
@@ -36,6 +37,10 @@ MAX_LOGGING_IN = 10
 RETRY_S = 0.5
 # The pause between two tries to reach a lost host that the job continues without.
 JOIN_AGAIN_S = 5.0
+# The other hosts are told which host sends no frame for this long.
+SILENT_S = HEARTBEAT_S + 1.0
+# When such a host is named on the screen: the sidecars of a watched job do it sooner.
+REPORT_S = 10.0
 # Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous
 # failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
@@ -76,6 +81,54 @@ class DiagnosisNotice:
         if sentence and sentence != self._printed:
             self._printed = sentence
             self._screen.report(sentence, is_error=True)
+
+
+class SilenceWatch:
+    def __init__(self, attempt: Controller) -> None:
+        self.attempt = attempt
+        self.silent_nodes: list[int] = []
+        """As the hosts know them."""
+        self._named: set[str] = set()
+        """Silent hosts that are named on the screen."""
+
+    async def watch(self) -> None:
+        """Tell all hosts which ones are silent: of two that do not reach each other, this machine
+        may hear one."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            silent_nodes = [
+                number
+                for number, remote in enumerate(self.attempt.remotes)
+                if self.silence_s(remote) > SILENT_S
+            ]
+            if silent_nodes != self.silent_nodes:
+                self.silent_nodes = silent_nodes
+                for remote in self.attempt.remaining:
+                    self.send_silent_nodes(remote)
+            self.report()
+
+    def send_silent_nodes(self, remote: Remote) -> None:
+        remote.connection.send({"kind": "silent", "nodes": self.silent_nodes})
+
+    def silence_s(self, remote: Remote) -> float:
+        """How long a host with running ranks has sent nothing."""
+        attempt = self.attempt
+        heard_at = remote.connection.heard_at
+        has_ranks = attempt.has_started and remote.is_running and remote in attempt.remaining
+        return time.monotonic() - heard_at if has_ranks and heard_at else 0.0
+
+    def silent_names(self) -> list[str]:
+        remaining = self.attempt.remaining
+        return [remote.name for remote in remaining if self.silence_s(remote) > SILENT_S]
+
+    def report(self) -> None:
+        for remote in self.attempt.remaining:
+            silence_s = self.silence_s(remote)
+            if silence_s > REPORT_S and remote.name not in self._named:
+                self._named.add(remote.name)
+                what = f"no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
+                lost = f"it counts as lost after {self.attempt.job.lease_s:g} s"
+                self.attempt.screen.report(f"warning: {what}; {lost}", is_error=True)
 
 
 class Controller:

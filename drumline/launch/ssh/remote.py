@@ -1,5 +1,5 @@
-"""The controller's view of the hosts in one attempt: what one of them does, which is tried next when
-one is unreachable, and which send no heartbeat."""
+"""The controller's view of the hosts in one attempt: what one of them does, and which is tried next
+when one is unreachable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
@@ -21,17 +21,10 @@ from drumline.launch.ssh.supervisor import LOST_GRACE_S
 from drumline.net.dial import WaitNotice
 from drumline.watch.watch_folder import SidecarDiagnosis
 
-if TYPE_CHECKING:
-    from drumline.launch.ssh.controller import Controller
-
 # How long a lost host may take to answer again.
 RECONNECT_S = 60.0
 # How long a spare may take to answer, once it may replace a lost host.
 SPARE_S = 20.0
-# The other hosts are told which host sends no frame for this long.
-SILENT_S = HEARTBEAT_S + 1.0
-# When such a host is named on the screen: the sidecars of a watched job do it sooner.
-REPORT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,51 +263,3 @@ class Reconnect:
             )
             what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
             self.screen.report(what, is_error=True)
-
-
-class SilenceWatch:
-    def __init__(self, attempt: Controller) -> None:
-        self.attempt = attempt
-        self.silent_nodes: list[int] = []
-        """As the hosts know them."""
-        self._named: set[str] = set()
-        """Silent hosts that are named on the screen."""
-
-    async def watch(self) -> None:
-        """Tell all hosts which ones are silent: of two that do not reach each other, this machine
-        may hear one."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            silent_nodes = [
-                number
-                for number, remote in enumerate(self.attempt.remotes)
-                if self.silence_s(remote) > SILENT_S
-            ]
-            if silent_nodes != self.silent_nodes:
-                self.silent_nodes = silent_nodes
-                for remote in self.attempt.remaining:
-                    self.send_silent_nodes(remote)
-            self.report()
-
-    def send_silent_nodes(self, remote: Remote) -> None:
-        remote.connection.send({"kind": "silent", "nodes": self.silent_nodes})
-
-    def silence_s(self, remote: Remote) -> float:
-        """How long a host with running ranks has sent nothing."""
-        attempt = self.attempt
-        heard_at = remote.connection.heard_at
-        has_ranks = attempt.has_started and remote.is_running and remote in attempt.remaining
-        return time.monotonic() - heard_at if has_ranks and heard_at else 0.0
-
-    def silent_names(self) -> list[str]:
-        remaining = self.attempt.remaining
-        return [remote.name for remote in remaining if self.silence_s(remote) > SILENT_S]
-
-    def report(self) -> None:
-        for remote in self.attempt.remaining:
-            silence_s = self.silence_s(remote)
-            if silence_s > REPORT_S and remote.name not in self._named:
-                self._named.add(remote.name)
-                what = f"no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
-                lost = f"it counts as lost after {self.attempt.job.lease_s:g} s"
-                self.attempt.screen.report(f"warning: {what}; {lost}", is_error=True)

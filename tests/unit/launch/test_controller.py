@@ -176,7 +176,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
 def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
     make: Make, screen_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.launch.ssh.remote.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("drumline.launch.ssh.controller.HEARTBEAT_S", 0.01)
     sent: list[list[int]] = []
 
     async def go() -> Controller:
