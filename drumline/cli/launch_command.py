@@ -47,7 +47,7 @@ from drumline.launch.slurm import (
 from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
 from drumline.launch.ssh.hosts_launcher import run_on_hosts
-from drumline.launch.ssh.sync import Sync
+from drumline.launch.ssh.sync import copy_code
 from drumline.runs.run_folder import run_name
 
 USAGE = """\
@@ -243,7 +243,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         print_message(
             f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout
         )
-        Sync(job.cwd, job.client).run(all_hosts, verb_flags.get("exclude", []))
+        copy_code(job.cwd, job.client, all_hosts, verb_flags.get("exclude", []))
         print_message("the code is the same on all hosts", stream=sys.stdout)
     return _with_profile(request, run_on_hosts(job))
 

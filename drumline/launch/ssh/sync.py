@@ -11,14 +11,12 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, PreflightError, UsageError
 from drumline.base.topology import own_variables
 from drumline.launch.hosts import Host
-from drumline.launch.node import guard
 from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, ssh_words
 
 # Never code, whatever a .gitignore says.
@@ -36,93 +34,72 @@ EXCLUDED = (
     *("*.pyc", ".DS_Store", "node_modules"),
 )
 MAX_AT_ONCE = 32
-COPY_GRACE_S = 2.0
 # Messages of shells: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
 NOT_FOUND = re.compile(r"rsync: (command )?not found")
 INSTALL = "install rsync (apt-get install rsync), or copy the code yourself and leave --sync out"
 
 
-@dataclass(frozen=True)
-class Sync:
-    folder: Path
-    client: Sequence[str]
-    job: str = field(default_factory=guard.new_job)
-    """The processes that are started here get this name, and end with us."""
-
-    def run(self, hosts: Sequence[Host], exclude: Sequence[str] = ()) -> None:
-        """Copy to all hosts at once."""
-        if self.folder in (Path.home(), Path("/")):
-            what = f"--sync would copy all of {self.folder}"
-            raise UsageError(what, next_step="go to the folder of the project first")
-        files = code_files(self.folder, exclude)
-        if not files:
-            raise UsageError(f"--sync: there is no file to copy in {self.folder}")
-        watcher = guard.Guard(self.job, COPY_GRACE_S)
-        with ThreadPoolExecutor(min(MAX_AT_ONCE, len(hosts))) as pool:
-            try:
-                copies = [pool.submit(self._copy_to, host, files) for host in hosts]
-                errors = [error for copy in copies if (error := copy.exception()) is not None]
-            finally:
-                # After Ctrl-C too: the pool waits for its threads, and they for their processes.
-                watcher.close(has_succeeded=False)
-        problems = [error for error in errors if isinstance(error, DrumlineError)]
-        if len(problems) == len(errors) and len({error.what for error in problems}) > 1:
-            raise PreflightError(
-                "; ".join(error.what for error in problems), next_step=problems[0].next_step
-            )
-        if errors:
-            raise errors[0]
-
-    def _copy_to(self, host: Host, files: Sequence[str]) -> None:
-        words = ["mkdir", "-p", "--", str(self.folder)]
-        command = ssh_words(self.client, host, words, cwd=PurePosixPath("/"))
-        try:
-            done = self._run(command, "")
-        except OSError as error:
-            raise no_client(command[0], error) from error
-        if done.returncode:
-            output = done.stderr.splitlines()
-            raise not_reached(host, done.returncode, output, python="", cwd=str(self.folder))
-        self._rsync(host, files)
-
-    def _rsync(self, host: Host, files: Sequence[str]) -> None:
-        options = [word for option in OPTIONS for word in ("-o", option)]
-        # By content: a file of the same size and time may still differ.
-        command = [
-            "rsync",
-            "--archive",
-            "--checksum",
-            "--protect-args",
-            "--from0",
-            "--files-from=-",
-        ]
-        command += ["-e", shlex.join([*self.client, *options])]
-        command += ["--", f"{self.folder}/", f"{host.name}:{self.folder}/"]
-        try:
-            done = self._run(command, "\0".join(files))
-        except FileNotFoundError:
-            raise UsageError(
-                "--sync needs rsync, which is not installed here", next_step=INSTALL
-            ) from None
-        if NOT_FOUND.search(done.stderr):
-            raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
-        if done.returncode:
-            first = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
-            what = f"{host.name}: the code could not be copied: {first}"
-            raise PreflightError(
-                what, next_step=f"check whether {self.folder} can be written to there"
-            )
-
-    def _run(self, words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            words,
-            env={**own_variables(), guard.JOB_ENV: self.job},
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
+def copy_code(
+    folder: Path, client: Sequence[str], hosts: Sequence[Host], exclude: Sequence[str] = ()
+) -> None:
+    """Copy to all hosts at once."""
+    if folder in (Path.home(), Path("/")):
+        what = f"--sync would copy all of {folder}"
+        raise UsageError(what, next_step="go to the folder of the project first")
+    files = code_files(folder, exclude)
+    if not files:
+        raise UsageError(f"--sync: there is no file to copy in {folder}")
+    with ThreadPoolExecutor(min(MAX_AT_ONCE, len(hosts))) as pool:
+        copies = [pool.submit(_copy_to, host, folder, client, files) for host in hosts]
+        errors = [error for copy in copies if (error := copy.exception()) is not None]
+    problems = [error for error in errors if isinstance(error, DrumlineError)]
+    if len(problems) == len(errors) and len({error.what for error in problems}) > 1:
+        raise PreflightError(
+            "; ".join(error.what for error in problems), next_step=problems[0].next_step
         )
+    if errors:
+        raise errors[0]
+
+
+def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[str]) -> None:
+    words = ["mkdir", "-p", "--", str(folder)]
+    command = ssh_words(client, host, words, cwd=PurePosixPath("/"))
+    try:
+        done = _run(command, "")
+    except OSError as error:
+        raise no_client(command[0], error) from error
+    if done.returncode:
+        output = done.stderr.splitlines()
+        raise not_reached(host, done.returncode, output, python="", cwd=str(folder))
+    options = [word for option in OPTIONS for word in ("-o", option)]
+    # By content: a file of the same size and time may still differ.
+    command = ["rsync", "--archive", "--checksum", "--protect-args", "--from0", "--files-from=-"]
+    command += ["-e", shlex.join([*client, *options])]
+    command += ["--", f"{folder}/", f"{host.name}:{folder}/"]
+    try:
+        done = _run(command, "\0".join(files))
+    except FileNotFoundError:
+        raise UsageError(
+            "--sync needs rsync, which is not installed here", next_step=INSTALL
+        ) from None
+    if NOT_FOUND.search(done.stderr):
+        raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
+    if done.returncode:
+        first = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        what = f"{host.name}: the code could not be copied: {first}"
+        raise PreflightError(what, next_step=f"check whether {folder} can be written to there")
+
+
+def _run(words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        env=own_variables(),
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
 
 
 # Which files are code
