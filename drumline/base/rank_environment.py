@@ -17,7 +17,7 @@ from pathlib import Path
 from drumline.base.errors import Place
 from drumline.base.job_secret import derived, secret_from
 from drumline.base.typed_json import read_json
-from drumline.base.untrusted import replace_text
+from drumline.base.untrusted import replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
 # Distinguishes one start of a node's ranks from any other.
@@ -30,6 +30,9 @@ FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
 SAVED_FILE = "DRUMLINE_SAVED_FILE"
 GRACE_S = "DRUMLINE_GRACE_S"
 ERROR_FILE = "DRUMLINE_ERROR_FILE"
+RANK_FILE = "DRUMLINE_RANK_FILE"
+"""Where a rank writes its number when the group of nodes has changed; the launcher marks its lines
+with that."""
 COMMAND_START = "DRUMLINE_COMMAND_START"
 WATCH_FOLDER = "DRUMLINE_WATCH_DIR"
 WATCH_NODES = "DRUMLINE_WATCH_NODES"
@@ -83,6 +86,24 @@ def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None
 def read_failure(path: Path) -> FailureRecord | None:
     """The record; None: the rank could not write it (it was killed), or is a script's."""
     return read_json(FailureRecord, path)
+
+
+# Which rank a process is now
+
+
+def write_rank(environment: Mapping[str, str], rank: int) -> None:
+    """Does nothing where no launcher shows the lines of ranks."""
+    if path := environment.get(RANK_FILE):
+        with contextlib.suppress(OSError):
+            replace_text(Path(path), str(rank))
+
+
+def read_rank(path: Path) -> int | None:
+    """None: the number is the one that the launcher gave."""
+    try:
+        return whole_number(path.read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 # How a rank was preempted

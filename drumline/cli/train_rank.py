@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn, assert_never
 
 from drumline.base.errors import ExitCode, PreflightError, UsageError
+from drumline.base.rank_environment import write_rank
 from drumline.base.startup import interrupted, launch_start
 from drumline.base.terminal import print_message
 from drumline.base.topology import Topology, topology_from
@@ -133,6 +134,7 @@ class TrainingProcess:
             live.regroup()
         elif not live.join(change):
             self._leave_finished_run()
+        write_rank(os.environ, live.topology().rank)
         self.clock = StartClock()
 
     def _leave_finished_run(self) -> NoReturn:

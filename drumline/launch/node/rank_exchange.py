@@ -25,7 +25,7 @@ from drumline.base.rank_environment import FailureRecord, read_failure
 from drumline.base.startup import ENDING_SIGNALS, SAME_SIGNAL_S
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.node.rank_logs import rank_output
+from drumline.launch.node.rank_logs import rank_file, rank_output
 from drumline.rank.torch_internals import is_terminating_handler
 
 
@@ -87,6 +87,10 @@ class RankFiles(LogsSpecs):
             dest.stderrs[local_rank] = ""
             if self.folder is not None:
                 stdout, stderr = rank_output(self.folder, rank, start)
+                # An earlier launch with the same --logs may have left one.
+                number_file = rank_file(self.folder, rank, start)
+                number_file.unlink(missing_ok=True)
+                variables[rank_environment.RANK_FILE] = str(number_file)
                 dest.stdouts[local_rank] = str(stdout)
                 dest.stderrs[local_rank] = str(stderr)
         dest.filtered_stdout = str(self.scratch / "filtered")

@@ -34,6 +34,11 @@ def rank_output(folder: Path, rank: int, start: int) -> tuple[Path, Path]:
     return folder / f"{stem}.out", folder / f"{stem}.err"
 
 
+def rank_file(folder: Path, rank: int, start: int) -> Path:
+    """Beside them: the number that the rank has now, if the group of nodes has changed."""
+    return rank_output(folder, rank, start)[0].with_suffix(".rank")
+
+
 class LogFollower:
     """Reads new lines of a file, which need not exist yet."""
 

@@ -23,12 +23,12 @@ from types import FrameType
 from typing import Any
 
 from drumline.base.processes import Termination, descendants
-from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink
+from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
 from drumline.base.text import signal_name
 from drumline.base.untrusted import make_own_folder, open_append, open_log
 from drumline.launch.keep_going import SPACE_POLL_S, has_space, needed_bytes
 from drumline.launch.node.guard import JOB_ENV, job_processes
-from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_output
+from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
 from drumline.launch.node_plan import silence_limit_s
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
@@ -167,6 +167,11 @@ class Supervisor:
             (None, "err"): LogFollower(self.node_log, from_end=True)
         }
         """By rank (None for the agent) and stream."""
+        self.rank_files: dict[int, Path] = {}
+        """By rank: where its process writes which rank it is now."""
+        self.ranks_now: dict[int, int] = {}
+        """The ranks that are others than when they were started, after the group of nodes has
+        changed."""
         self.agent = AgentProcess(spec, self.node_log)
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
@@ -243,13 +248,15 @@ class Supervisor:
             elif frame["kind"] == "failed":
                 frame["last_lines"] = self._last_lines(frame["rank"], frame["start"])
             self.out.send(**frame)
+        self._renumber()
         self._send_lines(is_last=is_last)
         self.out.flush()
 
     def _last_lines(self, rank: int, start: int) -> list[str]:
         """The last lines of a rank that failed, from the first of its files that has any."""
         out, err = rank_output(self.logs, rank, start)
-        log_ends = map(last_lines, [err, *self._task_log(rank), out])
+        task_log = self._task_log(self.ranks_now.get(rank, rank))
+        log_ends = map(last_lines, [err, *task_log, out])
         return next(filter(None, log_ends), [])
 
     def _send_lines(self, *, is_last: bool) -> None:
@@ -257,13 +264,29 @@ class Supervisor:
             if not self.out.has_room() and not is_last:
                 break
             if lines := follower.rest() if is_last else follower.read():
-                self.out.send("lines", rank=rank, stream=stream, lines=lines)
+                number = None if rank is None else self.ranks_now.get(rank, rank)
+                self.out.send("lines", rank=number, stream=stream, lines=lines)
+
+    def _renumber(self) -> None:
+        """Without a lost node the ranks after it have other numbers, and write to the logs of
+        those."""
+        for rank, path in self.rank_files.items():
+            number = read_rank(path)
+            if number is None or number == self.ranks_now.get(rank, rank):
+                continue
+            self._send_lines(is_last=True)  # of its earlier number
+            self.ranks_now[rank] = number
+            self.followers.pop((rank, "log"), None)
+            for log in self._task_log(number):
+                self.followers[rank, "log"] = LogFollower(log, from_end=True)
 
     def _follow(self, ranks: list[int], start: int) -> None:
         self._send_lines(is_last=True)  # of an earlier start
         self.followers = {
             key: follower for key, follower in self.followers.items() if key[0] is None
         }
+        self.ranks_now = {}
+        self.rank_files = {rank: rank_file(self.logs, rank, start) for rank in ranks}
         for rank in ranks:
             for stream, path in zip(
                 ("out", "err"), rank_output(self.logs, rank, start), strict=True

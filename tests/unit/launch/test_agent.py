@@ -15,7 +15,8 @@ from drumline.launch.node import agent as agent_module
 from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.guard import Guard, new_job
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.node.rank_exchange import Preempted, RankSignals
+from drumline.launch.node.rank_exchange import Preempted, RankFiles, RankSignals
+from drumline.launch.node.rank_logs import rank_file
 from drumline.launch.node_plan import NodePlan
 from drumline.watch.watch_folder import WatchFolder, read_ending
 
@@ -45,6 +46,15 @@ def _ignores(status: Path, number: signal.Signals) -> bool:
         line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")
     ]
     return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(tmp_path: Path) -> None:
+    stale = rank_file(tmp_path, 3, 0)
+    stale.write_text("7")
+    variables = {"RANK": "3", "TORCHELASTIC_ERROR_FILE": ""}
+    RankFiles(str(tmp_path), tmp_path).reify({0: variables})
+    assert variables["DRUMLINE_RANK_FILE"] == str(stale)
+    assert not stale.exists()
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0.01}, {}], ids=["grace", "torch's own limit"])

@@ -131,3 +131,30 @@ def test_the_ranks_of_an_agent_that_was_killed_end_with_it(node: SupervisorProce
     assert node.hear("ended")["code"] == -signal.SIGKILL
     assert not job_processes(node.job.job)
     assert node.process.wait(30) == 0, "it runs one attempt"
+
+
+RENUMBERED = """
+import os, time
+from pathlib import Path
+from drumline.base.rank_environment import write_rank
+print("before", flush=True)
+while not Path("go").exists():
+    time.sleep(0.02)
+write_rank(os.environ, 7)
+time.sleep(0.5)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_lines_are_marked_with_the_rank_that_a_process_is_now(
+    node: SupervisorProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "rank.py").write_text(RENUMBERED)
+    node.send(node.job.spec(node.job.nodes[0]))
+    node.hear("hello")
+    node.send({"kind": "start", "node": asdict(node.job.nodes[0])})
+    before = node.hear("lines", lambda frame: frame["lines"] == ["before"])
+    (tmp_path / "go").touch()
+    after = node.hear("lines", lambda frame: frame["lines"] == ["after"])
+    assert (before["rank"], after["rank"]) == (0, 7)
