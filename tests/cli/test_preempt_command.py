@@ -167,7 +167,7 @@ def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_t
     ), (output, errors)
     named_as_ours = (
         f"drumline: rank 1 did not exit within {grace_s} s after SIGTERM, so the launcher killed them\n"
-        "  try: read the ends of the ranks' logs, or give more time with drumline launch --grace SECONDS\n"
+        "  try: read the ends of the ranks' logs; at the end of a run --grace SECONDS gives them more time\n"
     )
     assert (named_as_ours in errors) == rank_1_stays, errors
     assert "failure: " not in output + errors, "nobody else has killed it"

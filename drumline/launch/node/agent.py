@@ -224,7 +224,7 @@ class NodeAgent(LocalElasticAgent):
             print_message(
                 f"{named_ranks(ranks)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
                 "killed them",
-                "try: read the ends of the ranks' logs, or give more time with drumline launch --grace SECONDS",
+                "try: read the ends of the ranks' logs; at the end of a run --grace SECONDS gives them more time",
             )
 
     def _exit_barrier(self) -> None:

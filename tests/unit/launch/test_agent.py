@@ -74,7 +74,7 @@ def test_ranks_that_the_launcher_killed_are_named(
     agent._shutdown(signal.SIGTERM, **options)
     assert capfd.readouterr().err == (
         "drumline: rank 3 did not exit within 0.01 s after SIGTERM, so the launcher killed them\n"
-        "  try: read the ends of the ranks' logs, or give more time with drumline launch --grace SECONDS\n"
+        "  try: read the ends of the ranks' logs; at the end of a run --grace SECONDS gives them more time\n"
     )
 
 
