@@ -107,8 +107,8 @@ OF_HOSTS: FlagTable = {
     "standby": (
         bool,
         "",
-        "Keep a standby process for each rank of a task, and a standby agent on each host, with torch loaded: "
-        "a restart takes seconds less [on; about 150 MB of memory each].",
+        "Keep a standby process for each rank of a task, with torch loaded: a restart takes seconds less "
+        "[on; about 150 MB of memory each].",
     ),
     "port": (Port, "N", f"The rendezvous port, on the first host [{DEFAULT_PORT}]."),
     "ssh": (
