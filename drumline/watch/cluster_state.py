@@ -67,6 +67,7 @@ class RankState:
     killed_after_s: float | None = (
         None  # after which grace period drumline killed it; None: it did not
     )
+    asked_to_exit: bool = False  # whether it exited after drumline had asked it to
     killed_by: str = ""  # which part of drumline did: `launcher` or `watchdog`
     killed_because: str = ""  # why, if that is not only that the job is ended
     failure: str = ""  # its own last error

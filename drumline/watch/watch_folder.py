@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from drumline.base.typed_json import read_json
@@ -28,7 +28,7 @@ ENDING = "ending.json"
 FURTHEST_STEP = "furthest-step"
 """The furthest step of the ranks of this node, which the sidecar writes about once a second."""
 # How long the sidecar may take to report why a rank has exited; it gathers evidence first.
-DIAGNOSIS_S = 4.0
+DIAGNOSIS_S = 5.5
 POLL_S = 0.05
 MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
@@ -75,7 +75,7 @@ class Ending:
     """How drumline itself ends the ranks of a node: the kernel does not say who sent a signal."""
 
     began_s: float
-    """By the monotonic clock."""
+    """When it first asked them to exit, by the monotonic clock."""
     grace_s: float
     """After how many seconds the ranks that are left are killed."""
     by: str = "launcher"
@@ -183,9 +183,13 @@ def has_ended_ranks(alarm: str, action: str) -> bool:
 def note_ending(folder: Path, ending: Ending) -> None:
     """Ranks that are being killed already are not killed for another reason."""
     earlier = read_ending(folder)
-    if earlier is None or earlier.kills_at_s > ending.began_s:
-        with contextlib.suppress(OSError):
-            replace_text(folder / ENDING, json.dumps(asdict(ending)))
+    if earlier is not None and earlier.kills_at_s <= ending.began_s:
+        return
+    if earlier is not None and earlier.began_s < ending.began_s:
+        grace_s = ending.kills_at_s - earlier.began_s
+        ending = replace(ending, began_s=earlier.began_s, grace_s=grace_s)
+    with contextlib.suppress(OSError):
+        replace_text(folder / ENDING, json.dumps(asdict(ending)))
 
 
 def read_ending(folder: Path) -> Ending | None:

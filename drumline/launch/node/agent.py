@@ -181,6 +181,8 @@ class NodeAgent(LocalElasticAgent):
         self.signals.raise_end_signal()
         if self.signals.are_ranks_saving():
             return HEALTHY  # torch would end them
+        if self._failed_first:
+            self.watch.note_ending(TORCH_GRACE_S)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.SUCCEEDED and self.rendezvous.are_others_running():
             return HEALTHY  # torch asks again, and checks whether another node waits

@@ -28,9 +28,10 @@ from drumline.watch.heartbeat import Phase
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
 _WAIT_S = 2.5
-_MAX_WAIT_S = 3.2
+_MAX_WAIT_S = 4.5
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made
-anyway: the launcher waits 4 s for it, and collecting evidence again takes time."""
+anyway: the launcher waits 5.5 s for it, and collecting evidence again takes time."""
+_HEARTBEAT_S = 0.5  # a host may have been lost so soon before its last heartbeat was read
 # exits closer together than this count as simultaneous: processes are observed five times a second
 _AT_ONCE_S = 1.0
 _NEXT_STEPS = {
@@ -57,6 +58,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         and not is_done(rank)
         and rank.failure_kind is not FailureKind.LOST_PEER
         and not _was_asked_to_stop(rank)
+        and not _was_ended(rank)
     ]
     if any(rank.exit is not None for rank in culprits):
         # A launcher that records exits does not record those that it caused.
@@ -98,9 +100,10 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     """No rank has its own cause: the first that lost a connection, which is not the cause
     itself."""
     ranks = evidence.cluster.ranks
-    asked_to_stop = [rank for rank in ranks if _was_asked_to_stop(rank)]
+    requested = [rank for rank in ranks if _was_asked_to_stop(rank)]
+    asked_to_stop = [rank for rank in requested if not _was_ended(rank)]
     if asked_to_stop:
-        if len(asked_to_stop) == len(ranks):  # the user stops the job
+        if len(requested) == len(ranks):  # the user stops the job
             return None
         # The launcher has reported it.
         if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):
@@ -108,7 +111,11 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         diagnosis = _diagnosis(evidence, _first(asked_to_stop))
         is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
         return replace(diagnosis, is_certain=is_certain)
-    lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
+    lost = [
+        rank
+        for rank in ranks
+        if _ago(rank) is not None and not is_done(rank) and not _was_ended(rank)
+    ]
     if not lost:
         return None
     first = _first(lost)
@@ -129,7 +136,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
     """Whether a host may have been lost before, so that its peers lost their connections, or were
     ended."""
-    return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s)
+    return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s - _HEARTBEAT_S)
 
 
 def _has_mismatch(rank: RankState) -> bool:
@@ -139,6 +146,12 @@ def _has_mismatch(rank: RankState) -> bool:
 def _was_asked_to_stop(rank: RankState) -> bool:
     is_request = rank.exit in _REQUESTED_EXITS or rank.killed_after_s is not None
     return is_request or rank.failure_kind is FailureKind.INTERRUPTED
+
+
+def _was_ended(rank: RankState) -> bool:
+    """Whether it only exited because drumline asked it to; a rank that did not is reported."""
+    has_own_reason = rank.failure or rank.memory or rank.killed_after_s is not None
+    return rank.asked_to_exit and not has_own_reason
 
 
 def _ago(rank: RankState) -> float | None:

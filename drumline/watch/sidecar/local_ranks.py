@@ -231,19 +231,15 @@ class RankObserver:
         self._heartbeat = heartbeat
         self._process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
         process = self._process
-        ending = self._own_kill(process) if process.state in EXITED else None
-        return replace(
+        state = replace(
             self._state(heartbeat, now_s),
             state=process.state,
             state_s=now_s - process.state_since_s,
             cpu=process.cpu,
             is_starved=process.is_starved,
             has_io=process.has_io,
-            exit=self._exit(process) if process.state in EXITED else None,
-            killed_after_s=ending.grace_s if ending else None,
-            killed_by=ending.by if ending else "",
-            killed_because=ending.why if ending else "",
         )
+        return self._with_exit(state, process) if process.state in EXITED else state
 
     def _count_steps(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
         is_restarted = last is None or heartbeat.pid != last.pid or heartbeat.step < last.step
@@ -365,18 +361,26 @@ class RankObserver:
             spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
         )
 
-    def _own_kill(self, process: RankProcess) -> Ending | None:
-        """How drumline has killed it; None: it has not."""
-        ending = read_ending(self._folder)
-        if ending is None or self._exit(process) not in (None, -signal.SIGKILL):
-            return None
-        return ending if process.state_since_s >= ending.kills_at_s - KILL_SLACK_S else None
-
-    def _exit(self, process: RankProcess) -> int | None:
-        """The exit code that the launcher recorded; otherwise what was observed of the process."""
+    def _with_exit(self, state: RankState, process: RankProcess) -> RankState:
+        """How it exited: as the launcher recorded it, otherwise as it was observed. A launcher
+        records the exits before it ends the other ranks, and none after that."""
+        code = None
         with suppress(OSError, ValueError):
-            return int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
-        return process.exit
+            code = int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
+        ending = read_ending(self._folder)
+        asked_to_exit = (
+            code is None and ending is not None and process.state_since_s >= ending.began_s
+        )
+        state = replace(
+            state, exit=process.exit if code is None else code, asked_to_exit=asked_to_exit
+        )
+        if ending is None or state.exit not in (None, -signal.SIGKILL):
+            return state
+        if process.state_since_s < ending.kills_at_s - KILL_SLACK_S:
+            return state
+        return replace(
+            state, killed_after_s=ending.grace_s, killed_by=ending.by, killed_because=ending.why
+        )
 
 
 class ScriptReports:

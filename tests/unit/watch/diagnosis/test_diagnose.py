@@ -558,9 +558,9 @@ def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
         found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain
         is False
     )
-    late = [replace(echo, age_s=3.3) for echo in echoes]
-    assert found(b_alone(*late, how="", up_s=3.4)).is_certain, (
-        "the launcher waits no longer than 4 s"
+    late = [replace(echo, age_s=4.6) for echo in echoes]
+    assert found(b_alone(*late, how="", up_s=4.7)).is_certain, (
+        "the launcher waits no longer than 5.5 s"
     )
 
 
@@ -1140,3 +1140,20 @@ def test_ranks_that_have_compiled_are_not_blamed_for_the_one_that_has_not() -> N
     busy = [rank_state(rank, phase=Phase.BACKWARD, cpu=0.9) for rank in (0, 1, 2)]
     diagnosis = found(cluster(*busy, rank_state(3, phase=Phase.COMPILE, micro=1), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.COMPILING, 3)
+
+
+def test_a_rank_that_its_launcher_ended_is_no_cause() -> None:
+    """Host b was powered off; its peer on a lost the connection, so the launcher ended the other."""
+    for code in (None, -15):
+        ended_rank = ended(2, code, asked_to_exit=True)
+        lost_peer = dragged(3, state="X", exit=1, age_s=4.8, state_s=4.7)
+        soon = replace(lost_peer, age_s=1.4, state_s=1.3)
+        unheard = found(cluster(ended_rank, soon, node_0={"heartbeat_age_s": {1: 1.5}}))
+        assert (unheard.cause, unheard.rank, unheard.is_certain) == (Cause.EXCEPTION, 3, False)
+        late = found(cluster(ended_rank, lost_peer, node_0={"heartbeat_age_s": {1: 4.9}}))
+        assert (late.cause, late.rank, late.is_certain) == (Cause.EXCEPTION, 3, True)
+        gone = found(cluster(ended_rank, soon, lost=(B_GONE,)))
+        assert (gone.cause, gone.host) == (Cause.UNREACHABLE, "node-b")
+    # Its own error came before that.
+    failed = ended(2, None, asked_to_exit=True, phase=Phase.FAILED, failure="KeyError: 'x'")
+    assert found(cluster(failed, dragged(3))).rank == 2

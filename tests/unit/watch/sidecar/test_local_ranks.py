@@ -404,6 +404,25 @@ def test_a_rank_that_its_launcher_killed_after_the_grace_period(
     )
 
 
+def test_a_rank_that_its_launcher_asked_to_exit(start_rank: StartRank, tmp_path: Path) -> None:
+    watch = WatchFolder.__new__(WatchFolder)
+    watch.current = tmp_path
+    watch._written = set()
+    rank = start_rank("say('ready')\nwait_forever()\n")
+    observer = observer_of(tmp_path)
+    state_seen(observer)
+    watch.note_ending(30.0)
+    rank.kill()
+    rank.wait()
+    wait_until(lambda: state_seen(observer).state == "X")
+    assert state_seen(observer).asked_to_exit
+    # The launcher ends the ranks that are left in other ways, too.
+    watch.note_ending(0.0, why="node 1 (b) is lost")
+    assert state_seen(observer).asked_to_exit
+    watch.note_exit(3, -signal.SIGSEGV)
+    assert not state_seen(observer).asked_to_exit, "it had exited before"
+
+
 def test_a_rank_that_is_killed_at_once_by_drumline(start_rank: StartRank, tmp_path: Path) -> None:
     watch = WatchFolder.__new__(WatchFolder)
     watch.current = tmp_path
