@@ -46,8 +46,6 @@ LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
 DEFAULT_ON_HANG = "restart"
 LOST_AFTER_S = 20
 """How long a host may be cut off before it is lost, as in `WatchConfig.lost_s`."""
-RAS_ADDRESS = "NCCL_RAS_ADDR"
-DEFAULT_RAS = "localhost:28028"
 """NCCL's own variable and default."""
 # How to run without the watchdog, for messages.
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
@@ -208,8 +206,6 @@ class WatchSettings:
     lost_s: float = float(LOST_AFTER_S)
     launcher_link: str = ""
     """Where the supervisor of this host writes a LauncherLink; empty: there is none."""
-    ras: str = DEFAULT_RAS
-    """Where NCCL's RAS thread listens."""
 
 
 def sidecar_secret(secret: str | None, *start: str) -> str | None:
@@ -225,7 +221,7 @@ def _watch_nodes(endpoints: str) -> Iterator[tuple[str, int]]:
 
 
 def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
-    """Only our own launcher sets these variables, except the one of NCCL."""
+    """Only our own launcher sets these variables."""
     folder = environment.get(WATCH_FOLDER)
     run = environment.get(WATCH_RUN)
     hang_s = environment.get(HANG_S)
@@ -238,5 +234,4 @@ def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
         hang_s=float(hang_s) if hang_s else None,
         lost_s=float(environment.get(LOST_S, LOST_AFTER_S)),
         launcher_link=environment.get(LAUNCHER_LINK, ""),
-        ras=environment.get(RAS_ADDRESS, DEFAULT_RAS),
     )

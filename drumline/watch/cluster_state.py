@@ -146,18 +146,6 @@ class LostNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RasRank:
-    """One rank as NCCL's RAS thread reports it."""
-
-    rank: int
-    answers: bool = True
-    is_member: bool = True  # False: it is not in a communicator that the other ranks are in
-    num_collectives: int = 0  # how many it has begun, over all communicators with all ranks
-    error: int = 0  # NCCL's number of its error (ncclResult_t)
-    is_aborted: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClusterState:
     """Everything that one sidecar knows about the run at one moment."""
 
@@ -168,9 +156,6 @@ class ClusterState:
     """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
     launcher: LauncherLink | None = None
     """What the launcher knows of the hosts, if it is one over ssh."""
-    ras: tuple[RasRank, ...] = ()
-    """What NCCL reports, if it was asked and answered; it may report healthy ranks during a
-    hang."""
 
     @property
     def ranks(self) -> list[RankState]:

@@ -59,7 +59,6 @@ class NodeWatch:
             lost_s=watch.lost_s,
             launcher_link=settings.launcher_link,
             slow_factor=watch.slow_factor,
-            ras=settings.ras,
         )
 
     def __enter__(self) -> Self:
@@ -134,7 +133,6 @@ def options_from_launcher(
         launcher_link=settings.launcher_link,
         secret=settings.secret or "",
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
-        ras=settings.ras,
     )
     if several and topology.local_rank == 0:
         return options, listen_for_sidecars(*settings.nodes[node])

@@ -16,7 +16,7 @@ from drumline.base.terminal import one_line
 from drumline.base.text import columns, duration, named_ranks, signal_name
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState, RasRank
+from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
 
@@ -35,15 +35,6 @@ _ACTIONS = {
     "stop": "the job is killed, and not restarted",
     "report": "none, it is only reported",
     "none": "none",
-}
-# ncclResult_t
-_NCCL_ERRORS = {
-    1: "CUDA error",
-    2: "system error",
-    3: "internal error",
-    4: "invalid argument",
-    5: "invalid usage",
-    6: "remote error",
 }
 _HEADINGS = ("", "rank", "host", "state", "phase", "step", "for", "CPU", "collective")
 _RIGHT = (1, 5, 6, 7)
@@ -177,41 +168,10 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
                 yield f"rank {rank.rank}, {label}: {value}"
         if rank.answers is False:
             yield f"rank {rank.rank}: Python does not answer"
-    for remark in ras_remarks(cluster.ras):
-        yield f"NCCL RAS: {remark}"
 
 
 def _how(lost: LostNode) -> str:
     return f" ({lost.how})" if lost.how else ""
-
-
-def ras_remarks(ranks: Sequence[RasRank]) -> Iterator[str]:
-    """What NCCL reports about the ranks, as one more witness."""
-    if not ranks:
-        return
-    unanswered = [rank.rank for rank in ranks if not rank.answers]
-    outside = [rank.rank for rank in ranks if rank.answers and not rank.is_member]
-    aborted = [rank.rank for rank in ranks if rank.is_aborted]
-    errors: dict[int, list[int]] = {}
-    counts: dict[int, list[int]] = {}
-    for rank in ranks:
-        if rank.error:
-            errors.setdefault(rank.error, []).append(rank.rank)
-        if rank.answers and rank.is_member:
-            counts.setdefault(rank.num_collectives, []).append(rank.rank)
-    if unanswered:
-        yield f"no answer from {named_ranks(unanswered)}"
-    if outside:
-        yield f"not in the communicator: {named_ranks(outside)}"
-    if aborted:
-        yield f"aborted by {named_ranks(aborted)}"
-    for code, numbers in errors.items():
-        yield f"{_NCCL_ERRORS.get(code, f'error {code}')} on {named_ranks(numbers)}"
-    if len(counts) > 1:
-        parts = [f"{named_ranks(numbers)}: {count:,}" for count, numbers in sorted(counts.items())]
-        yield f"collectives begun: {'; '.join(parts)}"
-    elif not (unanswered or outside or aborted or errors):
-        yield f"all {len(ranks)} ranks have begun the same {next(iter(counts)):,} collectives, none has an error"
 
 
 def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:

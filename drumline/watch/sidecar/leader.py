@@ -30,7 +30,6 @@ from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
-from drumline.watch.sidecar.system_evidence import ask_ras
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
 
@@ -164,7 +163,7 @@ class Leader:
         self._report_stragglers(cluster, now)
         self._check_connections(now)
         if self._watchdog.wants_evidence:
-            inspected = await self._collect_evidence()
+            inspected = self.cluster(await self._inspect())
             self._decide(diagnose(inspected), inspected, clock())
 
     def _report_stragglers(self, cluster: ClusterState, now: float) -> None:
@@ -179,16 +178,6 @@ class Leader:
                 message=straggler.sentence,
                 what=straggler.what,
             )
-
-    async def _collect_evidence(self) -> ClusterState:
-        ras_answer = asyncio.ensure_future(
-            ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size)
-        )
-        inspected = self.cluster(await self._inspect())
-        if ras_answer.done():
-            return replace(inspected, ras=ras_answer.result())
-        ras_answer.cancel()  # it is not waited for
-        return inspected
 
     def report_differences(self) -> None:
         """Report new differences between the ranks of a script."""

@@ -130,10 +130,6 @@ class LocalRanks:
         )
 
     @property
-    def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self.state.ranks}
-
-    @property
     def have_started(self) -> bool:
         """Whether every rank was seen at least once."""
         return len(self.state.ranks) == len(self.options.ranks)

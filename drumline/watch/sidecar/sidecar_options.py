@@ -40,7 +40,6 @@ class SidecarOptions:
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()  # the other nodes
-    ras: str = ""  # where NCCL's RAS thread listens on this host; empty: it is not asked
     listener: int | None = None
     """The socket that it inherits from the first rank of its node, which keeps it open for a
     restarted sidecar."""
