@@ -119,18 +119,8 @@ def change_ranges(line: int, rank: int, number: int, by: int) -> Callable[[Path]
     return change_lines("ledger.jsonl", change)
 
 
-def cut_tails(num_lines: int) -> Callable[[Path], None]:
-    def damage(run: Path) -> None:
-        for path in (run / "events").iterdir():
-            path.write_text("".join(lines_of(path)[:-num_lines]))
-
-    return damage
-
-
-SAVE = '"kind": "checkpoint"'
 LEDGER = "ledger.jsonl"
 EVENTS = "events/rank-00001.jsonl"
-ZERO = "events/rank-00000.jsonl"
 
 
 # The ledger: 1 start, 2 steps 1-2, 3 steps 3-4 (void), 4 start, 5 steps 3-4, 6 steps 5-6, 7 start,
@@ -179,11 +169,6 @@ ZERO = "events/rank-00000.jsonl"
         (
             lambda run: [shutil.rmtree(run / "checkpoints"), (run / LEDGER).unlink()],
             ["checkpoints/step-00000010: is missing", "ledger.jsonl: is missing, though the run has taken steps"],
-        ),
-        (cut_tails(9), ["rank-00000.jsonl: the events stop at step ", "but the ledger has a later save after step 8"]),
-        (
-            change_lines(ZERO, lambda lines: lines.__setitem__(slice(None), [x for x in lines if SAVE not in x])),
-            [f"{ZERO}: has no event of the checkpoints of steps 4 and 8"],
         ),
         (lambda run: (run / "config.toml").write_text("a = "), ["config.toml: is damaged: "]),
         (lambda run: (run / "config.toml").unlink(), ["config.toml: is missing"]),

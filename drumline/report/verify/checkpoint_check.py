@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import CheckpointError
-from drumline.base.text import file_size, join_names
-from drumline.report.verify.event_check import EventSummary
+from drumline.base.text import file_size
+from drumline.report.verify.event_check import RankEvents
 from drumline.report.verify.section import Section
 from drumline.runs import catalog
 from drumline.runs.manifest import FILE_NAME, CorruptCheckpointError, Manifest
@@ -119,15 +119,16 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
 
 
 def check_newest_save(
-    root: Path, section: Section, reported: EventSummary, *, is_at_work: bool
+    root: Path, section: Section, reported: RankEvents, *, is_at_work: bool
 ) -> None:
     """The checkpoint of the latest save is kept until a newer one is complete. (A running job may
     be saving.)"""
-    if reported.has_saved and not section.counts.get("checkpoints", 1):
+    if reported.of_kinds("checkpoint") and not section.counts.get("checkpoints", 1):
         section.summary = "none is left"
-    if not reported.saves or is_at_work:
+    saves = reported.of_kinds("checkpoint", "resume")
+    if not saves or is_at_work:
         return
-    newest = reported.saves[-1]
+    newest = saves[-1]
     name = catalog.folder_name(newest.step)
     # A save that was killed while it replaced a checkpoint of the same step leaves the earlier one
     # under that name.
@@ -138,15 +139,3 @@ def check_newest_save(
     section.problem(f"{root.name}/{name}", f"is missing, though the run {how} ({where})")
     if section.counts.get("checkpoints"):
         section.summary += "; the newest is missing"
-
-
-def check_saves_are_reported(
-    saved: list[SavedPosition], section: Section, reported: EventSummary
-) -> None:
-    """Rank 0 reports each save before the next begins; it may have been killed before it reported
-    the newest one."""
-    reported_steps = {event.step for event in reported.saves}
-    unknown = [position.step for position in saved[:-1] if position.step not in reported_steps]
-    if unknown and reported.has_rank_0 and reported.num_events:
-        steps = f"step{'s' if len(unknown) > 1 else ''} {join_names(unknown)}"
-        section.problem("events/rank-00000.jsonl", f"has no event of the checkpoints of {steps}")

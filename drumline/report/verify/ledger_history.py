@@ -70,15 +70,8 @@ class History:
 
     starts: list[LedgerStart]
     ranges: list[StepRange]
-    saves: list[list[int]] = field(default_factory=list)
-    """For each start, the steps at which it was about to save, void or not."""
-
-    @property
-    def saved_steps(self) -> set[int]:
-        """Steps of which there may be a checkpoint."""
-        return {step for saves in self.saves for step in saves} | {
-            start.step for start in self.starts
-        }
+    saved_steps: set[int] = field(default_factory=set)
+    """Steps of which there may be a checkpoint, also those of void ranges."""
 
     @property
     def last_step(self) -> int:
@@ -158,7 +151,7 @@ def _add_start(history: History, start: LedgerStart, section: Section, where: st
         lost = span(history.last_step + 1, start.step, "step")
         section.problem(where, f"the run resumed from step {start.step:,}; not recorded: {lost}")
     history.starts.append(start)
-    history.saves.append([])
+    history.saved_steps.add(start.step)
     history.ranges = [
         steps if steps.last <= start.step else steps.cut(start.step)
         for steps in history.ranges
@@ -182,4 +175,4 @@ def _add_range(
         )
     history.ranges.append(steps)
     if is_saved:
-        history.saves[-1].append(steps.last)
+        history.saved_steps.add(steps.last)

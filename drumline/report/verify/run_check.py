@@ -14,7 +14,6 @@ from drumline.report.verify.checkpoint_check import (
     Verify,
     check_checkpoints,
     check_newest_save,
-    check_saves_are_reported,
 )
 from drumline.report.verify.event_check import check_events
 from drumline.report.verify.ledger_history import FILE
@@ -64,14 +63,12 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
         return RunReport(run, [checkpoints], holder, last)
     history = check_samples(folder.ledger, samples, saved)
     hosts = _check_settings(folder, settings)
-    reported = check_events(
-        folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work
-    )
+    saved_steps = set() if history is None else history.saved_steps
+    reported = check_events(folder.events, events, saved_steps=saved_steps, hosts=hosts)
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
-    check_saves_are_reported(saved, events, reported)
-    has_saved = bool(saved) or reported.has_saved
+    has_saved = bool(saved) or bool(reported.of_kinds("checkpoint"))
     if history is None and not samples.problems:
-        if has_saved and reported.num_events:
+        if has_saved and events.counts["events"]:
             samples.problem(FILE, "is missing, though the run has taken steps")
         else:
             samples.note(FILE, "is missing: `drumline train` saved no step here")
