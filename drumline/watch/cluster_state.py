@@ -76,7 +76,6 @@ class RankState:
 
     # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
     memory: str = ""
-    tracer: str = ""  # the process that debugs it
     workers: tuple[WorkerState, ...] = ()
     stack: tuple[
         str, ...
@@ -152,8 +151,6 @@ class ClusterState:
     me: int  # the node of this sidecar
     nodes: tuple[NodeState, ...]  # the last report of each node, including lost ones
     lost: tuple[LostNode, ...] = ()
-    never_seen: tuple[LostNode, ...] = ()
-    """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
     launcher: LauncherLink | None = None
     """What the launcher knows of the hosts, if it is one over ssh."""
 

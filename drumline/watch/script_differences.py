@@ -3,7 +3,6 @@ ends a job: a script may differ across ranks on purpose."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,21 +25,13 @@ LABELS = {
 }
 """The text for a fact, by its group."""
 
-NUMBERS = ("rank", "local_rank", "node_rank")
 ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
-# Not a part of 0.1 or of 1e3.
-INTEGER = re.compile(r"(?<![\w.])\d+(?![\w.])|(?<=[A-Za-z_-])\d+(?![\w.])")
-FRACTION = re.compile(r"[-+]?\d*\.?\d+e[-+]?\d+", re.IGNORECASE)
 OWN_NAMES = re.compile(
     r"(?:^|[-_.])(?:seed|port|hosts?|host[-_]?name|addr|address|ip|ifname|interface"
     r"|(?:log|out|output|tmp|temp|cache|scratch)s?(?:[-_.]?(?:dir|directory|folder|path|file|root))?"
     r"|(?:local|global|group|node|host|machine|process|worker|run|job|task)[-_.]?(?:rank|id))$"
-    r"|^-*(?:rank|id)$"
-)  # options whose value may differ across nodes; `--lora-rank` and `--out-channels` are not among them
-NUMBERED = re.compile(
-    r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$"
-)
-"""Options whose whole value may be the number of a rank or of its node."""
+    r"|(?:^|[-_.])(?<!per[-_.])(?:node|machine|worker|gpu|device|index|idx|shard)$|^-*(?:rank|id)$"
+)  # options whose value may differ across ranks; `--lora-rank` and `--out-channels` are not among them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +175,8 @@ def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
 
 
 def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an option's values, one for each rank, differ only in who the rank is: its rank, host
-    or address. `owners`: the `host` of each, and NUMBERS."""
+    """Whether an option's values, one for each rank, differ only in who the rank is: its host or
+    address. `owners`: the `host` of each."""
     if OWN_NAMES.search(name.lower()):
         return True
     places = []
@@ -194,22 +185,5 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
             re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host
         )
         places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
-    if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
-        return True  # the same file in another folder
-    if not NUMBERED.search(name.lower()) and not all(
-        re.search("[A-Za-z/]", place) for place in places
-    ):
-        return False  # `--epochs 1`, which may be the number of a rank by chance
-    for number, first in itertools.product(NUMBERS, (0, 1)):
-        pairs = zip(places, owners, strict=True)
-        if len({_without_number(place, owner[number], first) for place, owner in pairs}) == 1:
-            return True
-    return False
-
-
-def _without_number(value: str, number: object, first: int) -> str:
-    if FRACTION.fullmatch(value):
-        return value
-    return INTEGER.sub(
-        lambda match: "#" if int(match.group()) - first == number else match.group(), value
-    )
+    # The same file in another folder is no difference.
+    return len({PurePath(place).name if "/" in place else place for place in places}) == 1

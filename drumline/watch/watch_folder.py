@@ -135,14 +135,10 @@ class WatchFolder:
         if self.current is not None:
             note_ending(self.current, Ending(time.monotonic(), grace_s, why=why))
 
-    def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
-        """The sidecar's diagnosis of this start. Waits while the sidecar runs, until the deadline
-        (monotonic)."""
+    def diagnosis(self, deadline: float = 0.0) -> SidecarDiagnosis | None:
+        """The sidecar's diagnosis of this start, if it has ended ranks. Waits while the sidecar
+        runs, until the deadline (monotonic)."""
         return None if self.current is None else wait_for_diagnosis(self.current, deadline)
-
-    def diagnosis(self) -> SidecarDiagnosis | None:
-        """The sidecar's diagnosis of this start, if it has ended ranks."""
-        return None if self.current is None else read_diagnosis(self.current)
 
     def furthest_step(self) -> int:
         """The furthest step of the ranks of this start; 0: unknown."""
@@ -158,21 +154,16 @@ class WatchFolder:
 
 
 def wait_for_diagnosis(folder: Path, deadline: float) -> SidecarDiagnosis | None:
-    """Waits while the sidecar of this watch folder runs, until the deadline (monotonic)."""
+    """Waits while the sidecar of this watch folder runs, until the deadline (monotonic). None: it
+    has not diagnosed anything that has ended a rank."""
     while True:
-        if (diagnosis := read_diagnosis(folder)) is not None:
+        is_last_try = time.monotonic() >= deadline or not has_sidecar(folder)
+        diagnosis = read_json(SidecarDiagnosis, folder / DIAGNOSIS)
+        if diagnosis is not None and has_ended_ranks(diagnosis.alarm, diagnosis.action):
             return diagnosis
-        if time.monotonic() >= deadline or not has_sidecar(folder):
-            return read_diagnosis(folder)  # it may have written it just before it exited
+        if is_last_try:
+            return None
         time.sleep(POLL_S)
-
-
-def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
-    """None: the sidecar has not diagnosed anything that has ended a rank."""
-    diagnosis = read_json(SidecarDiagnosis, folder / DIAGNOSIS)
-    if diagnosis is None or not has_ended_ranks(diagnosis.alarm, diagnosis.action):
-        return None
-    return diagnosis
 
 
 def has_ended_ranks(alarm: str, action: str) -> bool:

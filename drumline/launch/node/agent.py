@@ -370,7 +370,7 @@ class NodeAgent(LocalElasticAgent):
         # Ranks were preempted, or have reported an error that a restart cannot fix.
         is_explained = preempt_signal or (self.is_task and exit_codes_of(result) <= ENDING_CODES)
         deadline = noted_at if is_explained else noted_at + DIAGNOSIS_S
-        self.apply(self.watch.wait_for_diagnosis(deadline), failure.exitcode)
+        self.apply(self.watch.diagnosis(deadline), failure.exitcode)
 
     def apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
         """The first diagnosis of a start is reported, and decides about a restart."""

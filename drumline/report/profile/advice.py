@@ -25,6 +25,7 @@ from drumline.report.profile.bottleneck import (
     is_gpu,
     is_script,
     of_step,
+    removable,
     slower_line,
 )
 from drumline.report.profile.communication_advice import (
@@ -37,6 +38,7 @@ from drumline.report.profile.host_advice import (
     first_line,
     host_rules,
     is_waiting,
+    mostly_at,
 )
 from drumline.runs.profile_result import ProfileResult, RankSteps
 
@@ -129,28 +131,12 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         if waited < MIN_PYTHON * result.step_s:
             return
         on = f"{loading.cores:.3g} core{'' if loading.cores == 1 else 's'} a rank"
-        yield Advice(
-            bottleneck="data",
-            text=text,
-            remedy=f"more workers bring nothing on {on}: store samples decoded and resized",
-            cost_s=waited,
-            saved_s=Savings(waited, waited, 0.0),
-            derivation="the step without the wait at best",
-        )
+        remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
+        yield removable("data", text, remedy, waited, what="the wait")
         return
     most_s = loading.saved_s(0.0)
     if loading.load is not None:
         most_s = likely + 0.1 * (result.step_s - likely)
-    if is_script(result) and not result.phases_s:  # of an earlier version
-        yield Advice(
-            bottleneck="data",
-            text=text,
-            remedy="raise num_workers of the DataLoader",
-            cost_s=waited,
-            saved_s=Savings(waited, waited, 0.0),
-            derivation="the step without the wait at best",
-        )
-        return
     yield Advice(
         bottleneck="data",
         text=text,
@@ -252,7 +238,6 @@ def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
     usual = {part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS}
     part = max(OWN_PARTS, key=lambda name: rank.parts_s[name] - usual[name])
     line = slower_line(slow)
-    where = "" if line is None else f", mostly at {at_line(line)}"
     remedy = (
         "look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts); "
         "if its hardware is slower, --data.balance auto gives it fewer samples"
@@ -261,8 +246,8 @@ def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
         remedy = "the other ranks do not run this line for as long: find out why this one does"
     return Advice(
         bottleneck="slow_rank",
-        text=f"rank {rank.rank} on {rank.host} {OWN_PARTS[part]} {latency(rank.parts_s[part])} a step{where}, the "
-        f"others {latency(usual[part])}: they wait {of_step(result, slow.cost_s)} for it",
+        text=f"rank {rank.rank} on {rank.host} {OWN_PARTS[part]} {latency(rank.parts_s[part])} a step"
+        f"{mostly_at(line)}, the others {latency(usual[part])}: they wait {of_step(result, slow.cost_s)} for it",
         remedy=remedy,
         cost_s=slow.cost_s,
         saved_s=Savings(slow.cost_s, slow.waited_s, slow.cost_s / 2),

@@ -96,6 +96,20 @@ class Advice:
         return shortest, longest
 
 
+def removable(
+    bottleneck: Bottleneck, text: str, remedy: str, cost_s: float, *, what: str = "it"
+) -> Advice:
+    """Advice against something that a step can do without, at best."""
+    return Advice(
+        bottleneck=bottleneck,
+        text=text,
+        remedy=remedy,
+        cost_s=cost_s,
+        saved_s=Savings(cost_s, cost_s, 0.0),
+        derivation=f"the step without {what} at best",
+    )
+
+
 def flags_of(settings: Mapping[str, str]) -> str:
     """`--data.workers 4`, `--no-dist.sync_batchnorm`."""
     flags = []

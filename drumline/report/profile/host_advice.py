@@ -17,6 +17,7 @@ from drumline.report.profile.bottleneck import (
     find_slow_rank,
     is_script,
     of_step,
+    removable,
     slower_line,
 )
 from drumline.runs.profile_files import CLIPPING
@@ -76,6 +77,10 @@ def at_line(line: LineCost) -> str:
     return f"{one_line(line.source)}, in {one_line(line.function)}{text}"
 
 
+def mostly_at(line: LineCost | None) -> str:
+    return "" if line is None else f", mostly at {at_line(line)}"
+
+
 def is_waiting(line: LineCost) -> bool:
     """Whether it sleeps or waits, and does not compute."""
     return line.cpu_s < line.own_s / 2
@@ -98,14 +103,13 @@ def _threads(result: ProfileResult) -> Iterator[Advice]:
         parts = ("gaps", "data", "exposed_communication", "waiting_for_rank")
         waited_s = sum(result.parts_s[part] for part in parts)
         cost_s = min(waited_s, thread.cores * result.step_s)
-        yield Advice(
-            bottleneck="thread",
-            text=f"the thread {one_line(thread.name)} of rank {thread.rank} uses {thread.cores:.0%} of a core at "
+        yield removable(
+            "thread",
+            f"the thread {one_line(thread.name)} of rank {thread.rank} uses {thread.cores:.0%} of a core at "
             f"{one_line(thread.source)}, and the training waits {of_step(result, cost_s)} for the GIL or a core",
-            remedy="compute there in a process of its own (multiprocessing), or let it sleep between its rounds",
-            cost_s=cost_s,
-            saved_s=_in_words(cost_s),
-            derivation="the step without the wait at best",
+            "compute there in a process of its own (multiprocessing), or let it sleep between its rounds",
+            cost_s,
+            what="the wait",
         )
 
 
@@ -130,13 +134,11 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
         if is_loop:
             where += f", with the backward pass of its {line.operations:.0f} operations"
         does = "waits" if is_waiting(line) else "runs Python"
-        yield Advice(
-            bottleneck="python",
-            text=f"your code {does} {of_step(result, cost_s)} {where}, mostly at {at_line(line)}",
-            remedy=_python_remedy(line),
-            cost_s=cost_s,
-            saved_s=_in_words(cost_s),
-            derivation="the step without it at best",
+        yield removable(
+            "python",
+            f"your code {does} {of_step(result, cost_s)} {where}{mostly_at(line)}",
+            _python_remedy(line),
+            cost_s,
         )
 
 
@@ -155,15 +157,13 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
         if line.seconds < MIN_NO_GRADIENTS * result.step_s:
             continue
         caller = f", which {one_line(line.caller)} runs" if line.caller else ""
-        yield Advice(
-            bottleneck="no_gradients",
-            text=f"your code computes {of_step(result, line.seconds)} without a gradient, mostly at {at_line(line)}"
+        yield removable(
+            "no_gradients",
+            f"your code computes {of_step(result, line.seconds)} without a gradient{mostly_at(line)}"
             f"{caller}",
-            remedy="compute once what is the same in every step, and what is measured (a metric, an evaluation) "
+            "compute once what is the same in every step, and what is measured (a metric, an evaluation) "
             "less often",
-            cost_s=line.seconds,
-            saved_s=_in_words(line.seconds),
-            derivation="the step without it at best",
+            line.seconds,
         )
 
 
@@ -188,13 +188,11 @@ def _on_device(result: ProfileResult) -> Iterator[Advice]:
         return
     least = MIN_GAIN if line.own_s > cost_s / 2 and is_waiting(line) else MIN_PHASE
     if cost_s >= least * result.step_s:
-        yield Advice(
-            bottleneck="on_device",
-            text=f"on_device() takes {of_step(result, cost_s)}, mostly at {at_line(line)}",
-            remedy="do it in the dataset, where --data.workers does it beside the step, or once for all samples",
-            cost_s=cost_s,
-            saved_s=_in_words(cost_s),
-            derivation="the step without it at best",
+        yield removable(
+            "on_device",
+            f"on_device() takes {of_step(result, cost_s)}{mostly_at(line)}",
+            "do it in the dataset, where --data.workers does it beside the step, or once for all samples",
+            cost_s,
         )
 
 
@@ -213,13 +211,11 @@ def _hooks(result: ProfileResult) -> Iterator[Advice]:
             continue
         least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
         if seconds >= least * result.step_s:
-            yield Advice(
-                bottleneck="hook",
-                text=f"the {phase} takes {of_step(result, seconds)}, mostly at {at_line(line)}",
-                remedy="give the hook every_steps = 10, or do its work in a thread",
-                cost_s=seconds,
-                saved_s=_in_words(seconds),
-                derivation="the step without it at best",
+            yield removable(
+                "hook",
+                f"the {phase} takes {of_step(result, seconds)}{mostly_at(line)}",
+                "give the hook every_steps = 10, or do its work in a thread",
+                seconds,
             )
 
 
@@ -234,14 +230,12 @@ def _collections(result: ProfileResult) -> Iterator[Advice]:
     where = f", mostly at {one_line(collections.source)}" if collections.source else ""
     if collections.is_asked_for:
         remedy = "call gc.collect() there every so many steps, or not at all"
-    yield Advice(
-        bottleneck="garbage_collection",
-        text=f"garbage collection takes {of_step(result, collections.seconds)}: {collections.full:.2g} full "
+    yield removable(
+        "garbage_collection",
+        f"garbage collection takes {of_step(result, collections.seconds)}: {collections.full:.2g} full "
         f"collections in each{where}",
-        remedy=remedy,
-        cost_s=collections.seconds,
-        saved_s=_in_words(collections.seconds),
-        derivation="the step without it at best",
+        remedy,
+        collections.seconds,
     )
 
 
@@ -269,7 +263,7 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
         settings = {f"optim.options.{kind}": "true"}
         remedy = ""
     if is_own and line is not None:
-        text += f", mostly at {at_line(line)}"
+        text += f"{mostly_at(line)}"
         remedy = "compute less there, less often, or for many tensors in one operation"
     saved_s = Savings(0.5 * cost_s, 0.95 * cost_s, 0.1 * cost_s) if kind else _in_words(cost_s)
     yield Advice(
@@ -294,7 +288,7 @@ def _clipping(result: ProfileResult) -> Iterator[Advice]:
     if cost_s >= MIN_PHASE * result.step_s:
         yield Advice(
             bottleneck="optimizer",
-            text=f"gradient clipping takes {of_step(result, cost_s)}, mostly at {at_line(line)}",
+            text=f"gradient clipping takes {of_step(result, cost_s)}{mostly_at(line)}",
             remedy="clip all gradients in one call, and do not read their norms there",
             cost_s=cost_s,
             saved_s=Savings(0.8 * cost_s, cost_s, 0.0),
@@ -333,15 +327,13 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     cost_s = gaps_s + computes * optimizer_s
     if mean_bytes > SMALL_BYTES or cost_s < 2 * MIN_PHASE * result.step_s:
         return
-    yield Advice(
-        bottleneck="small_tensors",
-        text=f"{plural(optimizer.num_tensors, 'parameter')} of {file_size(mean_bytes)} on average: "
+    yield removable(
+        "small_tensors",
+        f"{plural(optimizer.num_tensors, 'parameter')} of {file_size(mean_bytes)} on average: "
         f"{of_step(result, cost_s)} is Python, launches and updates of single tensors",
-        remedy="compute layers of one kind together, with their parameters in one tensor (torch.baddbmm, torch.vmap)"
+        "compute layers of one kind together, with their parameters in one tensor (torch.baddbmm, torch.vmap)"
         ", or compile the model",
-        cost_s=cost_s,
-        saved_s=_in_words(cost_s),
-        derivation="the step without it at best",
+        cost_s,
     )
 
 
@@ -351,11 +343,10 @@ def _log(result: ProfileResult) -> Iterator[Advice]:
     if not every:
         return
     line = first_line(result, "log")
-    where = "" if line is None else f", mostly at {at_line(line)}"
     saved_s = cost_s * (1 - 1 / FEWER)
     yield Advice(
         bottleneck="log",
-        text=f"log lines take {of_step(result, cost_s)}, with one every {plural(every, 'step')}{where}",
+        text=f"log lines take {of_step(result, cost_s)}, with one every {plural(every, 'step')}{mostly_at(line)}",
         settings={"log.every_steps": str(every * FEWER)},
         cost_s=cost_s,
         saved_s=Savings(saved_s, cost_s, 0.5 * saved_s),
@@ -369,7 +360,6 @@ def _pauses(result: ProfileResult) -> Iterator[Advice]:
         seconds = result.pauses_s.get(phase, 0.0) + result.phases_s.get(phase, 0.0)
         settings = _fewer_pauses(result, phase)
         line = first_line(result, phase)
-        where = "" if line is None else f", mostly at {at_line(line)}"
         remedies = (
             [] if settings else [f"{'evaluate' if phase == 'evaluation' else phase} less often"]
         )
@@ -378,7 +368,7 @@ def _pauses(result: ProfileResult) -> Iterator[Advice]:
         saved_s = seconds * (1 - 1 / FEWER)
         yield Advice(
             bottleneck="evaluation" if phase == "evaluation" else "save",
-            text=f"{phase}s take {of_step(result, seconds)}{where}",
+            text=f"{phase}s take {of_step(result, seconds)}{mostly_at(line)}",
             remedy="; ".join(remedies),
             settings=settings,
             cost_s=seconds,

@@ -87,8 +87,7 @@ def find_debugged(evidence: Evidence) -> Diagnosis | None:
     if not held:
         return None
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
-    debugger = first.tracer or "a debugger"
-    what = f"{name(first)} is held by {debugger}, {evidence.where(first)}{evidence.blocked_ranks(held)}"
+    what = f"{name(first)} is held by a debugger, {evidence.where(first)}{evidence.blocked_ranks(held)}"
     next_step = _LEAVE_DEBUGGER.format(first.pid, first.host)
     return evidence.diagnosis(first, Cause.DEBUGGED, what, next_step, since_s=first.state_s)
 

@@ -34,7 +34,7 @@ from drumline.watch.diagnosis.triggers import (
     exit_symptoms,
     other_symptoms,
 )
-from drumline.watch.diagnosis.unreachable import find_late_node, find_never_seen, find_unreachable
+from drumline.watch.diagnosis.unreachable import find_late_node, find_unreachable
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
 _SUSPECT_S = 2.0
@@ -70,7 +70,6 @@ _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     find_unreachable,
     find_left_early,
     find_mismatch,
-    find_never_seen,
     find_lost_connection,
     find_debugged,
     find_late_node,

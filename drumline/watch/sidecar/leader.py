@@ -100,7 +100,6 @@ class Leader:
         """The current state, with the results of inspections where there are any."""
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
-        open_s = self.network.open_s()
         connected = self.network.heartbeat_ages()
         this_node = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = this_node
@@ -115,15 +114,6 @@ class Leader:
             nodes=tuple(state for _, state in sorted(nodes.items())),
             lost=lost,
             launcher=read_launcher_link(self.options.launcher_link) if lost else None,
-            # They have not started yet, or have exited already. If they still have not connected
-            # later, while their ranks train, their port is closed to us, which is a warning.
-            never_seen=tuple(
-                self._lost_node(peer, None, open_s)
-                for peer in self.options.peers
-                if peer.node in self.network.peers
-                and peer.node not in connected
-                and open_s < FIRST_CONNECTION_S
-            ),
         )
 
     def _lost_node(self, peer: Peer, last: NodeState | None, no_heartbeat_s: float) -> LostNode:

@@ -24,7 +24,6 @@ from drumline.base.processes import (
     TICKS_PER_S,
     descendants,
     read_stat,
-    read_status,
     send_signal,
     state_of,
     thread_times,
@@ -177,15 +176,6 @@ class RankAnswer:
     report: SelfReport = field(default_factory=SelfReport)
 
 
-def _tracer_of(pid: int) -> str:
-    """The process that debugs this one; empty: none does."""
-    tracer = int(read_status(pid).get("TracerPid", "0"))
-    if not tracer:
-        return ""
-    debugger = read_stat(tracer)
-    return f"{debugger.name} (process {tracer})" if debugger else f"process {tracer}"
-
-
 class RankObserver:
     """One rank, from its first heartbeat to its exit."""
 
@@ -275,7 +265,6 @@ class RankObserver:
 
     async def _questioned(self, state: RankState, process: RankProcess) -> RankState:
         end = time.monotonic() + INSPECT_WITHIN_S
-        tracer = _tracer_of(state.pid)
         # A stopped rank would answer when it is continued.
         answer = RankAnswer() if state.state in STOPPED else await self._ask(state.pid)
         workers = [
@@ -284,7 +273,6 @@ class RankObserver:
         process.skip_answer(time.monotonic())
         questioned = replace(
             state,
-            tracer=tracer,
             stack=answer.stack,
             workers=tuple(workers),
             answers=answer.answers,

@@ -86,15 +86,15 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
     folder = watch.begin(0)
     assert folder is not None
     begun = time.monotonic()
-    assert watch.wait_for_diagnosis(begun + 3600) is None, "there is no sidecar, so nobody waits"
+    assert watch.diagnosis(begun + 3600) is None, "there is no sidecar, so nobody waits"
     (folder / "sidecar.pid").write_text(str(os.getpid()))
-    assert watch.wait_for_diagnosis(time.monotonic() + 0.1) is None, "it lives, and says nothing"
+    assert watch.diagnosis(time.monotonic() + 0.1) is None, "it lives, and says nothing"
     # The last act of one that ends.
     text = json.dumps(DIAGNOSIS)
     words = f"import time; time.sleep(0.2); open({str(folder / 'diagnosis.json')!r}, 'w').write({text!r})"
     with subprocess.Popen([sys.executable, "-c", words]) as sidecar:
         (folder / "sidecar.pid").write_text(str(sidecar.pid))
-        assert watch.wait_for_diagnosis(time.monotonic() + 3600) is not None
+        assert watch.diagnosis(time.monotonic() + 3600) is not None
 
 
 def test_without_room_for_a_folder_ranks_get_none(

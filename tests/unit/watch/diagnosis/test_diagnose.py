@@ -146,18 +146,9 @@ WHOLE = [
         id="stopped worker",
     ),
     pytest.param(
-        cluster(
-            late_rank(
-                5,
-                Phase.FORWARD,
-                state="t",
-                tracer="gdb (process 991)",
-                collectives=(),
-                answers=False,
-            )
-        ),
+        cluster(late_rank(5, Phase.FORWARD, state="t", collectives=(), answers=False)),
         Cause.DEBUGGED,
-        "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks are blocked in "
+        "stall: rank 5 on node-b is held by a debugger, in forward since step 812; 7 ranks are blocked in "
         "all_reduce #4410. Try: continue process 4705 on node-b in the debugger, or detach",
         id="debugged",
     ),
@@ -528,42 +519,6 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
-def b_alone(*ranks: RankState, how: str, up_s: float, answer: Answer = Answer.NONE) -> ClusterState:
-    """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
-    node = NodeState(node=1, host="node-b", ranks=ranks)
-    a = LostNode(node=0, host="node-a", ranks=(), no_heartbeat_s=up_s, how=how, answer=answer)
-    return ClusterState(me=1, nodes=(node,), never_seen=(a,))
-
-
-def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
-    echoes = [dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)]
-    # All that are known of have ended, but they are not all that there are.
-    early = found(b_alone(*echoes, how="", up_s=0.7))
-    assert (early.cause, early.is_certain) == (Cause.EXCEPTION, False)
-    old = [replace(echo, age_s=2.9) for echo in echoes]
-    assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
-    diagnosis = found(b_alone(*old, how="no answer", up_s=3.1))
-    assert (diagnosis.cause, diagnosis.host, diagnosis.rank, diagnosis.is_certain) == (
-        Cause.UNREACHABLE,
-        "node-a",
-        None,
-        True,
-    )
-    assert diagnosis.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
-    # A port may be closed to us while the ranks train: that alone blames nobody.
-    standing = b_alone(*(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
-    assert found(standing).cause is not Cause.UNREACHABLE
-    # A host that goes down refuses connections first.
-    assert (
-        found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain
-        is False
-    )
-    late = [replace(echo, age_s=4.6) for echo in echoes]
-    assert found(b_alone(*late, how="", up_s=4.7)).is_certain, (
-        "the launcher waits no longer than 5.5 s"
-    )
-
-
 @pytest.mark.parametrize(
     "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
 )
@@ -725,20 +680,11 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 2)
     assert diagnosis.what == (
         "rank 2 on node-a entered a different collective than the others, or one with a different size, at step 812, "
-        "in backward (job/train.py:31 in training_step): rank 2 on node-a: all_reduce; gloo aborted rank 2 on node-a "
+        "in backward (job/train.py:31 in training_step): gloo aborted rank 2 on node-a "
         "(SIGABRT), as it does when a rank receives more data than it expects"
     )
-    # The others leave what they were in as they fail.
-    other_ranks = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
-    assert (
-        "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; gloo aborted rank 2 on node-a"
-        in (found(cluster(aborted, *other_ranks, world_size=4)).what)
-    )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
-    assert (
-        ": rank 2 on node-a: all_reduce of gradients; "
-        in found(cluster(in_backward, *other_ranks, world_size=4)).what
-    )
+    assert found(cluster(in_backward, dragged(0), dragged(1))).cause is Cause.MISMATCH
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
     assert found(cluster(*many, dragged(2), world_size=4)).rank == 2

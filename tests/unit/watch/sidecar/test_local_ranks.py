@@ -71,7 +71,7 @@ def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path
     assert inspected(observer).stack == close.stack, (
         "the file is begun again, and the sleep was not cut short"
     )
-    assert (close.tracer, close.memory, close.workers, close.exit) == ("", "", (), None)
+    assert (close.memory, close.workers, close.exit) == ("", (), None)
     node = NodeState(node=1, host="node-b", ranks=(close,))
     assert from_json(NodeState, asdict(node)) == node
 
