@@ -29,7 +29,7 @@ MODULES = (
 for name in MODULES:
     importlib.import_module(name)
 report = importlib.import_module("drumline.report.page")
-report._template(report.MAX_TEXT)  # compiled once: every run writes its report
+report._template()  # compiled once: every run writes its report
 LARGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25  # of Linux 6.1; `mmap` does not have it
 

@@ -26,9 +26,8 @@ from threading import Lock
 import torch
 
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.report.verify.ledger_history import read_history
 from drumline.report.verify.run_check import verify_run
-from drumline.report.verify.samples import pieces_of
+from drumline.report.verify.samples import pieces_of, read_history
 from drumline.report.verify.section import Section
 from drumline.training.tasks.base import Task
 from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, PHASES, Fault, die_at

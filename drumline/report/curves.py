@@ -12,8 +12,6 @@ from drumline.report.event_sample import number
 from drumline.runs.events import STAMP
 
 T = TypeVar("T")
-MAX_CURVES = 1000
-"""Of a run: hundreds of metrics with several evaluation sets, and not a file full of names."""
 TABLE_ROWS = 12
 UNITS = {
     "lr": "learning rate",
@@ -54,8 +52,6 @@ class Curves:
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, str], Curve] = {}
-        self.num_dropped = 0
-        """Values of more names than are shown."""
 
     def add(self, event: Mapping[str, Any]) -> None:
         step = event["step"]
@@ -77,9 +73,6 @@ class Curves:
             self._put(UNITS.get(metric, metric), label, step, value)
 
     def _put(self, chart: str, label: str, step: int, value: Any) -> None:
-        if (chart, label) not in self._curves and len(self._curves) >= MAX_CURVES:
-            self.num_dropped += 1
-            return
         curve = self._curves.setdefault((chart, label), Curve(chart, label))
         curve.cut(step - 1)  # a start without a checkpoint repeats all
         curve.steps.append(step)

@@ -14,8 +14,7 @@ from drumline.base.untrusted import open_regular
 from drumline.runs.events import parse_line
 
 RANK_FILE = re.compile(r"rank-(\d{5,9})\.jsonl")
-WINDOW_BYTES = 1 << 16
-KIND_WINDOW_BYTES = 1 << 12
+WINDOW_BYTES = 1 << 14
 MAX_LINE_BYTES = 1 << 20
 MAX_STEP = 1 << 53
 """What JavaScript, too, can count to."""
@@ -41,9 +40,7 @@ def sampled_events(
     needle = b"" if kind is None else f'"{kind}"'.encode()
     try:
         with open_regular(path) as file:
-            # Of a kind with few other events between them, many short windows leave no gap.
-            window_bytes = WINDOW_BYTES if kind is None else KIND_WINDOW_BYTES
-            for lines in _windows(file, most_bytes, window_bytes):
+            for lines in _windows(file, most_bytes):
                 for line in lines:
                     if needle not in line or len(line) > MAX_LINE_BYTES:
                         continue
@@ -54,21 +51,21 @@ def sampled_events(
         return
 
 
-def _windows(file: Any, most_bytes: int, window_bytes: int) -> Iterator[list[bytes]]:
+def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
     size = file.seek(0, os.SEEK_END)
     if size <= most_bytes:
         file.seek(0)
         yield file.read(most_bytes).split(b"\n")
         return
-    count = max(2, most_bytes // window_bytes)
+    count = max(2, most_bytes // WINDOW_BYTES)
     for number in range(count):
-        begin = number * (size - window_bytes) // (count - 1)
+        begin = number * (size - WINDOW_BYTES) // (count - 1)
         file.seek(begin)
-        lines = file.read(window_bytes).split(b"\n")
+        lines = file.read(WINDOW_BYTES).split(b"\n")
         # What is cut off at either end is no event.
         if begin > 0:
             del lines[0]
-        if begin + window_bytes < size:
+        if begin + WINDOW_BYTES < size:
             del lines[-1:]
         yield lines
 

@@ -90,9 +90,8 @@ def make_heat_map(
     clock: RunClock,
     *,
     most_rows: int = MAX_ROWS,
-    most_columns: int = MAX_COLUMNS,
 ) -> HeatMap:
-    num_columns = min(most_columns, max((len(times) for times in phases.values()), default=1))
+    num_columns = min(MAX_COLUMNS, max((len(times) for times in phases.values()), default=1))
     column_s = max(clock.seconds / max(1, num_columns), 1e-9)
     fractions = {
         rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()

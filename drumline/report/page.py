@@ -3,7 +3,7 @@ the data of the runs.
 
 A run folder is untrusted. jinja2 escapes all that comes from it, control characters are shown as
 escapes, and the Content-Security-Policy of the page lets only its own two scripts run, by their
-hashes. The page stays under MAX_BYTES: what would be larger is shown in less detail.
+hashes.
 """
 
 from __future__ import annotations
@@ -17,25 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drumline.base.errors import UsageError
 from drumline.base.terminal import shown
 from drumline.base.text import duration, file_size, plural
 from drumline.base.untrusted import replace_text
 from drumline.metrics.display import metric_text, number_text, speed
-from drumline.report.curves import (
-    SCALING,
-    SHARES,
-    TABLE_ROWS,
-    TRAINING,
-    Curve,
-    evenly,
-    table_rows,
-    thinned,
-)
+from drumline.report.curves import SCALING, SHARES, TRAINING, Curve, evenly, table_rows, thinned
 from drumline.report.event_sample import number, text
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import (
-    MAX_COLUMNS,
     MAX_ROWS,
     STEP_PHASES,
     HeatMap,
@@ -43,20 +32,19 @@ from drumline.report.heat_map import (
     make_heat_map,
     mean_phases,
 )
-from drumline.report.run_data import MAX_MOMENTS, MAX_SETTINGS, MAX_TEXT, Moment, RunData, read_run
+from drumline.report.run_data import MAX_MOMENTS, Moment, RunData, read_run
 from drumline.runs.profile_result import PART_NAMES
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MAX_BYTES = 3_000_000
+MAX_TEXT = 1000
+MAX_LABEL = 300
 MAX_POINTS = 50_000
 MAX_SERIES_POINTS = 1200
 MAX_METRICS = 1000
 MAX_KINDS_IN_CHART = 2
 """Of several runs: training, and one evaluation set."""
-MAX_HALVINGS = 6
-MIN_TEXT = 40
 STRIP_WIDTH = 1000
 _HERE = Path(__file__).parent
 _STYLES = ("vendor/uPlot.min.css", "page.css")
@@ -114,72 +102,48 @@ def write_report(runs: Sequence[Path], to: Path) -> Path:
 
 def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> str:
     """`refresh_s`: the page loads itself again after so many seconds, while the run is training."""
-    for halvings in range(MAX_HALVINGS + 1):
-        page = _render(runs, 0.5**halvings, refresh_s)
-        if len(page.encode(errors="replace")) < MAX_BYTES:
-            return page
-    raise UsageError(
-        f"a report of {plural(len(runs), 'run')} is larger than {file_size(MAX_BYTES)}",
-        next_step="give fewer runs",
-    )
-
-
-def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> str:
-    """`detail`: how much is shown, as a fraction of all limits."""
     names = run_names(runs)
-    views = [
-        _view(run, name, detail, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)
-    ]
-    charts = _charts(runs, names, detail)
-    most_metrics = max(1, int(MAX_METRICS * detail))
+    views = [_view(run, name, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
+    charts = _charts(runs, names)
     metrics = compare([metric_texts(run) for run in runs])
     by_set = metrics_by_set(runs[0])
-    most_differing = int(MAX_SETTINGS * detail)
     settings = [row for row in compare([run.settings for run in runs]) if row.differs]
     environment = [row for row in compare([run.environment for run in runs]) if row.differs]
-    return _template(max(MIN_TEXT, int(MAX_TEXT * detail))).render(
+    return _template().render(
         views=views,
         names=names,
         charts=charts,
         data=[chart.data for chart in charts],
         rows=compare([facts_of(view.run, view.goodput) for view in views]),
-        metrics=metrics[:most_metrics],
-        num_more_metrics=max(0, len(metrics) - most_metrics),
-        metric_sets=list(by_set)[:most_metrics],
-        metrics_of_sets=compare(list(by_set.values()))[:most_metrics],
-        differing=settings[:most_differing] + environment[:most_differing],
+        metrics=metrics[:MAX_METRICS],
+        num_more_metrics=max(0, len(metrics) - MAX_METRICS),
+        metric_sets=list(by_set)[:MAX_METRICS],
+        metrics_of_sets=compare(list(by_set.values()))[:MAX_METRICS],
+        differing=settings + environment,
         profile_parts=PART_NAMES,
         made_at=time.time(),
         refresh_s=refresh_s,
-        is_shortened=detail < 1,
     )
 
 
-def _view(run: RunData, name: str, detail: float, *, num_runs: int) -> RunView:
+def _view(run: RunData, name: str, *, num_runs: int) -> RunView:
     clock = RunClock(run.attempts)
     most_rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
     heat_map = None
     if len(run.phases) > 1:
-        heat_map = make_heat_map(
-            run.phases,
-            run.hosts,
-            clock,
-            most_rows=max(1, int(most_rows * detail)),
-            most_columns=max(8, int(MAX_COLUMNS * detail)),
-        )
+        heat_map = make_heat_map(run.phases, run.hosts, clock, most_rows=most_rows)
     moments = [moment for moment in run.moments if moment.kind != "checkpoint"]
-    most_settings = int(MAX_SETTINGS * detail)
     return RunView(
         run=run,
         name=name,
         goodput=goodput_of(run.attempts),
         clock=clock,
         heat_map=heat_map,
-        moments=evenly(moments, int(2 * MAX_MOMENTS * detail)),
-        strip=evenly(_strip(run, clock), int(4 * MAX_MOMENTS * detail)),
+        moments=moments,
+        strip=evenly(_strip(run, clock), 4 * MAX_MOMENTS),
         step_s=_mean_step(run),
-        environment=list(run.environment.items())[:most_settings],
-        settings=list(run.settings.items())[:most_settings],
+        environment=list(run.environment.items()),
+        settings=list(run.settings.items()),
     )
 
 
@@ -317,13 +281,13 @@ class DrawnCurve(NamedTuple):
     """A pattern of dashes; 0: none."""
 
 
-def _charts(runs: Sequence[RunData], names: Sequence[str], detail: float) -> list[ChartView]:
+def _charts(runs: Sequence[RunData], names: Sequence[str]) -> list[ChartView]:
     drawn = _curves_of_run(runs[0]) if len(runs) == 1 else _curves_of_runs(runs, names)
-    most = min(MAX_SERIES_POINTS, int(MAX_POINTS * detail) // max(1, len(drawn)))
+    most = min(MAX_SERIES_POINTS, MAX_POINTS // max(1, len(drawn)))
     by_title: dict[str, list[DrawnCurve]] = {}
     for drawn_curve in drawn:
         by_title.setdefault(drawn_curve.title, []).append(drawn_curve)
-    return [_chart(title, curves, most, detail) for title, curves in by_title.items()]
+    return [_chart(title, curves, most) for title, curves in by_title.items()]
 
 
 def _curves_of_run(run: RunData) -> list[DrawnCurve]:
@@ -363,20 +327,19 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
     return sorted(drawn, key=lambda drawn_curve: places[drawn_curve.curve.chart])
 
 
-def _chart(title: str, drawn: Sequence[DrawnCurve], most: int, detail: float) -> ChartView:
+def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:
     curves = [drawn_curve.curve for drawn_curve in drawn]
     metric = curves[0].chart
     axis = "ranks" if metric == SCALING else "step"
-    most_label = max(MIN_TEXT, int(300 * detail))
     series = [
-        _series(drawn_curve, shown(drawn_curve.label)[:most_label], most) for drawn_curve in drawn
+        _series(drawn_curve, shown(drawn_curve.label)[:MAX_LABEL], most) for drawn_curve in drawn
     ]
     is_share = metric in SHARES or metric.endswith("accuracy")
     return ChartView(
         title=title,
         axis=axis,
         labels=[drawn_curve.label for drawn_curve in drawn],
-        rows=table_rows(curves, max(2, int(TABLE_ROWS * detail))),
+        rows=table_rows(curves),
         data={"axis": axis, "percent": is_share, "series": series},
         num_points=sum(len(curve.steps) for curve in curves),
         num_shown=sum(len(points["x"]) for points in series),
@@ -398,8 +361,7 @@ def _series(drawn: DrawnCurve, label: str, most: int) -> dict[str, Any]:
 
 
 @cache
-def _template(most_text: int) -> Template:
-    """`most_text`: how many characters of a text are shown."""
+def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -410,7 +372,7 @@ def _template(most_text: int) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
         # Of text alone: what the template itself makes is markup.
-        finalize=lambda value: shown(value[:most_text]) if type(value) is str else value,
+        finalize=lambda value: shown(value[:MAX_TEXT]) if type(value) is str else value,
     )
     environment.filters |= {
         "duration": duration,

@@ -46,7 +46,6 @@ RANK_0_BYTES = 64 << 20
 OTHER_BYTES = 16 << 20
 """How much is read of rank 0's events, and of those of all other ranks together."""
 MAX_MOMENTS = 400
-MAX_TEXT = 1000
 MAX_SETTINGS = 500
 _PHASES = {phase.name.lower() for phase in Phase}
 _SHOWN = (
@@ -104,7 +103,6 @@ class RunData:
     """Of rank 0's events; not all of a large file is read."""
     num_bytes_read: int = 0
     curves: list[Curve] = field(default_factory=list)
-    num_dropped: int = 0
     moments: list[Moment] = field(default_factory=list)
     num_saves: int = 0
     num_moments: int = 0
@@ -174,7 +172,6 @@ def _add_rank_0(run: RunData, file: Path) -> None:
     for event in sampled_events(file, most_bytes=RANK_0_BYTES):
         _add(run, curves, event)
     run.curves = curves.in_order()
-    run.num_dropped = curves.num_dropped
 
 
 def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
@@ -221,15 +218,15 @@ def _line_of(event: Mapping[str, Any]) -> str:
     """The line that the display has for it; of a damaged event what it has of a message."""
     match event["kind"]:
         case "start":
-            return f"{text(event.get('task'))} on {event.get('world_size')} ranks"[:MAX_TEXT]
+            return f"{text(event.get('task'))} on {event.get('world_size')} ranks"
         case "end":
             return "done"
         case "error":
-            return text(event.get("message"))[:MAX_TEXT]
+            return text(event.get("message"))
     try:
-        return (event_line(event) or "")[:MAX_TEXT]
+        return event_line(event) or ""
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        return text(event.get("message"))[:MAX_TEXT]
+        return text(event.get("message"))
 
 
 def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
@@ -253,7 +250,7 @@ def _diagnoses(folder: Path) -> list[Moment]:
             time=float(record["time"]),
             kind="fault",
             step=record["diagnosis"]["step"],
-            text=record["sentence"][:MAX_TEXT],
+            text=record["sentence"],
         )
         for record in records[:MAX_MOMENTS]
         if unix_time(record["time"]) is not None
@@ -275,7 +272,7 @@ def _read_scaling(path: Path) -> list[Curve]:
         sizes = sorted(points)
         if sizes:
             values = [points[ranks] for ranks in sizes]
-            curves.append(Curve(SCALING, name[:MAX_TEXT], sizes, values))
+            curves.append(Curve(SCALING, name, sizes, values))
     return curves
 
 
@@ -296,7 +293,7 @@ def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
         }
         for place, place_ranks in list(places.items())[:MAX_SETTINGS]:
             facts[place] = f"ranks {number_ranges(place_ranks)}"
-        return {name: value[:MAX_TEXT] for name, value in facts.items()}, hosts
+        return facts, hosts
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}, {}
 
@@ -312,5 +309,5 @@ def _read_settings(path: Path) -> dict[str, str]:
             continue
         for name, value in values.items():
             shown = value if isinstance(value, str) else json.dumps(value, default=str)
-            settings[f"{section}.{name}"[:MAX_TEXT]] = shown[:MAX_TEXT]
+            settings[f"{section}.{name}"] = shown
     return dict(list(settings.items())[:MAX_SETTINGS])

@@ -53,7 +53,7 @@ def listed(path: Path) -> ListedRun:
     """Reads only the beginning and the end of the events."""
     folder = RunFolder(path)
     num_bytes, changed = _extent(path)
-    events = list(sampled_events(folder.event_file(0), most_bytes=2 * WINDOW_BYTES))
+    events = list(sampled_events(folder.event_file(0), most_bytes=8 * WINDOW_BYTES))
     last = {event["kind"]: event for event in events}
     start = last.get("start", {})
     end = last.get("end", {})

@@ -161,9 +161,7 @@ def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None)
     room = ""
     if needed is not None and free is not None:
         room = f" ({file_size(needed)} needed, {file_size(free)} free)"
-    make_room = f"free some space on the disk of {folder}"
-    if (free or 0) > (needed or 0):
-        make_room = f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
+    make_room = f"free some space on the disk of {folder}, or inodes (df -i)"
     permission = ("no permission", f"let user id {os.geteuid()} read and write {folder}")
     in_the_way = (
         "a file is where a folder should be",

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from blake3 import blake3
 
 from drumline.base.errors import CheckpointError
+from drumline.base.typed_json import from_json
 from drumline.base.untrusted import parse_json, read_regular
 
 FORMAT = 1
@@ -56,6 +57,21 @@ class Manifest:
     older version wrote it."""
 
 
+class _File(TypedDict):
+    bytes: int
+    blake3: str
+
+
+class _Document(TypedDict):
+    """The file, without its format and its digest."""
+
+    step: int
+    created: str
+    metrics: Mapping[str, float]
+    non_finite: str | None
+    files: Mapping[str, _File]
+
+
 def render(manifest: Manifest) -> bytes:
     content = {
         "format": FORMAT,
@@ -88,38 +104,24 @@ def parse(raw: bytes) -> Manifest:
         raise ValueError(
             f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
         )
-    # A valid digest does not prove valid types: anyone can compute one.
-    step = content.get("step")
-    created = content.get("created")
-    non_finite = content.get("non_finite")
-    if type(step) is not int or not 0 <= step < 10**MAX_STEP_DIGITS:
-        raise ValueError(f"its step is {step!r}")
-    if not isinstance(created, str) or not isinstance(non_finite, str | None):
-        raise ValueError("its created or non_finite is not text")
-    metrics = _parse_metrics(content.get("metrics"))
-    return Manifest(step, created, metrics, _parse_files(content.get("files")), non_finite)
-
-
-def _parse_metrics(metrics: Any) -> dict[str, float]:
-    is_table = isinstance(metrics, dict)
-    if not is_table or not all(type(value) in (int, float) for value in metrics.values()):
-        raise ValueError("its metrics are not numbers by name")
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _parse_files(files: Any) -> dict[str, FileRecord]:
-    if not isinstance(files, dict):
-        raise ValueError("it names no files")
+    # A valid digest does not prove valid types: anyone can compute one. A manifest of an older
+    # version has no `non_finite`.
+    document = from_json(_Document, {"non_finite": None, **content})
+    if not 0 <= document["step"] < 10**MAX_STEP_DIGITS:
+        raise ValueError(f"its step is {document['step']}")
     records = {}
-    for name, entry in files.items():
+    for name, entry in document["files"].items():
         _check_file_name(name)
-        fields = entry if isinstance(entry, dict) else {}
-        size = fields.get("bytes")
-        checksum = fields.get("blake3")
-        if type(size) is not int or size < 0 or not isinstance(checksum, str):
-            raise ValueError(f"it has no size and checksum of {name}")
-        records[name] = FileRecord(size, checksum)
-    return records
+        if entry["bytes"] < 0:
+            raise ValueError(f"the size of {name} is {entry['bytes']}")
+        records[name] = FileRecord(entry["bytes"], entry["blake3"])
+    return Manifest(
+        document["step"],
+        document["created"],
+        {name: float(value) for name, value in document["metrics"].items()},
+        records,
+        document["non_finite"],
+    )
 
 
 def _check_file_name(name: str) -> None:

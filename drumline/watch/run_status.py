@@ -99,13 +99,7 @@ class RunStatus:
             return f"no job is training in {self.run}, as far as this machine can see, and it never had a watchdog"
         if self.status["has_ended"]:
             return "the run has ended"
-        notices = self.status["notices"]
-        if notices and notices[-1]["kind"] in FATAL_NOTICES:
-            return f"the run has ended, or continues where this machine cannot see it, {self.age_s:.0f} s after that"
-        return (
-            f"the run has ended for an unknown reason, or continues where this machine cannot see it: its status is "
-            f"{self.age_s:.0f} s old"
-        )
+        return f"the run has ended, or continues where this machine cannot see it: its status is {self.age_s:.0f} s old"
 
 
 class RunStatusReader:

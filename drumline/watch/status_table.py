@@ -81,23 +81,20 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
     rows = all_rows(status)
     if len(rows) <= max_rows:
         return rows
-    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)[
-        : max(1, max_rows // 2)
-    ]
-    rest = [row for row in rows if row not in shown]
-    left = max_rows - len(shown)
-    hosts = {
-        host: [row for row in rest if row.host == host]
-        for host in dict.fromkeys(row.host for row in rest)
-    }
-    by_host = [_merged(host, group) for host, group in hosts.items()]
-    if len(by_host) <= left:
-        return [*shown, *by_host]
-    num_shown = max(0, left - 1)
-    unshown = [row for host in list(hosts)[num_shown:] for row in hosts[host]]
-    return [*shown, *by_host[:num_shown], _merged(f"{len(by_host) - num_shown} hosts", unshown)][
-        :max_rows
-    ]
+    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)
+    shown = shown[: max(1, max_rows // 2)]
+    by_host: dict[str, list[StatusRow]] = {}
+    for row in rows:
+        if row not in shown:
+            by_host.setdefault(row.host, []).append(row)
+    room = max_rows - len(shown)
+    if len(by_host) > room:
+        unshown = list(by_host)[max(0, room - 1) :]
+        by_host[plural(len(unshown), "host")] = [
+            row for host in unshown for row in by_host.pop(host)
+        ]
+    merged = [_merged(host, group) for host, group in by_host.items()]
+    return [*shown, *merged][:max_rows]
 
 
 def summary_line(status: Mapping[str, Any]) -> str:

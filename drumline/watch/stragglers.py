@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import median
 
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.heartbeat import Phase
@@ -174,7 +174,9 @@ class Stragglers:
             is_host = 1 < len(siblings) < len(hosts) and all(
                 sibling in slow for sibling in siblings
             )
-            phases = _mean([slow[sibling] for sibling in siblings]) if is_host else slow[rank]
+            phases = slow[rank]
+            if is_host:
+                phases = max((slow[sibling] for sibling in siblings), key=lambda each: each.own_s)
             straggler = phases.straggler(host, None if is_host else rank)
             self._reported[host, straggler.rank] = now
             stragglers.append(straggler)
@@ -275,13 +277,6 @@ def _costliest(by_phase: Mapping[Phase, TimeAgainstPeers]) -> SlowPhases:
     own_s = sum(by_phase[phase].rank for phase in phases)
     peers_s = sum(by_phase[phase].peers for phase in phases)
     return SlowPhases(tuple(phases), own_s, peers_s)
-
-
-def _mean(of_ranks: Sequence[SlowPhases]) -> SlowPhases:
-    worst = max(of_ranks, key=lambda slow: slow.own_s - slow.peers_s)
-    own_s = mean(slow.own_s for slow in of_ranks)
-    peers_s = mean(slow.peers_s for slow in of_ranks)
-    return SlowPhases(worst.phases, own_s, peers_s)
 
 
 def _against_peers(time_slice: TimeSlice, phases: Sequence[Phase]) -> dict[int, TimeAgainstPeers]:

@@ -254,14 +254,15 @@ def test_what_is_shown_when_there_is_nothing_to_see(
     )
     event(tmp_path, "train", age_s=0)
     assert RunStatusReader(tmp_path).read().message() == (
-        "the run has ended for an unknown reason, or continues where this machine cannot see it: its status is 65 s old"
+        "the run has ended, or continues where this machine cannot see it: its status is 65 s old"
     )
     write(tmp_path, status(notices=(STALL, HANG)), age_s=RESTART_S + 5)
     assert follow([str(tmp_path)]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
     assert (first[len("00:00:00 ") :], second) == (STALL.message, HANG.message)
     assert (
-        last == "the run has ended, or continues where this machine cannot see it, 65 s after that"
+        last
+        == "the run has ended, or continues where this machine cannot see it: its status is 65 s old"
     )
     write(tmp_path, {**status(), "has_ended": True})
     assert RunStatusReader(tmp_path).read().message() == "the run has ended"

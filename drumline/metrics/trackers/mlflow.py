@@ -36,7 +36,6 @@ class MLflow:
         self._params: Mapping[str, str] = {}
         self._is_continued = False
         self._steps: dict[str, set[int]] = {}
-        self._artifacts: set[str] | None = None
 
     def open(self, run: str, *, resume_step: int) -> str:
         if not self._run:
@@ -89,21 +88,10 @@ class MLflow:
 
     def _write_artifacts(self, record: Record) -> None:
         for path in record.images.values():
-            if not self._has_artifact(path.name):
-                self._client.log_artifact(self._run, str(path), _MEDIA)
+            self._client.log_artifact(self._run, str(path), _MEDIA)
         for name, text in record.texts.items():
             file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{record.step:08d}.txt"
-            if not self._has_artifact(file):
-                self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
-
-    def _has_artifact(self, file: str) -> bool:
-        """Whether an earlier start of the run has uploaded this file."""
-        if self._artifacts is None:
-            self._artifacts = set()
-            if self._is_continued:
-                artifacts = self._client.list_artifacts(self._run, _MEDIA)
-                self._artifacts = {artifact.path for artifact in artifacts}
-        return f"{_MEDIA}/{file}" in self._artifacts
+            self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
 
     def close(self, outcome: Outcome) -> None:
         self._mlflow.end_run(_STATUS[outcome])

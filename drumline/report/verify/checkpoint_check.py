@@ -44,38 +44,43 @@ def check_checkpoints(
         section.problem(root.name, error.what)
         section.summary = "cannot be listed"
         return []
-    complete = {}
+    complete: list[SavedPosition] = []
+    saved: list[int] = []
+    num_bytes = 0
+    num_non_finite = 0
     for number, step in enumerate(steps, start=1):
         path = root / catalog.folder_name(step)
         progress(f"checkpoint {number} of {len(steps)}: {path.name}")
         manifest = _check(path, section, verify)
-        if manifest is not None:
-            complete[path] = manifest
+        if manifest is None:
+            continue
+        saved.append(manifest.step)
+        num_bytes += sum(record.size for record in manifest.files.values())
+        if manifest.non_finite is not None:
+            num_non_finite += 1
+            what = f"{manifest.non_finite} is not finite (NaN or infinity)"
+            section.problem(f"{root.name}/{path.name}", what)
+        position = _position(path, manifest, section)
+        if position is not None:
+            complete.append(position)
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(
             f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it"
         )
-    count = len(complete) + len(section.problems)  # without one that a running job has just removed
-    num_bytes = sum(
-        record.size for manifest in complete.values() for record in manifest.files.values()
-    )
-    saved = [manifest.step for manifest in complete.values()]
+    # Without one that a running job has just removed.
+    count = sum((root / catalog.folder_name(step)).is_dir() for step in steps)
+    section.counts = {
+        "checkpoints": count,
+        "complete": len(saved),
+        "non_finite": num_non_finite,
+        "bytes": num_bytes,
+    }
     listed = ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
     named = f" (step {listed})" if saved else ""
     section.summary = (
         f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}" if count else "none yet"
     )
-    positions = [_position(path, manifest, section) for path, manifest in complete.items()]
-    non_finite = {
-        path: manifest.non_finite
-        for path, manifest in complete.items()
-        if manifest.non_finite is not None
-    }
-    sizes = {"complete": len(complete), "non_finite": len(non_finite), "bytes": num_bytes}
-    section.counts = {"checkpoints": count, **sizes}
-    for path, tensor in non_finite.items():
-        section.problem(f"{root.name}/{path.name}", f"{tensor} is not finite (NaN or infinity)")
-    return [position for position in positions if position is not None]
+    return complete
 
 
 def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:

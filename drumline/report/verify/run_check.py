@@ -16,8 +16,7 @@ from drumline.report.verify.checkpoint_check import (
     check_newest_save,
 )
 from drumline.report.verify.event_check import check_events
-from drumline.report.verify.ledger_history import FILE
-from drumline.report.verify.samples import check_samples
+from drumline.report.verify.samples import FILE, check_samples
 from drumline.report.verify.section import Remark, Section
 from drumline.runs import catalog
 from drumline.runs.run_folder import RunFolder, job_at_work

@@ -66,8 +66,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         mismatch = find_left_early(evidence) or _aborted_by_gloo(evidence, first, culprits)
         if mismatch is not None:
             return mismatch
-    also_failed = [rank for rank in culprits if rank is not first and _strength(rank) >= 2]
-    diagnosis = _diagnosis(evidence, first, _failed_too(also_failed))
+    diagnosis = _diagnosis(evidence, first)
     if any(map(_has_reason, culprits)):
         return diagnosis
     # It is unknown why these exited: their launcher may have ended them because a host was lost.
@@ -78,15 +77,6 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
 def _has_reason(rank: RankState) -> bool:
     """Whether something shows why it exited."""
     return rank.exit is not None or bool(rank.failure or rank.memory)
-
-
-def _failed_too(ranks: list[RankState]) -> str:
-    if not ranks:
-        return ""
-    how = "failed"
-    if all(rank.exit is not None and rank.exit < 0 for rank in ranks):
-        how = f"{'was' if len(ranks) == 1 else 'were'} killed by a signal"
-    return f"; {names(ranks)} {how} too"
 
 
 def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
@@ -169,17 +159,14 @@ def _first(ranks: list[RankState]) -> RankState:
     return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
 
 
-def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis:
+def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
     explanation = _explain(rank, evidence.place(rank))
-    what = f"{name(rank)} {explanation.text}{also}"
+    what = f"{name(rank)} {explanation.text}"
     num_disconnected = sum(
         peer is not rank and peer.failure_kind is FailureKind.LOST_PEER for peer in evidence.ranks
     )
-    stopped = [peer for peer in evidence.ranks if peer.state == "T"]
     if num_disconnected:
         what += f"; {plural(num_disconnected, 'rank')} lost the connection to it"
-    elif stopped:
-        what += f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
     cause = explanation.cause
     diagnosis = evidence.diagnosis(
         rank, cause, what, explanation.next_step, is_certain=True, since_s=_ago(rank) or 0.0

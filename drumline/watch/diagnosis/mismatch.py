@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from drumline.base.text import duration, plural
+from drumline.base.text import duration
 from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import (
@@ -176,10 +176,8 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     disconnected = [rank for rank in inside if rank.failure]
     if not disconnected:
         what += evidence.blocked_ranks(left)
-    elif len(disconnected) < 4:
-        what += f"; {names(disconnected)} lost the connection"
     else:
-        what += f"; {plural(len(disconnected), 'rank')} lost the connection"
+        what += f"; {names(disconnected)} lost the connection"
     return evidence.diagnosis(
         first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s
     )

@@ -1,9 +1,8 @@
-"""Nodes that send no heartbeats, networks that drop one direction, and a node that is itself cut
-off."""
+"""Nodes that send no heartbeats, and a node that is itself cut off."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from drumline.base.rank_environment import LauncherLink
 from drumline.base.text import duration, join_names, named_ranks
@@ -15,8 +14,6 @@ from drumline.watch.heartbeat import Phase
 NO_HEARTBEAT_S = 3.0
 # a sidecar that exited is restarted within a second or two; until then connections are refused
 _REFUSED_S = 5.0
-_FRESH_S = 1.5
-"""Heartbeats are sent twice a second. An older age may be from a sidecar that had no CPU time."""
 _UNTRIED_S = 10.0
 """If no new connection was tried, or one succeeded: a sidecar without CPU time looks like a lost
 host."""
@@ -35,25 +32,11 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     cluster = evidence.cluster
     me = _own_node(evidence.cluster)
     lost = [node for node in cluster.lost if is_unreachable(node) and not _was_done(cluster, node)]
-    if lost and me is not None:
-        if me.link or _hears_nobody(cluster, lost):
-            return _cut_off(evidence, me, lost)
-        first = lost[0]
-        for node in cluster.nodes:
-            is_third = node.node not in (cluster.me, first.node)
-            if is_third and node.heartbeat_age_s.get(first.node, NO_HEARTBEAT_S) < NO_HEARTBEAT_S:
-                what = _dropped(first.host, me.host, first.no_heartbeat_s, f"{node.host} has")
-                next_step = _check_between(first.host, me.host)
-                return _diagnosis(evidence, first.host, what, next_step, first.no_heartbeat_s)
-    if lost:
-        return _lost(evidence, lost)
-    one_way = find_one_way(cluster)
-    if one_way is None:
+    if not lost:
         return None
-    sender = one_way.sender.host
-    receiver = one_way.receiver.host
-    what = _dropped(sender, receiver, one_way.age_s, f"{sender} receives those of {receiver}")
-    return _diagnosis(evidence, receiver, what, _check_between(sender, receiver), one_way.age_s)
+    if me is not None and (me.link or _hears_nobody(cluster, lost)):
+        return _cut_off(evidence, me, lost)
+    return _lost(evidence, lost)
 
 
 def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
@@ -85,32 +68,6 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class OneWay:
-    """Heartbeats that do not arrive, while those in the other direction do."""
-
-    sender: NodeState
-    receiver: NodeState
-    age_s: float
-
-
-def find_one_way(cluster: ClusterState) -> OneWay | None:
-    """The one that has lasted longest."""
-    lost = {node.node for node in cluster.lost}
-    nodes = {
-        node.node: node for node in cluster.nodes if node.node not in lost and not _is_done(node)
-    }
-    dropped = []
-    for receiver in nodes.values():
-        for number, age_s in receiver.heartbeat_age_s.items():
-            if number not in nodes or age_s < NO_HEARTBEAT_S:
-                continue
-            sender = nodes[number]
-            if sender.heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S:
-                dropped.append(OneWay(sender, receiver, age_s))
-    return max(dropped, key=lambda one_way: one_way.age_s, default=None)
-
-
 def _own_node(cluster: ClusterState) -> NodeState | None:
     return next((node for node in cluster.nodes if node.node == cluster.me), None)
 
@@ -139,13 +96,6 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
     hosts = ",".join([me.host, *(node.host for node in lost[:3])])
     check = f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"
     return _diagnosis(evidence, me.host, what, check, since_s)
-
-
-def _dropped(sender: str, receiver: str, age_s: float, but: str) -> str:
-    return (
-        f"{receiver} has received no heartbeat from {sender} for {duration(age_s)}, but {but}: the network drops "
-        f"packets from {sender} to {receiver}"
-    )
 
 
 def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:

@@ -22,8 +22,7 @@ from drumline.watch.cluster_state import (
     ScriptReport,
 )
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.triggers import urgent_symptoms
-from drumline.watch.diagnosis.watchdog import Watchdog, diagnose
+from drumline.watch.diagnosis.watchdog import Watchdog, diagnose, urgent_symptoms
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks

@@ -203,11 +203,6 @@ class RankObserver:
         if self._process is None or last is None or heartbeat.pid != last.pid:
             self.close()
             self._process = RankProcess(heartbeat.pid)
-            stat = self._process.handle.stat()
-            suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-            began_s = heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
-            if stat is not None and stat.start_ticks / TICKS_PER_S > began_s:
-                self._process.handle.close()  # the pid belongs to another process by now
         if last is None or (heartbeat.num_marks, heartbeat.num_moves) != (
             last.num_marks,
             last.num_moves,

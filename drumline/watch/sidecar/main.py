@@ -22,7 +22,7 @@ from drumline.base.typed_json import from_json
 from drumline.base.untrusted import replace_text
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
-from drumline.watch.diagnosis.triggers import urgent_symptoms
+from drumline.watch.diagnosis.watchdog import urgent_symptoms
 from drumline.watch.sidecar.leader import FRESH_S, Leader, is_printed
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
 from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork

@@ -182,16 +182,12 @@ class Descendants:
         stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
         moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
-        measured_before = {
-            pid: old
-            for pid, old in self._stats.items()
-            if pid in stats and stats[pid].start_ticks == old.start_ticks
-        }
         self.cores = {
-            pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks
-            for pid, old in measured_before.items()
+            pid: (stat.cpu_ticks - self._stats[pid].cpu_ticks) / elapsed_ticks
+            for pid, stat in stats.items()
+            if pid in self._stats
         }
-        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in measured_before)
+        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in self.cores)
         self._stats = stats
         self._io_bytes = moved
         self._counted_s = now_s

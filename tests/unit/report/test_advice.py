@@ -127,11 +127,7 @@ def test_slow_data_gets_as_many_workers_as_hide_it() -> None:
         "3 workers take 3 steps of 100 ms for a batch"
     )
     assert first(as_script(three)).settings is None
-    script = first(as_script(three))
-    assert script.remedy == "raise num_workers of the DataLoader"
-    assert script.derivation == "the step without the wait at best", (
-        "a script's workers are not known"
-    )
+    assert first(as_script(three)).remedy.startswith("num_workers=")
 
 
 def test_workers_that_have_no_core_are_not_proposed() -> None:

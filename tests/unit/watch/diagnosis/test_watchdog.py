@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause
-from drumline.watch.diagnosis.triggers import IdleTime
-from drumline.watch.diagnosis.watchdog import Watchdog
+from drumline.watch.diagnosis.watchdog import IdleTime, Watchdog
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, cluster, late_rank, worker

@@ -458,19 +458,6 @@ def test_an_exit_code_and_a_last_line(start_rank: StartRank, tmp_path: Path) -> 
     rank.wait()
 
 
-def test_a_number_that_is_used_again_is_not_the_rank(start_rank: StartRank, tmp_path: Path) -> None:
-    """The record of a process that is long gone names a number that this very process has now."""
-    HeartbeatWriter(tmp_path / "rank-00003.heartbeat", rank=3).begin_step(7)
-    observer = observer_of(tmp_path)
-    assert state_seen(observer).state in "RS"
-    old = bytearray((tmp_path / "rank-00003.heartbeat").read_bytes())
-    old[7 * 8 : 8 * 8] = (1).to_bytes(
-        8, "little"
-    )  # since the machine's start: older than any process
-    (tmp_path / "rank-00003.heartbeat").write_bytes(old)
-    assert state_seen(observer_of(tmp_path)).state == "X"
-
-
 def test_a_rank_that_vanishes_while_it_is_looked_at(start_rank: StartRank, tmp_path: Path) -> None:
     rank = start_rank("ctypes.PyDLL(None).system(b'echo ready; sleep 600')\n")
     observer = observer_of(tmp_path)
