@@ -32,7 +32,7 @@ from drumline.report.heat_map import (
     make_heat_map,
     mean_phases,
 )
-from drumline.report.run_data import MAX_MOMENTS, Moment, RunData, read_run
+from drumline.report.run_data import MAX_MOMENTS, RunData, read_run
 from drumline.runs.profile_result import PART_NAMES
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ MAX_TEXT = 1000
 MAX_LABEL = 300
 MAX_POINTS = 50_000
 MAX_SERIES_POINTS = 1200
-MAX_METRICS = 1000
 MAX_KINDS_IN_CHART = 2
 """Of several runs: training, and one evaluation set."""
 STRIP_WIDTH = 1000
@@ -85,13 +84,9 @@ class RunView:
     goodput: Goodput
     clock: RunClock
     heat_map: HeatMap | None
-    moments: list[Moment]
-    """Without saves."""
     strip: list[StripMark]
     step_s: dict[str, float]
     """The mean of each phase over all ranks, in seconds a step."""
-    environment: list[tuple[str, str]]
-    settings: list[tuple[str, str]]
 
 
 def write_report(runs: Sequence[Path], to: Path) -> Path:
@@ -105,7 +100,6 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
     names = run_names(runs)
     views = [_view(run, name, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
     charts = _charts(runs, names)
-    metrics = compare([metric_texts(run) for run in runs])
     by_set = metrics_by_set(runs[0])
     settings = [row for row in compare([run.settings for run in runs]) if row.differs]
     environment = [row for row in compare([run.environment for run in runs]) if row.differs]
@@ -115,10 +109,9 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
         charts=charts,
         data=[chart.data for chart in charts],
         rows=compare([facts_of(view.run, view.goodput) for view in views]),
-        metrics=metrics[:MAX_METRICS],
-        num_more_metrics=max(0, len(metrics) - MAX_METRICS),
-        metric_sets=list(by_set)[:MAX_METRICS],
-        metrics_of_sets=compare(list(by_set.values()))[:MAX_METRICS],
+        metrics=compare([metric_texts(run) for run in runs]),
+        metric_sets=list(by_set),
+        metrics_of_sets=compare(list(by_set.values())),
         differing=settings + environment,
         profile_parts=PART_NAMES,
         made_at=time.time(),
@@ -132,18 +125,14 @@ def _view(run: RunData, name: str, *, num_runs: int) -> RunView:
     heat_map = None
     if len(run.phases) > 1:
         heat_map = make_heat_map(run.phases, run.hosts, clock, most_rows=most_rows)
-    moments = [moment for moment in run.moments if moment.kind != "checkpoint"]
     return RunView(
         run=run,
         name=name,
         goodput=goodput_of(run.attempts),
         clock=clock,
         heat_map=heat_map,
-        moments=moments,
         strip=evenly(_strip(run, clock), 4 * MAX_MOMENTS),
         step_s=_mean_step(run),
-        environment=list(run.environment.items()),
-        settings=list(run.settings.items()),
     )
 
 
@@ -322,9 +311,8 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
                     dash=int(curve.label != TRAINING),
                 )
             )
-    charts = dict.fromkeys(drawn_curve.curve.chart for drawn_curve in drawn)
-    places = {chart: place for place, chart in enumerate(charts)}
-    return sorted(drawn, key=lambda drawn_curve: places[drawn_curve.curve.chart])
+    charts = list(dict.fromkeys(drawn_curve.curve.chart for drawn_curve in drawn))
+    return sorted(drawn, key=lambda drawn_curve: charts.index(drawn_curve.curve.chart))
 
 
 def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from drumline.base.errors import UsageError
 from drumline.base.text import number_ranges
+from drumline.base.typed_json import from_json
 from drumline.base.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
@@ -276,26 +277,38 @@ def _read_scaling(path: Path) -> list[Curve]:
     return curves
 
 
+class _RankPlace(TypedDict):
+    rank: int
+    host: str
+    device: str
+
+
+class _Environment(TypedDict):
+    """What the page shows of environment.json."""
+
+    ranks: list[_RankPlace]
+    command: list[str]
+    torch: str
+    python: str
+
+
 def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
     """Facts to show, and the host of each rank."""
     try:
-        record = parse_json(read_regular(path))
-        ranks = [entry for entry in record["ranks"] if type(entry["rank"]) is int]
-        hosts = {entry["rank"]: text(entry["host"]) for entry in ranks}
-        places: dict[str, list[int]] = {}
-        for rank_entry in ranks:
-            place = f"{text(rank_entry['host'])} ({text(rank_entry['device'])})"
-            places.setdefault(place, []).append(rank_entry["rank"])
-        facts = {
-            "command": " ".join(map(text, record["command"])),
-            "torch": text(record["torch"]),
-            "Python": text(record["python"]),
-        }
-        for place, place_ranks in list(places.items())[:MAX_SETTINGS]:
-            facts[place] = f"ranks {number_ranges(place_ranks)}"
-        return facts, hosts
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        record = from_json(_Environment, parse_json(read_regular(path)))
+    except (OSError, ValueError):
         return {}, {}
+    places: dict[str, list[int]] = {}
+    for entry in record["ranks"]:
+        places.setdefault(f"{entry['host']} ({entry['device']})", []).append(entry["rank"])
+    facts = {
+        "command": " ".join(record["command"]),
+        "torch": record["torch"],
+        "Python": record["python"],
+    }
+    for place, ranks in list(places.items())[:MAX_SETTINGS]:
+        facts[place] = f"ranks {number_ranges(ranks)}"
+    return facts, {entry["rank"]: entry["host"] for entry in record["ranks"]}
 
 
 def _read_settings(path: Path) -> dict[str, str]:

@@ -233,12 +233,15 @@ def test_a_run_that_was_killed_before_it_began_has_no_problems(
     report = verify(tmp_path)
     assert report.problems == []
     assert [note.what for note in report.notes if note.part == "settings"] == [
-        "is missing: the job ended, or was killed, before its first step"
+        "is not written: a job is starting, or was ended before its first step"
     ] * 2
     with locked(RunFolder(tmp_path)):
         (report,) = run_ranks(1, verify, tmp_path)
     assert report.problems == []
-    assert "config.toml: is not written yet: a job is starting" in map(str, report.notes)
+    assert (
+        "config.toml: is not written: a job is starting, or was ended before its first step"
+        in map(str, report.notes)
+    )
 
 
 def test_what_a_killed_save_leaves_is_a_note(run: Path) -> None:

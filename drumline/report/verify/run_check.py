@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +59,8 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
         checkpoints.note(folder.checkpoints.name, SAVED_BY_OWN_LOOP)
         return RunReport(run, [checkpoints], holder, last)
     history = check_samples(folder.ledger, samples, saved)
-    hosts = _check_settings(folder, settings)
+    may_lack = is_at_work or not checkpoints.counts.get("checkpoints")
+    hosts = _check_settings(folder, settings, may_lack=may_lack)
     saved_steps = set() if history is None else history.saved_steps
     reported = check_events(folder.events, events, saved_steps=saved_steps, hosts=hosts)
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
@@ -71,15 +70,14 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
             samples.problem(FILE, "is missing, though the run has taken steps")
         else:
             samples.note(FILE, "is missing: `drumline train` saved no step here")
-    _report_missing(folder, settings, has_saved=has_saved, is_at_work=is_at_work)
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
 
 
-def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:
-    """Returns the host of each rank of the latest start. Files that are missing are not reported
-    here."""
-    settings = _read_file(folder.config_file, parse_toml, section)
-    environment = _read_file(folder.environment_file, parse_json, section)
+def _check_settings(folder: RunFolder, section: Section, *, may_lack: bool) -> dict[int, str]:
+    """Returns the host of each rank of the latest start. `may_lack`: whether the files may not be
+    written yet, which they are by the end of the first step."""
+    paths = (folder.config_file, folder.environment_file)
+    settings, environment = (_read_table(path, section, may_lack=may_lack) for path in paths)
     readable = (settings is not None) + (environment is not None)
     section.counts = {"readable": readable}
     section.summary = (
@@ -93,29 +91,17 @@ def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:
         return {}
 
 
-def _report_missing(
-    folder: RunFolder, section: Section, *, has_saved: bool, is_at_work: bool
-) -> None:
-    """Both are written by the end of a job's first step."""
-    paths = (folder.config_file, folder.environment_file)
-    missing = [path.name for path in paths if not os.path.lexists(path)]
-    for name in missing:
-        if is_at_work:
-            section.note(name, "is not written yet: a job is starting")
-        elif has_saved:
-            section.problem(name, "is missing")
-        else:
-            section.note(name, "is missing: the job ended, or was killed, before its first step")
-    if missing and not section.problems:
-        section.summary = "not written yet" if is_at_work else "not written"
-
-
-def _read_file(path: Path, parse: Callable[[str], Any], section: Section) -> dict[str, Any] | None:
+def _read_table(path: Path, section: Section, *, may_lack: bool) -> dict[str, Any] | None:
+    is_toml = path.suffix == ".toml"
     try:
-        most = TEXT_BYTES if path.suffix == ".toml" else DOCUMENT_BYTES
-        content = parse(read_regular(path, most=most).decode())
+        text = read_regular(path, most=TEXT_BYTES if is_toml else DOCUMENT_BYTES).decode()
+        content: Any = parse_toml(text) if is_toml else parse_json(text)
     except FileNotFoundError:
-        return None
+        if may_lack:
+            what = "is not written: a job is starting, or was ended before its first step"
+            section.note(path.name, what)
+        else:
+            section.problem(path.name, "is missing")
     except OSError as error:
         section.problem(path.name, f"cannot be read: {error.strerror}")
     except ValueError as error:

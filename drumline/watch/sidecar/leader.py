@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from drumline.base.rank_environment import WITHOUT_WATCH, read_launcher_link
@@ -27,7 +27,7 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
-from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
@@ -103,9 +103,9 @@ class Leader:
         this_node = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = this_node
         lost = tuple(
-            self._lost_node(peer, nodes.get(peer.node), connected[peer.node])
-            for peer in self.options.peers
-            if peer.node not in self._left and connected.get(peer.node, 0.0) > FRESH_S
+            self._lost_node(state, connected[node])
+            for node, state in nodes.items()
+            if node not in self._left and connected.get(node, 0.0) > FRESH_S
         )
         # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
@@ -115,12 +115,12 @@ class Leader:
             launcher=read_launcher_link(self.options.launcher_link) if lost else None,
         )
 
-    def _lost_node(self, peer: Peer, last: NodeState | None, no_heartbeat_s: float) -> LostNode:
-        how = self.network.connect_result(peer.node)
+    def _lost_node(self, last: NodeState, no_heartbeat_s: float) -> LostNode:
+        how = self.network.connect_result(last.node)
         return LostNode(
-            node=peer.node,
-            host=peer.host if last is None else last.host,
-            ranks=() if last is None else tuple(rank.rank for rank in last.ranks),
+            node=last.node,
+            host=last.host,
+            ranks=tuple(rank.rank for rank in last.ranks),
             no_heartbeat_s=no_heartbeat_s,
             how=how,
             answer=ANSWER_OF.get(how, Answer.NONE),
@@ -174,13 +174,7 @@ class Leader:
             return
         self._has_new_scripts = False
         for difference in self._comparison.update(self._scripts):
-            self._notify(
-                "difference",
-                rank=difference.rank,
-                host=difference.host,
-                step=difference.step,
-                message=difference.message,
-            )
+            self._notify("difference", **asdict(difference))
 
     def _notify(self, kind: str, *, message: str, **place: Any) -> None:
         self.reporter.notify(kind, message=message, **place)

@@ -15,7 +15,6 @@ import pytest
 
 from drumline.cli.runs_command import _cells
 from drumline.metrics.display import metric_text
-from drumline.report import page as page_module
 from drumline.report.goodput import goodput_of
 from drumline.report.page import render_page, write_report
 from drumline.report.run_data import read_run
@@ -216,14 +215,6 @@ def test_all_metrics_of_all_sets_are_shown(tmp_path: Path) -> None:
     for name, value in run.metrics.items():
         text = metric_text(name, value)
         assert f" {name} {text} {text} " in several
-
-
-def test_metrics_above_the_limit_are_counted_on_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_module, "MAX_METRICS", 30)
-    run = read_run(write_run_of_many_metrics(tmp_path / "run"))
-    assert "6 further metrics are not shown." in text_of(render_page([run]))
 
 
 def test_the_page_of_an_own_loop_has_its_newest_checkpoint_and_no_times(tmp_path: Path) -> None:
