@@ -266,21 +266,16 @@ class RankObserver:
             await self._inspect_worker(*worker, process, end) for worker in answer.report.workers
         ]
         process.skip_answer(time.monotonic())
-        questioned = replace(
-            state,
+        latest = self.observe(time.monotonic()) or state
+        has_exited = latest.state in EXITED  # that is why it did not answer
+        was_continued = state.state in STOPPED and latest.state not in STOPPED
+        return replace(
+            latest if has_exited or was_continued else state,
             stack=answer.stack,
             workers=tuple(workers),
-            answers=answer.answers,
+            answers=None if has_exited or was_continued else answer.answers,
             collectives=answer.report.collectives,
         )
-        latest = self.observe(time.monotonic())
-        if latest is None:
-            return questioned
-        if latest.state in EXITED:  # that is why it did not answer
-            return replace(questioned, state=latest.state, exit=latest.exit, answers=None)
-        if state.state in STOPPED and latest.state not in STOPPED:  # it was continued
-            return replace(questioned, state=latest.state, state_s=latest.state_s, answers=None)
-        return questioned
 
     async def _ask(self, pid: int) -> RankAnswer:
         asking = asyncio.create_task(ask_report(self._folder, self._rank))

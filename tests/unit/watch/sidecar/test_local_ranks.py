@@ -24,7 +24,7 @@ from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.diagnosis.evidence import BUSY_CORES, is_busy
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.sidecar.local_ranks import RankObserver
-from drumline.watch.watch_folder import WatchFolder
+from drumline.watch.watch_folder import Ending, WatchFolder, note_ending
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 
@@ -461,16 +461,22 @@ def test_an_exit_code_and_a_last_line(start_rank: StartRank, tmp_path: Path) -> 
 def test_a_rank_that_vanishes_while_it_is_looked_at(start_rank: StartRank, tmp_path: Path) -> None:
     rank = start_rank("ctypes.PyDLL(None).system(b'echo ready; sleep 600')\n")
     observer = observer_of(tmp_path)
+    state_seen(observer)
+    assert observer._process is not None
+    observer._process.state_since_s -= 60.0  # it has been asleep for a minute
 
     async def look_and_kill() -> RankState:
         looking = asyncio.create_task(observer.inspect())
         await asyncio.sleep(0.02)  # it waits for the first answer
+        note_ending(tmp_path, Ending(time.monotonic(), 0.0, why="node 1 (b) is lost"))
         rank.kill()
         rank.wait()
         return await looking
 
     facts = asyncio.run(look_and_kill())
     assert (facts.state, facts.step, facts.answers) == ("X", 812, None)
+    assert facts.state_s < 30, "it has only just exited"
+    assert (facts.asked_to_exit, facts.killed_because) == (True, "node 1 (b) is lost")
 
 
 def test_a_host_on_which_processes_start_slowly_is_known() -> None:
