@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from drumline.watch.cluster_state import ClusterState, RankState
@@ -115,7 +115,7 @@ class Stragglers:
         self._factor = factor
         self._first: dict[int, RankState] = {}
         self._begin: dict[int, RankState] = {}
-        self._seen: deque[SeenSlice] = deque(maxlen=MAX_SLICES)
+        self._seen: deque[TimeSlice] = deque(maxlen=MAX_SLICES)
         self._reported: dict[tuple[str, int | None], float] = {}  # since when
         self._quiet: Counter[tuple[str, int | None]] = Counter()  # slices in which it was not slow
 
@@ -125,9 +125,10 @@ class Stragglers:
         time_slice = self._next_slice(cluster)
         if time_slice is None or len(hosts) < 2:
             return []
-        if self._seen and self._seen[-1].ranks != time_slice.fractions.keys():
+        if self._seen and self._seen[-1].fractions.keys() != time_slice.fractions.keys():
             self._seen.clear()  # other ranks than before: the job was restarted
-        self._seen.append(SeenSlice(time_slice, slow_ranks(time_slice, factor=self._factor)))
+        slow = slow_ranks(time_slice, factor=self._factor)
+        self._seen.append(replace(time_slice, slow=slow))
         return [*self._find(hosts, now), *self._end(time_slice, hosts, now)]
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
@@ -182,20 +183,20 @@ class Stragglers:
             stragglers.append(straggler)
         return stragglers
 
-    def _window(self, min_s: float) -> list[SeenSlice]:
+    def _window(self, min_s: float) -> list[TimeSlice]:
         """The latest slices, as many as a decision needs; empty if there are not enough yet."""
-        window: list[SeenSlice] = []
+        window: list[TimeSlice] = []
         steps = 0.0
         seconds = 0.0
         for past in reversed(self._seen):
             window.append(past)
-            steps += past.time_slice.num_steps
-            seconds += past.time_slice.seconds
+            steps += past.num_steps
+            seconds += past.seconds
             if len(window) >= MIN_SLICES and steps >= MIN_STEPS and seconds >= min_s:
                 return window
         return []
 
-    def _slow_throughout(self, window: Sequence[SeenSlice], factor: float) -> dict[int, SlowPhases]:
+    def _slow_throughout(self, window: Sequence[TimeSlice], factor: float) -> dict[int, SlowPhases]:
         """The ranks that were slow in one phase in nearly every slice, and over all of them
         together."""
         times = Counter(
@@ -209,7 +210,7 @@ class Stragglers:
         if not often:
             return {}
         slow_phases = {}
-        whole = _joined([past.time_slice for past in window])
+        whole = _joined(window)
         for rank, phases in slow_ranks(whole, factor=factor).items():
             confirmed = {phase: phases[phase] for phase in phases if (rank, phase) in often}
             if confirmed:
@@ -234,16 +235,6 @@ class Stragglers:
                 what = f"{who} as fast as the others again, after {now - since:.0f} s"
                 ended.append(Straggler(host, rank, "", 1.0, what, is_over=True))
         return ended
-
-
-@dataclass(frozen=True)
-class SeenSlice:
-    time_slice: TimeSlice
-    slow: SlowRanks
-
-    @property
-    def ranks(self) -> Set[int]:
-        return self.time_slice.fractions.keys()
 
 
 def slow_ranks(time_slice: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
@@ -303,6 +294,7 @@ class TimeSlice:
     seconds: float
     num_steps: float
     fractions: Mapping[int, tuple[float, ...]]  # by rank, then by phase
+    slow: SlowRanks = field(default_factory=dict)
 
 
 def _spent(begin: RankState, end: RankState) -> list[float]:
