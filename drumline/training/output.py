@@ -315,7 +315,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
 
 
 class WatchNotices:
-    """Reports notices of the sidecars (stragglers, stalls, recoveries). Their leader appends to a
+    """Reports notices of the sidecars (stragglers, stalls). Their leader appends to a
     file in the watch folder; rank 0 checks it with each log line, which costs one `stat`."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -338,9 +338,7 @@ class WatchNotices:
             kind = notice["kind"]
             rank = notice.get("rank")
             host = notice.get("host")
-            if kind == "recovery":
-                reporter.report("note", message=notice["message"])
-            elif kind in ("straggler", "stall"):
+            if kind in ("straggler", "stall"):
                 reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
             if kind == "straggler":
                 self._slow[host, rank] = str(notice.get("what", ""))

@@ -151,6 +151,8 @@ class ClusterState:
     me: int  # the node of this sidecar
     nodes: tuple[NodeState, ...]  # the last report of each node, including lost ones
     lost: tuple[LostNode, ...] = ()
+    never_seen: tuple[LostNode, ...] = ()
+    """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
     launcher: LauncherLink | None = None
     """What the launcher knows of the hosts, if it is one over ssh."""
 

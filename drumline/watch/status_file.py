@@ -47,7 +47,7 @@ class LostHost(TypedDict):  # one that sends no heartbeats
 class Notice:
     """What the watchdog has reported."""
 
-    kind: str  # `hang`, `failure`, `stall`, `recovery`, `straggler`, `difference` or `warning`
+    kind: str  # `hang`, `failure`, `stall`, `straggler`, `difference` or `warning`
     message: str
 
 

@@ -31,7 +31,7 @@ WINDOWS = ((2.5, 2.0), (10.0, 1.0))
 """(seconds, multiple of the factor): a much slower rank is reported sooner. Near the limit it may
 be chance, on a busy machine."""
 MAX_SLICES = 26
-SLICES_UNTIL_OVER = 16
+FORGET_S = 600.0
 IN_STEPS = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN, Phase.USER)
 """Evaluations and saves do not count: rank 0 does more of them than the others."""
 SLICE_STEPS = 1
@@ -51,19 +51,18 @@ _NEXT_STEPS = {
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank or a host that became a straggler, or no longer is one."""
+    """A rank or a host that became a straggler."""
 
     host: str
     rank: int | None  # None: all ranks of the host
     phase: str
     factor: float
     what: str
-    next_step: str = ""
-    is_over: bool = False
+    next_step: str
 
     @property
     def sentence(self) -> str:
-        return f"straggler: {self.what}" + (f". Try: {self.next_step}" if self.next_step else "")
+        return f"straggler: {self.what}. Try: {self.next_step}"
 
 
 @dataclass(frozen=True)
@@ -109,18 +108,17 @@ SlowRanks = Mapping[int, Mapping[Phase, TimeAgainstPeers]]
 
 
 class Stragglers:
-    """Follows a run, and reports each straggler once when it is found and once when it is over."""
+    """Follows a run, and reports each straggler once, until it was not slow for FORGET_S."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._first: dict[int, RankState] = {}
         self._begin: dict[int, RankState] = {}
         self._seen: deque[TimeSlice] = deque(maxlen=MAX_SLICES)
-        self._reported: dict[tuple[str, int | None], float] = {}  # since when
-        self._quiet: Counter[tuple[str, int | None]] = Counter()  # slices in which it was not slow
+        self._reported: dict[tuple[str, int | None], float] = {}  # when it was last slow
 
     def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
-        """Ranks and hosts that just became stragglers, or just recovered."""
+        """Ranks and hosts that just became stragglers."""
         hosts = {facts.rank: facts.host for facts in cluster.ranks}
         time_slice = self._next_slice(cluster)
         if time_slice is None or len(hosts) < 2:
@@ -129,7 +127,7 @@ class Stragglers:
             self._seen.clear()  # other ranks than before: the job was restarted
         slow = slow_ranks(time_slice, factor=self._factor)
         self._seen.append(replace(time_slice, slow=slow))
-        return [*self._find(hosts, now), *self._end(time_slice, hosts, now)]
+        return self._find(hosts, now)
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
         """A slice, when one ends here. Ranks take their steps together, so a rank that spends less
@@ -169,7 +167,11 @@ class Stragglers:
         stragglers = []
         for rank in slow:
             host = hosts[rank]
-            if {(host, rank), (host, None)} & self._reported.keys():
+            known = {(host, rank), (host, None)} & {
+                who for who, seen in self._reported.items() if now - seen < FORGET_S
+            }
+            if known:
+                self._reported |= dict.fromkeys(known, now)
                 continue
             siblings = [peer for peer in hosts if hosts[peer] == host]
             is_host = 1 < len(siblings) < len(hosts) and all(
@@ -217,33 +219,14 @@ class Stragglers:
                 slow_phases[rank] = _costliest(confirmed)
         return slow_phases
 
-    def _end(self, time_slice: TimeSlice, hosts: Mapping[int, str], now: float) -> list[Straggler]:
-        if not self._reported:
-            return []
-        # It must be clearly faster again: otherwise a rank at the limit would alternate.
-        slow = slow_ranks(time_slice, factor=1 + (self._factor - 1) / 2, min_cost=MIN_COST / 2)
-        ended = []
-        for (host, rank), since in list(self._reported.items()):
-            ranks = {peer for peer in hosts if hosts[peer] == host and rank in (None, peer)}
-            quiet = self._quiet[host, rank]
-            is_slow = not slow.keys().isdisjoint(ranks)
-            quiet = max(0, quiet - 2) if is_slow else quiet + 1
-            self._quiet[host, rank] = quiet
-            if quiet >= SLICES_UNTIL_OVER:
-                del self._reported[host, rank], self._quiet[host, rank]
-                who = f"all ranks on {host} are" if rank is None else f"rank {rank} on {host} is"
-                what = f"{who} as fast as the others again, after {now - since:.0f} s"
-                ended.append(Straggler(host, rank, "", 1.0, what, is_over=True))
-        return ended
 
-
-def slow_ranks(time_slice: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
+def slow_ranks(time_slice: TimeSlice, *, factor: float) -> SlowRanks:
     """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable
     part of this slice."""
     in_steps = median(
         sum(by_phase[phase] for phase in IN_STEPS) for by_phase in time_slice.fractions.values()
     )  # of all time
-    least = min_cost * in_steps
+    least = MIN_COST * in_steps
     seconds = time_slice.seconds / time_slice.num_steps
     slow: dict[int, dict[Phase, TimeAgainstPeers]] = {}
     # A rank that compiles is not slow, and those that wait for it are not either.

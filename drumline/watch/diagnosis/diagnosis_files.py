@@ -16,7 +16,7 @@ from drumline.base.terminal import one_line
 from drumline.base.text import columns, duration, named_ranks, signal_name
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.watch.cluster_state import ClusterState, Collective, RankState
+from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
 
@@ -150,8 +150,9 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
     """Facts that do not fit into a column."""
     for lost in cluster.lost:
         ranks = named_ranks(lost.ranks)
-        how = f" ({lost.how})" if lost.how else ""
-        yield f"{lost.host}, {ranks}: no heartbeat for {duration(lost.no_heartbeat_s)}{how}"
+        yield f"{lost.host}, {ranks}: no heartbeat for {duration(lost.no_heartbeat_s)}{_how(lost)}"
+    for lost in cluster.never_seen:
+        yield f"{lost.host}: never seen, in {duration(lost.no_heartbeat_s)}{_how(lost)}"
     for node in cluster.nodes:
         if node.link:
             yield f"{node.host}: {node.link}"
@@ -164,6 +165,10 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
             yield f"rank {rank.rank}, memory: {rank.memory}"
         if rank.answers is False:
             yield f"rank {rank.rank}: Python does not answer"
+
+
+def _how(lost: LostNode) -> str:
+    return f" ({lost.how})" if lost.how else ""
 
 
 def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:

@@ -9,6 +9,7 @@ from drumline.base.text import duration, join_names, named_ranks
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
+from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
 NO_HEARTBEAT_S = 3.0
@@ -47,6 +48,14 @@ def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
     return connected <= {cluster.me} and (len(lost) >= 2 or hears_no_launcher)
 
 
+def find_never_seen(evidence: Evidence) -> Diagnosis | None:
+    """A host that was lost before its sidecar connected. Its port may be closed, so a rank must
+    have lost a peer."""
+    lost = [node for node in evidence.cluster.never_seen if node.how and is_unreachable(node)]
+    has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
+    return _lost(evidence, lost) if lost and has_lost_peer else None
+
+
 def find_late_node(evidence: Evidence) -> Diagnosis | None:
     """A node without heartbeats that may still recover."""
     late = [node for node in evidence.cluster.lost if not _was_done(evidence.cluster, node)]
@@ -59,7 +68,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     connections first."""
     me = _own_node(cluster)
     ages = {} if me is None else me.heartbeat_age_s
-    return any(
+    return bool(cluster.never_seen) or any(
         ages.get(node.node, 0.0) >= since_s
         for node in cluster.nodes
         # A node reports no ranks before it has seen them.

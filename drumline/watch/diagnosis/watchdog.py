@@ -35,7 +35,12 @@ from drumline.watch.diagnosis.evidence import (
 )
 from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
 from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
-from drumline.watch.diagnosis.unreachable import find_late_node, find_unreachable, is_unreachable
+from drumline.watch.diagnosis.unreachable import (
+    find_late_node,
+    find_never_seen,
+    find_unreachable,
+    is_unreachable,
+)
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
 _SUSPECT_S = 2.0
@@ -71,6 +76,7 @@ _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     find_unreachable,
     find_left_early,
     find_mismatch,
+    find_never_seen,
     find_lost_connection,
     find_debugged,
     find_late_node,

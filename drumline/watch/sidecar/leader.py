@@ -100,6 +100,7 @@ class Leader:
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
         connected = self.network.heartbeat_ages()
+        open_s = self.network.open_s()
         this_node = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = this_node
         lost = tuple(
@@ -113,6 +114,13 @@ class Leader:
             nodes=tuple(state for _, state in sorted(nodes.items())),
             lost=lost,
             launcher=read_launcher_link(self.options.launcher_link) if lost else None,
+            # They have not started yet, or have exited already. If they still have not connected
+            # later, while their ranks train, their port is closed to us, which is a warning.
+            never_seen=tuple(
+                self._lost_node(NodeState(node=node, host=peer.host), open_s)
+                for node, peer in self.network.peers.items()
+                if node not in connected and open_s < FIRST_CONNECTION_S
+            ),
         )
 
     def _lost_node(self, last: NodeState, no_heartbeat_s: float) -> LostNode:
@@ -159,9 +167,8 @@ class Leader:
         # With the observed activity of scripts, whose ranks mark no phases.
         nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
         for straggler in self._stragglers.observe(replace(cluster, nodes=nodes), now):
-            kind = "recovery" if straggler.is_over else "straggler"
             self._notify(
-                kind,
+                "straggler",
                 rank=straggler.rank,
                 host=straggler.host,
                 message=straggler.sentence,

@@ -111,6 +111,10 @@ class SidecarNetwork:
         now = time.monotonic()
         return {node: now - heard_at for node, heard_at in self._heard_at.items()}
 
+    def open_s(self) -> float:
+        """How long it has been open: a node may not have had time to connect."""
+        return time.monotonic() - self._started_at
+
     def connect_result(self, node: int) -> str:
         """The result of the last attempt to connect to a lost node; empty while messages arrive."""
         return self._results.get(node, "")

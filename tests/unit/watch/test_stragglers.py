@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from drumline.watch import stragglers as stragglers_module
 from drumline.watch.cluster_state import ClusterState
 from drumline.watch.heartbeat import Phase
 from drumline.watch.stragglers import SlowPhases, Straggler, Stragglers
@@ -138,25 +139,15 @@ def test_what_is_near_the_limit_has_to_last() -> None:
     assert [straggler.rank for straggler in told(slow(1, 2.5, Phase.FORWARD), steps=300)] == [1]
 
 
-def test_it_is_over_after_a_while_and_may_begin_again() -> None:
+def test_it_is_named_again_when_it_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(rank: int, step: int, phase: Phase) -> float:
         is_slow = rank == 3 and phase is Phase.FORWARD and (50 <= step < 120 or step >= 400)
         return 5.0 if is_slow else 1.0
 
-    first, end, second = told(twice, steps=500)
-    assert [first.rank, end.rank, second.rank] == [3, 3, 3]
-    assert [first.is_over, end.is_over, second.is_over] == [False, True, False]
-    assert end.sentence.startswith(
-        "straggler: rank 3 on node-b is as fast as the others again, after "
-    )
-    (host_over,) = [
-        straggler
-        for straggler in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400)
-        if straggler.is_over
-    ]
-    assert host_over.sentence.startswith(
-        "straggler: all ranks on node-b are as fast as the others again"
-    )
+    assert [straggler.rank for straggler in told(twice, steps=500)] == [3]
+    monkeypatch.setattr(stragglers_module, "FORGET_S", 5.0)
+    assert [straggler.rank for straggler in told(twice, steps=500)] == [3, 3]
+    assert [straggler.rank for straggler in told(slow(3, 5.0, Phase.FORWARD), steps=500)] == [3]
 
 
 def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
@@ -173,7 +164,7 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
             for now, it in slow_one.pictures(lag_s=late)
             for straggler in stragglers.observe(it, now)
         ]
-        assert [(straggler.rank, straggler.is_over) for straggler in reported] == [(3, False)]
+        assert [straggler.rank for straggler in reported] == [3]
         nobody = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150)
         stragglers = Stragglers(2.0)
         assert [

@@ -59,6 +59,8 @@ class Run:
     """By node."""
     slowdown: float = 1.0
     """Of the last node."""
+    unheard_from: dict[int, float] = field(default_factory=dict)
+    """By node: since when it is listened for in vain."""
 
     def cluster(self, now: float, *, closely: bool = False) -> ClusterState:
         ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
@@ -76,9 +78,17 @@ class Run:
             for node in nodes
             if now - self.silent_from.get(node.node, now) > 1
         ]
-        away = {host.node for host in silent}
+        unheard = [
+            replace(_silent(node, now - self.unheard_from[node.node]), ranks=())
+            for node in nodes
+            if now > self.unheard_from.get(node.node, now)
+        ]
+        away = {host.node for host in (*silent, *unheard)}
         return ClusterState(
-            me=0, nodes=tuple(node for node in nodes if node.node not in away), lost=tuple(silent)
+            me=0,
+            nodes=tuple(node for node in nodes if node.node not in away),
+            lost=tuple(silent),
+            never_seen=tuple(unheard),
         )
 
     def _rank(self, rank: int, now: float, closely: bool) -> RankState:
@@ -204,7 +214,7 @@ def watch(
             inspected = run.cluster(now, closely=True)
             now += gather_s
             by_now = run.cluster(now)
-            diagnosis = diagnose(replace(inspected, lost=by_now.lost))
+            diagnosis = diagnose(replace(inspected, lost=by_now.lost, never_seen=by_now.never_seen))
             if (
                 alarm := watchdog.decide(diagnosis, run.cluster(now), now)
             ) is not None and diagnosis is not None:

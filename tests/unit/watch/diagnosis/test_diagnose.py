@@ -510,6 +510,42 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
+def b_alone(*ranks: RankState, how: str, up_s: float, answer: Answer = Answer.NONE) -> ClusterState:
+    """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
+    node = NodeState(node=1, host="node-b", ranks=ranks)
+    a = LostNode(node=0, host="node-a", ranks=(), no_heartbeat_s=up_s, how=how, answer=answer)
+    return ClusterState(me=1, nodes=(node,), never_seen=(a,))
+
+
+def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
+    echoes = [dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)]
+    # All that are known of have ended, but they are not all that there are.
+    early = found(b_alone(*echoes, how="", up_s=0.7))
+    assert (early.cause, early.is_certain) == (Cause.EXCEPTION, False)
+    old = [replace(echo, age_s=2.9) for echo in echoes]
+    assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
+    diagnosis = found(b_alone(*old, how="no answer", up_s=3.1))
+    assert (diagnosis.cause, diagnosis.host, diagnosis.rank, diagnosis.is_certain) == (
+        Cause.UNREACHABLE,
+        "node-a",
+        None,
+        True,
+    )
+    assert diagnosis.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
+    # A port may be closed to us while the ranks train: that alone blames nobody.
+    standing = b_alone(*(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
+    assert found(standing).cause is not Cause.UNREACHABLE
+    # A host that goes down refuses connections first.
+    assert (
+        found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain
+        is False
+    )
+    late = [replace(echo, age_s=4.6) for echo in echoes]
+    assert found(b_alone(*late, how="", up_s=4.7)).is_certain, (
+        "the launcher waits no longer than 5.5 s"
+    )
+
+
 @pytest.mark.parametrize(
     "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
 )

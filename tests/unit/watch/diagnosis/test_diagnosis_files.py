@@ -72,6 +72,12 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
         lost=(lost_node,),
         node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
     )
+    odd = replace(
+        odd,
+        never_seen=(
+            LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),
+        ),
+    )
     text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. Action: the job is killed, and not restarted.",
@@ -79,6 +85,7 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
         "      2  node-a  sleeping         forward    812  4.0 s  0.0  after #7",
         "      3  node-a  exited: 1        failed     812  4.0 s  0.0  -",
         "node-b, ranks 4-7: no heartbeat for 4.0 s (no answer)",
+        "node-c: never seen, in 3.1 s (no answer)",
         "node-a: eth0 is down",
         "node-a, kernel: oom-kill: task=python",
         "rank 1, memory: the limit of 512 MiB",

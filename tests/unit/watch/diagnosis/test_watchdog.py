@@ -312,6 +312,17 @@ def test_lost_connections_are_reported_when_there_is_no_better_reason() -> None:
     assert (raised.diagnosis.cause, raised.diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
+def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_others() -> None:
+    """Of the other node nothing is known: neither its ranks nor, for a while, whether it
+    answers."""
+    run, begun = broken(Phase.FORWARD, loses_it, loses_it)
+    run.unheard_from = {1: begun - 0.5}
+    (raised,), _, _ = watch(run, until=begun + 100, gather_s=0.1)
+    assert (raised.alarm, raised.diagnosis.cause) == (Alarm.FAILURE, Cause.UNREACHABLE)
+    assert raised.diagnosis.host == "node-b"
+    assert raised.at - begun <= 5
+
+
 def test_the_first_steps_and_the_start_are_waited_for() -> None:
     slow_start = Run(simulate([Step()] * 5, world_size=4, start_s=200.0))
     alarms, recoveries, _ = watch(slow_start, until=end_of(slow_start))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from drumline.watch.cluster_state import Answer, NodeState
-from drumline.watch.sidecar.leader import Leader
+from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
@@ -46,6 +46,14 @@ def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
     network._results |= {2: "connection refused", 3: "no answer"}
     cluster = leader.cluster()
     assert [(node.host, node.answer) for node in cluster.lost] == [("node-2", Answer.REFUSED)]
+    ((host, how, answer, up_s),) = [
+        (node.host, node.how, node.answer, node.no_heartbeat_s) for node in cluster.never_seen
+    ]
+    assert (host, how, answer) == ("node-3", "no answer", Answer.NONE)
+    assert 4 <= up_s < 10, "there was no time to hear it before"
     # As of now, not of the last look at the ranks.
     ages = cluster.nodes[0].heartbeat_age_s
     assert (round(ages[1]), round(ages[2]), len(ages)) == (0, 3, 2)
+    # By then the warning of a closed port is out.
+    network._started_at = now - FIRST_CONNECTION_S - 1
+    assert leader.cluster().never_seen == ()

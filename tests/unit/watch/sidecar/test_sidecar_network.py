@@ -137,6 +137,7 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
             await until(lambda peer=peer: node.network.connect_result(peer), "nothing is said")
             assert node.network.connect_result(peer) == "connection refused"
         assert node.network.heartbeat_ages() == {}
+        assert 0 < node.network.open_s() < 60
         await node.close()
         await node.close()
         sockets[1].close()
