@@ -24,7 +24,7 @@ _WAIT_S = 2.5
 _MAX_WAIT_S = 4.5
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made
 anyway: the launcher waits 5.5 s for it, and collecting evidence again takes time."""
-_HEARTBEAT_S = 0.5  # a host may have been lost so soon before its last heartbeat was read
+_READ_LATE_S = 0.9  # how long after a host was lost its last heartbeat may be read on a busy one
 # exits closer together than this count as simultaneous: processes are observed five times a second
 _AT_ONCE_S = 1.0
 _NEXT_STEPS = {
@@ -119,7 +119,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
     """Whether a host may have been lost before, so that its peers lost their connections, or were
     ended."""
-    return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s - _HEARTBEAT_S)
+    return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s - _READ_LATE_S)
 
 
 def _has_mismatch(rank: RankState) -> bool:
@@ -133,7 +133,8 @@ def _was_asked_to_stop(rank: RankState) -> bool:
 
 def _was_ended(rank: RankState) -> bool:
     """Whether it only exited because drumline asked it to; a rank that did not is reported."""
-    has_own_reason = rank.failure or rank.memory or rank.killed_after_s is not None
+    has_failed = bool(rank.failure) and rank.failure_kind is not FailureKind.LOST_PEER
+    has_own_reason = has_failed or bool(rank.memory) or rank.killed_after_s is not None
     return rank.asked_to_exit and not has_own_reason
 
 

@@ -1090,6 +1090,13 @@ def test_a_rank_that_its_launcher_ended_is_no_cause() -> None:
         assert (late.cause, late.rank, late.is_certain) == (Cause.EXCEPTION, 3, True)
         gone = found(cluster(ended_rank, soon, lost=(B_GONE,)))
         assert (gone.cause, gone.host) == (Cause.UNREACHABLE, "node-b")
+    # It had lost the connection, too, when it was asked to exit.
+    both = dragged(2, state="X", exit=-15, asked_to_exit=True, age_s=1.4, state_s=1.2)
+    first = found(cluster(both, soon, node_0={"heartbeat_age_s": {1: 1.4}}))
+    assert (first.cause, first.rank, first.is_certain) == (Cause.EXCEPTION, 3, False)
+    # On a busy host the last heartbeat of one that is gone is read late.
+    read_late = found(cluster(both, soon, node_0={"heartbeat_age_s": {1: 0.6}}))
+    assert (read_late.rank, read_late.is_certain) == (3, False)
     # Its own error came before that.
     failed = ended(2, None, asked_to_exit=True, phase=Phase.FAILED, failure="KeyError: 'x'")
     assert found(cluster(failed, dragged(3))).rank == 2
