@@ -167,11 +167,11 @@ class Stragglers:
         stragglers = []
         for rank in slow:
             host = hosts[rank]
-            known = {(host, rank), (host, None)} & {
+            already_reported = {(host, rank), (host, None)} & {
                 who for who, seen in self._reported.items() if now - seen < FORGET_S
             }
-            if known:
-                self._reported |= dict.fromkeys(known, now)
+            if already_reported:
+                self._reported |= dict.fromkeys(already_reported, now)
                 continue
             siblings = [peer for peer in hosts if hosts[peer] == host]
             is_host = 1 < len(siblings) < len(hosts) and all(
