@@ -168,7 +168,7 @@ class Stragglers:
         for rank in slow:
             host = hosts[rank]
             already_reported = {(host, rank), (host, None)} & {
-                who for who, seen in self._reported.items() if now - seen < FORGET_S
+                who for who, last_slow in self._reported.items() if now - last_slow < FORGET_S
             }
             if already_reported:
                 self._reported |= dict.fromkeys(already_reported, now)

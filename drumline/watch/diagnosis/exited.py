@@ -8,10 +8,17 @@ from dataclasses import replace
 
 from drumline.base.text import duration, plural, signal_name
 from drumline.watch.cluster_state import RankState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, Explanation, name, names
-from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
+from drumline.watch.diagnosis.diagnosis import (
+    Cause,
+    Diagnosis,
+    Explanation,
+    collective_name,
+    name,
+    names,
+)
+from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
 from drumline.watch.diagnosis.mismatch import find_left_early
-from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective
+from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
 from drumline.watch.diagnosis.unreachable import find_unreachable, may_be_lost
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
@@ -225,8 +232,9 @@ def _aborted_by_gloo(
         was_in_collective = is_in_collective(first.stack)
     if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
+    ranks = evidence.cluster.ranks
     aborted = [rank for rank in culprits if _has_mismatch(rank)]
-    intact = [rank for rank in evidence.cluster.ranks if rank not in aborted]
+    intact = [rank for rank in ranks if rank not in aborted]
     # Ranks that received too much are aborted; if that is most of them, the one that sent it is
     # left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted
@@ -238,8 +246,14 @@ def _aborted_by_gloo(
         what += f",{place}"
     if odd[0].stack:
         what += f" ({innermost(odd[0].stack)})"
+    what += ": "
+    even = [rank for rank in ranks if rank not in odd]
+    for side_name, side in ((names(odd), odd), ("the others", even)):
+        collective = _entered(side)
+        if collective:
+            what += f"{side_name}: {collective}; "
     what += (
-        f": gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
+        f"gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
         "than it expects"
     )
     next_step = (
@@ -250,3 +264,12 @@ def _aborted_by_gloo(
     return evidence.diagnosis(
         odd[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
     )
+
+
+def _entered(ranks: list[RankState]) -> str:
+    """The collective that the first of them was in, by its flight recorder, otherwise by its
+    stack."""
+    for rank in ranks:
+        if rank.collectives:
+            return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)
+    return next((called for rank in ranks if (called := operation(rank.stack))), "")

@@ -25,6 +25,7 @@ _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 _DISTRIBUTED = re.compile(
     r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/(rank/collectives|parallel/shard_sum)\.py:"
 )
+_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$")
 _BACKWARD = re.compile(r" in _engine_run_backward$")
 _DEBUGGER = re.compile(r"(^|/)(pdb|bdb)\.py:|(^|/)(_?pydevd|debugpy)[/_]")
 _WORKER_LOOP = re.compile(r" in _worker_loop$")
@@ -57,6 +58,17 @@ def is_in_collective(stack: Sequence[str]) -> bool:
 def is_at_breakpoint(stack: Sequence[str]) -> bool:
     """Whether a Python debugger has stopped it in the user's code."""
     return any(_DEBUGGER.search(frame) for frame in _called_by_user(stack))
+
+
+def operation(stack: Sequence[str]) -> str:
+    """The collective that it called, by its name in torch; in a backward pass, DDP's. Empty:
+    none."""
+    for frame in _called_by_user(stack):
+        if called := _COLLECTIVE.search(frame):
+            return called[1]
+        if _BACKWARD.search(frame):
+            return "all_reduce of gradients"
+    return ""
 
 
 def is_idle_worker(stack: Sequence[str]) -> bool:

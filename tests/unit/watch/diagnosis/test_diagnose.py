@@ -693,11 +693,20 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 2)
     assert diagnosis.what == (
         "rank 2 on node-a entered a different collective than the others, or one with a different size, at step 812, "
-        "in backward (job/train.py:31 in training_step): gloo aborted rank 2 on node-a "
+        "in backward (job/train.py:31 in training_step): rank 2 on node-a: all_reduce; gloo aborted rank 2 on node-a "
         "(SIGABRT), as it does when a rank receives more data than it expects"
     )
+    # The others leave what they were in as they fail.
+    other_ranks = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
+    assert (
+        "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; gloo aborted rank 2 on node-a"
+        in (found(cluster(aborted, *other_ranks, world_size=4)).what)
+    )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
-    assert found(cluster(in_backward, dragged(0), dragged(1))).cause is Cause.MISMATCH
+    assert (
+        ": rank 2 on node-a: all_reduce of gradients; "
+        in found(cluster(in_backward, *other_ranks, world_size=4)).what
+    )
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
     assert found(cluster(*many, dragged(2), world_size=4)).rank == 2
