@@ -25,10 +25,9 @@ from drumline.rank.rendezvous.node_group import NodesChanged, Redirected, RunIsO
 from drumline.training.between_steps.preemption import Preemption
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.job import Progress, make_manager
-from drumline.training.kept_state import Regrouping
 from drumline.training.manager import RunManager
 from drumline.training.output import StartClock, start_clock
-from drumline.training.run import TrainingRun
+from drumline.training.run import Regrouping, TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import load_task, resolve_task

@@ -24,8 +24,6 @@ MARK = "_drumline_recomputed"
 POLICY = "activation_checkpointing"
 """An attribute of a model that does it itself, as those of this package; read only while the
 setting is on."""
-LEAST_SAVING = 0.05
-"""Of the activations; with less, the time that the second forward pass takes is lost."""
 
 
 def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:

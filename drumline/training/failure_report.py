@@ -8,9 +8,11 @@ import errno
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from drumline.base.errors import (
@@ -26,16 +28,21 @@ from drumline.base.errors import (
 )
 from drumline.base.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.base.terminal import paragraph, show, shown
-from drumline.base.text import plural
+from drumline.base.text import memory_size, plural
 from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.untrusted import open_log
 from drumline.base.user_code import is_users_file
+from drumline.config.schema import Config
+from drumline.data.sharding import Cursor, plan_step
 from drumline.rank.failure import Failure
 from drumline.runs.catalog import explain_os_error
 from drumline.runs.run_folder import RunFolder
-from drumline.training.job.job import Progress
+from drumline.training.job.evaluation_job import evaluate
+from drumline.training.job.job import Job, Progress
 from drumline.training.manager import RunManager
 from drumline.training.output import screen
+from drumline.training.steps.eager import TrainStep
+from drumline.training.steps.graph import user_line
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
 # After a restart the file system would refuse the write again.
@@ -241,3 +248,58 @@ def _append(log_file: Path | None, text: str) -> bool:
         file.write(text)
         return True
     return False
+
+
+@contextmanager
+def explain_out_of_memory(
+    config: Config, ddp: RunManager, job: Job | None = None
+) -> Iterator[None]:
+    """Name the setting that needs less memory. `job`: None while it is built."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        peak = ""
+        if ddp.device.type == "cuda":
+            used = torch.cuda.max_memory_reserved(ddp.device)
+            total = torch.cuda.mem_get_info(ddp.device)[1]
+            peak = (
+                f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+            )
+        functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+        if job is not None and evaluate.__name__ in functions:
+            next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
+        elif job is None or TrainStep._update.__name__ in functions:
+            next_step = _hold_less(config.dist.mode, ddp.world_size)
+        else:
+            next_step = _compute_less(job, config)
+        raise TrainingError(
+            f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
+            next_step=next_step,
+        ) from error
+
+
+def _hold_less(mode: str, world_size: int) -> str:
+    """The model, its gradients and the optimizer's state, however small the batch is."""
+    if mode == "fsdp" and world_size > 1:
+        return "--dist.offload_optimizer, more GPUs or a smaller model"
+    on_several = "" if world_size > 1 else " on several GPUs"
+    return (
+        f"--dist.mode fsdp{on_several}, which shards the model and the optimizer's state over the ranks (drumline plan "
+        "TASK shows what each mode needs)"
+    )
+
+
+def _compute_less(job: Job, config: Config) -> str:
+    """Half of the largest micro-batch."""
+    spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
+    at_once = max(span.size for span in spans)
+    if at_once <= 1:
+        return (
+            "--model.activation_checkpointing, --train.precision bf16, --dist.mode fsdp or a smaller model: a "
+            "micro-batch is one sample"
+        )
+    instead = " in place of --train.accumulate" if config.train.accumulate > 1 else ""
+    return (
+        f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "
+        "once; the global batch stays as it is (drumline find-batch measures what fits)"
+    )

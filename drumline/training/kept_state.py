@@ -26,7 +26,6 @@ from drumline.data.sharding import Cursor
 from drumline.parallel.outer_sync import OuterSync
 from drumline.parallel.shards import like_shard, own_part, sharded_parameters
 from drumline.rank.collectives import gather_json
-from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodeGroup
 from drumline.runs import catalog
 from drumline.training.between_steps.saver import Saver
@@ -61,20 +60,6 @@ class KeptState:
         """The group trains: free the tensors. When it ends, its ranks keep what they have then."""
         self.snapshot.tensors.clear()
         self.replica.clear()
-
-
-@dataclass
-class Regrouping:
-    """The nodes of `--dist.on_lost_node continue`, and what this rank kept of the group before."""
-
-    live: LiveNodes | None = None
-    """None: a lost node restarts all."""
-    kept_state: KeptState | None = None
-
-    @property
-    def is_continued(self) -> bool:
-        """Whether this rank's nodes have trained as another group before."""
-        return self.live is not None and self.live.latest.generation > 0
 
 
 @dataclass(frozen=True)

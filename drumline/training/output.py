@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO, assert_never
+from typing import Any, Literal, TextIO
 
 import torch
 
@@ -137,20 +137,15 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
 def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
     """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain
     elsewhere."""
-    match mode:
-        case "none":
-            return Display()
-        case "plain":
-            return PlainDisplay(stream)
-        case "live" | "auto":
-            if mode == "auto" and not stream.isatty():
-                return PlainDisplay(stream)
-            from drumline.metrics.live import LiveDisplay  # the plain display does not need rich
+    if mode == "none":
+        return Display()
+    if mode == "plain" or (mode == "auto" and not stream.isatty()):
+        return PlainDisplay(stream)
+    assert mode in ("live", "auto"), mode
+    from drumline.metrics.live import LiveDisplay  # the plain display does not need rich
 
-            live = LiveDisplay(stream)
-            return live if mode == "live" or live.can_animate else PlainDisplay(stream)
-        case _:
-            assert_never(mode)
+    live = LiveDisplay(stream)
+    return live if mode == "live" or live.can_animate else PlainDisplay(stream)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from drumline.base.errors import (
     HangError,
     OptimizerMismatchError,
     Place,
+    UsageError,
     as_list,
     log,
 )
@@ -34,27 +35,23 @@ from drumline.checkpoint import state, store
 from drumline.checkpoint.rank_states import sent_state, state_of_rank
 from drumline.checkpoint.shard_files import own_shards
 from drumline.checkpoint.state import check_rng_file, restore_own_rng
+from drumline.config.fields import scope_of
 from drumline.data.sharding import Cursor
 from drumline.parallel.comm_hook import PowerSGD, average_errors
 from drumline.parallel.shards import sharded_parameters
 from drumline.rank.collectives import broadcast_json, gather_json
+from drumline.rank.determinism import platform_facts
 from drumline.runs import catalog
 from drumline.runs.events import Reporter
 from drumline.runs.manifest import CorruptCheckpointError
 from drumline.runs.run_folder import RunFolder, write_whole
-from drumline.training.between_steps.capture import COMM_FILE, DATA_FILE
+from drumline.training.between_steps.saver import COMM_FILE, DATA_FILE
 from drumline.training.between_steps.task_hooks import HOOKS_FILE, TaskHooks
-from drumline.training.job.job import Job, Progress
+from drumline.training.job.job import Job, Progress, flat
 from drumline.training.job.optimizer import optimizer_class
 from drumline.training.manager import RunManager
 from drumline.training.replica_state import REPLICAS_FILE, restore_replica
-from drumline.training.run_context import (
-    RunContext,
-    changes,
-    check_init,
-    check_not_finished,
-    resets_optimizer,
-)
+from drumline.training.run_context import RunContext, RunRequest
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
@@ -271,6 +268,124 @@ def check_contents(path: Path) -> None:
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, snapshot.tensors["rng"])
+
+
+def facts_of(
+    request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
+) -> dict[str, Any]:
+    """What a checkpoint records about the run. `before`: the same from the checkpoint at `step`
+    that it resumed."""
+    history: list[Any] = []
+    began_with: dict[str, Any] = {}
+    if before is not None:
+        began_with = {"model.init": before["config"].get("model.init")}
+        if request.config.train.step is None:
+            began_with["train.step"] = before["config"].get("train.step", "eager")
+        changed = {
+            name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()
+        }
+        reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
+        history = [*before.get("history", [])]
+        if changed or reset:
+            history.append({"step": step, "changed": changed, **reset})
+    return {
+        "task": request.task,
+        "config": {**flat(request.config), **began_with},
+        "world_size": job.ddp.world_size,
+        "batch_size": job.batch.size,
+        "data": job.data_fingerprint,
+        "best_metric": job.task.best_metric,
+        "higher_is_better": job.task.higher_is_better,
+        "machine": platform_facts(job.ddp.device),
+        # The choice of `--train.step auto`: if measured again, it might differ.
+        "step": (before or {}).get("step"),
+        "history": history,
+    }
+
+
+def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
+    """The settings, with old and new values, that changed since the checkpoint and may change the
+    result."""
+    old = before["config"]
+    new = flat(request.config)
+    auto_by_default = old.get("train.step") is None and before.get("step") is not None
+    if new["train.step"] is None or (auto_by_default and new["train.step"] == "auto"):
+        # As the run began.
+        del new["train.step"]
+    elif old.get("train.step") is None:
+        old = {**old, "train.step": before.get("step") or "eager"}
+    changed = {
+        name: (old[name], new[name])
+        for name in new
+        if name in old and old[name] != new[name] and scope_of(name).changes_result
+    }
+    # The path of the task's file may have changed.
+    tasks = (before["task"].rpartition("/")[2], request.task.rpartition("/")[2])
+    return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
+
+
+def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
+    """Whether --optim.reset applies now: not if the checkpoint was already trained with it."""
+    old = before["config"]
+    optim = request.config.optim
+    return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
+
+
+def check_not_finished(
+    before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int
+) -> None:
+    """Refuse other settings for a finished run: its result is not theirs."""
+    changed = {
+        name: values
+        for name, values in changed_settings(before, request).items()
+        if scope_of(name).changes_finished_run
+    }
+    if step < total_steps or not changed:
+        return
+    texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
+    reached = f"has finished at step {step}"
+    if not changed.keys().isdisjoint({"train.epochs", "train.steps"}):
+        reached = f"is at step {step}, at or after the end that train.epochs or train.steps now set"
+    raise UsageError(
+        f"the run in {request.run} {reached}, and was trained with other settings: {texts}",
+        next_step="start a new run with --fresh (the earlier run is moved aside) or --run DIR; to train further, raise "
+        "train.epochs or train.steps",
+    )
+
+
+def check_init(before: Mapping[str, Any], request: RunRequest, *, step: int) -> None:
+    """Refuse other initial weights for a run that resumes: they would have no effect."""
+    init = request.config.model.init
+    began_with = before["config"].get("model.init")
+    if init not in (None, began_with):
+        raise UsageError(
+            f"the run in {request.run} began with {began_with or 'random weights'} and resumes from step {step}: "
+            f"--model.init {init} would have no effect",
+            next_step="leave it out to resume, or start a new run with --fresh (this one is moved aside) or --run DIR",
+        )
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunRequest) -> list[str]:
+    """A message for everything that changed since the checkpoint and may change bits."""
+    texts = [
+        f"{name} changed since the checkpoint: {old} -> {new}"
+        for name, (old, new) in changed_settings(before, request).items()
+    ]
+    if before["data"] != now["data"]:
+        texts.append("the training data changed since the checkpoint")
+    if before["world_size"] != now["world_size"] and request.config.train.exact != "elastic":
+        texts.append(
+            f"the number of ranks changed since the checkpoint: {before['world_size']} -> {now['world_size']}; the "
+            "samples are the same, but not the bits (--train.exact elastic keeps both)"
+        )
+        return texts
+    machine = before.get("machine", now["machine"])
+    texts += [
+        f"the {name} changed since the checkpoint: {machine.get(name)} -> {value}; bits may differ from here on"
+        for name, value in now["machine"].items()
+        if machine.get(name) != value
+    ]
+    return texts
 
 
 def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from drumline.base.errors import ExitCode, UsageError, log
 from drumline.rank.collectives import gather_json
@@ -16,7 +16,6 @@ from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
 from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside
-from drumline.training.between_steps.actions import FirstStep, SimpleAction
 from drumline.training.between_steps.balance import Balance, make_balance
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preemption, report_preemption
@@ -26,7 +25,7 @@ from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
 from drumline.training.between_steps.throughput import total_peak
 from drumline.training.between_steps.trace import TracedStep
-from drumline.training.failure_report import is_own
+from drumline.training.failure_report import explain_out_of_memory, is_own
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import (
@@ -41,7 +40,6 @@ from drumline.training.job.job import (
 from drumline.training.kept_state import (
     GroupState,
     KeptState,
-    Regrouping,
     check_continues,
     check_newest,
     compare_group,
@@ -49,9 +47,8 @@ from drumline.training.kept_state import (
     report_regrouped,
     restore_kept,
 )
-from drumline.training.loop import Loop, Safeguards, between_steps
+from drumline.training.loop import FirstStep, Loop, Safeguards, between_steps
 from drumline.training.manager import RunManager
-from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.output import (
     StartClock,
     WatchNotices,
@@ -68,18 +65,33 @@ from drumline.training.replica_state import AgreedStep, SyncedStep
 from drumline.training.resume import (
     FoundCheckpoint,
     begin_launch,
+    facts_of,
     find_newest,
     report_recovery,
     report_resume,
     resume,
 )
-from drumline.training.run_context import RunContext, RunRequest, facts_of
+from drumline.training.run_context import RunContext, RunRequest, SimpleAction
 from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import uncalled_methods
 from drumline.watch.heartbeat import Phase
+
+
+@dataclass
+class Regrouping:
+    """The nodes of `--dist.on_lost_node continue`, and what this rank kept of the group before."""
+
+    live: LiveNodes | None = None
+    """None: a lost node restarts all."""
+    kept_state: KeptState | None = None
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether this rank's nodes have trained as another group before."""
+        return self.live is not None and self.live.latest.generation > 0
 
 
 @dataclass(frozen=True)
@@ -293,15 +305,9 @@ class TrainingRun:
         ddp = self.ddp
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
-        match self.config.data.balance:
-            case "off":
-                self.balance = None
-            case "auto":
-                self.balance = make_balance(
-                    self.context, self.non_finite, self.facts, self.start.facts
-                )
-            case _:
-                assert_never(self.config.data.balance)
+        self.balance = None
+        if self.config.data.balance == "auto":
+            self.balance = make_balance(self.context, self.non_finite, self.facts, self.start.facts)
         self.saver = Saver(
             self.context,
             facts=self.facts,

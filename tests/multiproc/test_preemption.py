@@ -23,8 +23,8 @@ from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimCo
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
 from drumline.runs.events import read_events
+from drumline.training import loop
 from drumline.training import run as engine
-from drumline.training.between_steps import actions
 from drumline.training.between_steps.preemption import Preemption
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress, make_manager
@@ -88,7 +88,7 @@ def told(
 
     Loop.take_step = slowly  # type: ignore[method-assign]
     if where == "evaluation":
-        actions.evaluate = behind(actions.evaluate)
+        loop.evaluate = behind(loop.evaluate)
     if where == "warm-up":
         engine.warm_up = behind(engine.warm_up)
     preemption.listen(prints=ddp.rank == 0)

@@ -16,7 +16,7 @@ from drumline.checkpoint.rank_states import gather_states
 from drumline.rank import collectives
 from drumline.runs import catalog
 from drumline.runs.events import read_events
-from drumline.training.between_steps.evaluation import evaluate
+from drumline.training.job.evaluation_job import evaluate
 from drumline.training.job.job import build_job, make_manager
 from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, Points, make_config, train_on

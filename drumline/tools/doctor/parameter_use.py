@@ -13,10 +13,10 @@ from drumline.base.text import join_names
 from drumline.config.schema import Config
 from drumline.tools.doctor.finding import Fault, Finding
 from drumline.tools.find.range_test import endless
+from drumline.training.failure_report import explain_out_of_memory
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.job import build_job
 from drumline.training.manager import RunManager
-from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.steps.warm_up import dry_run, trains_with_ddp, without_gradient
 from drumline.training.tasks.base import Task
 

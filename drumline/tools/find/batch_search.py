@@ -22,7 +22,7 @@ from drumline.parallel.wrap import has_batchnorm
 from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import pytree
 from drumline.training.job.job import Job, build_job
-from drumline.training.job.learning_rates import LearningRates
+from drumline.training.job.optimizer import LearningRates
 from drumline.training.manager import RunManager
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Task

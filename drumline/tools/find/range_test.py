@@ -16,11 +16,11 @@ from drumline.data.loader import Step
 from drumline.data.stream_loader import AnyLoader
 from drumline.rank.collectives import all_sum
 from drumline.rank.determinism import explain_refused_kernels
+from drumline.training.failure_report import explain_out_of_memory
 from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import Job, build_job, check_streams
-from drumline.training.job.learning_rates import LearningRates
+from drumline.training.job.optimizer import LearningRates
 from drumline.training.manager import RunManager
-from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.steps.choice import make_step
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task

@@ -28,10 +28,9 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import ddp_measurements, measure_ddp_every
-from drumline.training.between_steps.actions import Action
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.throughput import ExposedCommunication
-from drumline.training.run_context import RunContext
+from drumline.training.run_context import Action, RunContext
 from drumline.training.steps.compilation import FIRST_STEPS
 
 WARM_UP_STEPS = 5

@@ -23,11 +23,10 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.workers import WorkerTimes
 from drumline.metrics.meters import means
 from drumline.rank.collectives import all_sum
-from drumline.training.between_steps.actions import Action
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.throughput import DdpStepTimes, ExposedCommunication, Speed
 from drumline.training.output import WatchNotices
-from drumline.training.run_context import RunContext
+from drumline.training.run_context import Action, RunContext
 from drumline.training.steps.compilation import report_recompilations
 
 MIN_SHARE = 0.2

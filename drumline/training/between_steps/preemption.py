@@ -46,13 +46,12 @@ from drumline.rank.sealed_store import SealedStore
 from drumline.rank.signal_pipe import SignalPipe
 from drumline.rank.stop_vote import StopVote
 from drumline.runs.run_folder import write_whole
-from drumline.training.between_steps.actions import Action, CompareReplicas
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
 from drumline.training.manager import RunManager
 from drumline.training.output import screen
-from drumline.training.run_context import RunContext
+from drumline.training.run_context import Action, RunContext
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S = 0.5
@@ -423,11 +422,7 @@ class Preempt(Action):
     interval = 0
 
     def __init__(
-        self,
-        preemption: Preemption,
-        saver: Saver,
-        comparison: CompareReplicas,
-        non_finite: NonFinite,
+        self, preemption: Preemption, saver: Saver, comparison: Action, non_finite: NonFinite
     ) -> None:
         self._preemption = preemption
         self._saver = saver

@@ -21,13 +21,18 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, assert_never
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import Tensor
 
 from drumline.base.errors import log
+from drumline.checkpoint import state
+from drumline.checkpoint.optimizer_state import encode_state
+from drumline.checkpoint.rank_states import gather_states
 from drumline.checkpoint.retention import is_best, prune
-from drumline.checkpoint.store import WritingRank, flush_folder
+from drumline.checkpoint.state import gather_rng
+from drumline.checkpoint.store import Snapshot, WritingRank, flush_folder
 from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, Sharding, plan_step
@@ -35,11 +40,12 @@ from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum, gather_json
 from drumline.runs.events import JsonLines
 from drumline.runs.ledger_entries import LedgerEntry, num_steps, to_json
-from drumline.training.between_steps.actions import Periodic
-from drumline.training.between_steps.capture import capture_run
-from drumline.training.between_steps.evaluation import numbers
-from drumline.training.job.job import Progress
-from drumline.training.run_context import RunContext
+from drumline.training.between_steps.task_hooks import TaskHooks
+from drumline.training.job.evaluation_job import numbers
+from drumline.training.job.job import Job, Progress
+from drumline.training.job.optimizer import group_state
+from drumline.training.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
+from drumline.training.run_context import Periodic, RunContext
 from drumline.watch.heartbeat import Phase
 
 if TYPE_CHECKING:
@@ -145,13 +151,7 @@ class Saver(Periodic):
         """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous
         save or to skip."""
         self._paused_at = time.perf_counter()
-        match self._settings.when_busy:
-            case "wait":
-                may_skip = False
-            case "skip":
-                may_skip = not must_save
-            case _:
-                assert_never(self._settings.when_busy)
+        may_skip = {"wait": False, "skip": not must_save}[self._settings.when_busy]
         if may_skip and self._skips(step, metrics):
             return False
         self.report()
@@ -406,3 +406,81 @@ def _global_batches(cursor: Cursor, entries: Sequence[Sequence[int]]) -> list[tu
         batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
         cursor = Cursor(epoch, start + count * size)
     return batches
+
+
+DATA_FILE = "data"
+"""The file and document of a dataset's own state."""
+COMM_FILE = "comm"
+"""The file and document of `Job.comm`."""
+_STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
+
+
+def capture_run(
+    job: Job,
+    progress: Progress,
+    facts: Mapping[str, Any],
+    hooks: TaskHooks | None = None,
+    *,
+    is_writer: bool,
+) -> CapturedState | None:
+    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's
+    is complete. All ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in
+    `job.shared_weights()`.
+
+    With a single rank this does not wait for its GPU."""
+    device = job.ddp.device
+    rng = gather_rng(device)
+    by_rank = _gather_rank_states(job)
+    # Being copied to the host: complete when a copy that is started later is.
+    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
+    of_run: dict[str, Any] = {}
+    of_hooks = Snapshot({}, {})
+    if hooks is not None:  # on every rank: both calls may be collective
+        of_run["stop_asked"] = hooks.pending_reason()
+        of_run["stopped"] = progress.stopped
+        of_run["metrics"] = progress.metrics
+        of_hooks = hooks.capture()
+    if not is_writer:
+        return None
+    measured: dict[str, Any] = {"names": job.meter.names}
+    document = {
+        "step": progress.step,
+        "cursor": asdict(progress.cursor),
+        "saved_step": progress.saved_step,
+        "measured": measured,
+        "facts": dict(facts),
+        "group_state": group_state(job.optimizer, job.group_settings),
+        **of_run,
+    }
+    snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=document)
+    live = {**snapshot.tensors, **of_hooks.tensors}
+    if job.sync is not None and (outer := job.sync.outer_state()):
+        live[OUTER_FILE] = outer
+    return CapturedState(
+        progress.step,
+        live=live,
+        frozen={"rng": rng, **by_rank.tensors},
+        documents={**snapshot.documents, **of_hooks.documents, **by_rank.documents},
+        complete=lambda: measured.update(sums=sums.tolist()),
+    )
+
+
+def _gather_rank_states(job: Job) -> Snapshot:
+    """Collective: every rank's state of what has one of its own: a dataset that keeps its position,
+    PowerSGD, a replica of `--dist.sync`."""
+    gathered = Snapshot({}, {})
+    comm = None if job.comm is None else job.comm.state_dict()
+    states = {
+        DATA_FILE: job.loader.stream_state(),
+        COMM_FILE: comm,
+        REPLICAS_FILE: replica_state(job),
+    }
+    for file, rank_state in states.items():
+        if rank_state is None:
+            continue
+        tensors: dict[str, Tensor] = {}
+        encoded = encode_state(rank_state, _STATE_NAMES.get(file, file), tensors)
+        gathered.documents[file], tensors_by_rank = gather_states(encoded, tensors)
+        if tensors_by_rank:
+            gathered.tensors[file] = tensors_by_rank
+    return gathered

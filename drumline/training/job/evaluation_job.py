@@ -1,42 +1,38 @@
-"""What an evaluation works on: the model, the evaluation sets and the metrics. The job of a training
-run (`job`) has these and more; a checkpoint is evaluated without training data and without an
-optimizer. Below, how either gets its data and its model: built on the host or without memory
-(`--dist.meta_init`), and wrapped for its `--dist.mode`."""
+"""Evaluations: what one works on (the model, the evaluation sets and the task's metrics), and how it
+is done, with the same numbers on any number of ranks. The job of a training run (`job`) has these and
+more; a checkpoint is evaluated without training data and without an optimizer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from drumline.base.errors import UsageError
+from drumline.base.errors import TrainingError, UsageError
 from drumline.base.terminal import print_message
-from drumline.config.schema import Config, DistConfig, TrainConfig, sync_interval
+from drumline.checkpoint.optimizer_state import encode_state
+from drumline.checkpoint.rank_states import gather_states, state_of_rank
+from drumline.config.schema import Config, TrainConfig
 from drumline.data.bucket_copy import BucketCopy
 from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.metrics.meters import check_names
-from drumline.parallel.meta_init import ModuleInit, check_can_initialize
-from drumline.parallel.recompute import recompute_blocks
-from drumline.parallel.replica_groups import ReplicaGroups, make_replica_groups
-from drumline.parallel.sharded_model import ShardingPlan
 from drumline.parallel.shards import is_shard
-from drumline.parallel.wrap import gains_from_channels_last, unwrap_model
-from drumline.rank.collectives import check_same
+from drumline.parallel.wrap import LiveBuffers, gains_from_channels_last, unwrap_model
+from drumline.rank.collectives import all_sum, broadcast_json, check_same
 from drumline.rank.failure import wait_for_ranks
 from drumline.storage.object_store import is_store_url
-from drumline.training.job.task_metrics import make_metrics
 from drumline.training.manager import RunManager
-from drumline.training.steps.compiled_blocks import compile_blocks
-from drumline.training.tasks.base import Metric, Task
+from drumline.training.tasks.base import Metric, Task, evaluation_mode
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
 CACHE = Path(".cache", "drumline", "data")
@@ -188,15 +184,10 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
     """Set TF32 and cuDNN's search for kernels, for the whole process."""
     if device.type != "cuda":
         return
-    match train.tf32:
-        case "auto":
-            pass
-        case "on" | "off":
-            is_allowed = train.tf32 == "on"
-            torch.backends.cuda.matmul.allow_tf32 = is_allowed
-            torch.backends.cudnn.allow_tf32 = is_allowed
-        case _:
-            assert_never(train.tf32)
+    if train.tf32 != "auto":
+        is_allowed = {"on": True, "off": False}[train.tf32]
+        torch.backends.cuda.matmul.allow_tf32 = is_allowed
+        torch.backends.cudnn.allow_tf32 = is_allowed
     torch.backends.cudnn.benchmark = train.cudnn_benchmark
 
 
@@ -204,143 +195,248 @@ def make_autocast(
     precision: Literal["fp32", "bf16", "fp16"], device: torch.device
 ) -> AbstractContextManager[object]:
     """A context for forward passes, made once and entered in every step. fp32 needs none."""
-    match precision:
-        case "fp32":
-            return nullcontext()
-        case "bf16":
-            return torch.autocast(device.type, dtype=torch.bfloat16)
-        case "fp16":
-            return torch.autocast(device.type, dtype=torch.float16)
-        case _:
-            assert_never(precision)
+    if precision == "fp32":
+        return nullcontext()
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.autocast(device.type, dtype=dtypes[precision])
 
 
 def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
     """Tensor cores are faster with channels last; on the CPU it gains little."""
-    match train.memory_format:
-        case "auto":
-            return device.type == "cuda" and gains_from_channels_last(model)
-        case "contiguous":
-            return False
-        case "channels_last":
-            return True
-        case _:
-            assert_never(train.memory_format)
+    if train.memory_format == "auto":
+        return device.type == "cuda" and gains_from_channels_last(model)
+    return {"contiguous": False, "channels_last": True}[train.memory_format]
 
 
-def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
-    """How the model is sharded; None: it is not, as on one process."""
-    dist = config.dist
-    world_size = ddp.world_size
-    if dist.mode == "ddp" or world_size == 1:
-        return None
-    match dist.mode:
-        case "zero1" | "fsdp":
-            num_shards = world_size
-        case "hsdp":
-            num_shards = dist.shard_ranks or ddp.local_world_size
-        case "auto":
-            raise AssertionError("settle_mode comes first")
-        case _:
-            assert_never(dist.mode)
-    match dist.shard_dtype:
-        case "fp32":
-            dtype = None
-        case "bf16":
-            dtype = torch.bfloat16
-        case _:
-            assert_never(dist.shard_dtype)
-    if dist.offload_optimizer and ddp.device.type != "cuda":
-        raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
-    if num_shards < 2 or world_size % num_shards:
-        raise UsageError(
-            f"hsdp cannot split {world_size} ranks into groups of {num_shards} that hold one model each",
-            next_step=f"set --dist.shard_ranks to a divisor of {world_size} from 2 on, or use --dist.mode fsdp",
-        )
-    return ShardingPlan(
-        mode=dist.mode,
-        num_shards=num_shards,
-        wrap=dist.wrap or (),
-        dtype=dtype,
-        offloads=dist.offload_optimizer,
-        finds_unused=dist.find_unused_parameters,
-        timeout_s=ddp.train_timeout_s,
-    )
+NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")
+INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), or train on one rank"
 
 
-def set_up_model(
-    config: Config,
-    task: Task,
-    ddp: RunManager,
-    plan: ShardingPlan | None,
-    on_model: Callable[[nn.Module], None] | None = None,
-) -> tuple[nn.Module, ReplicaGroups | None]:
-    """Collective: the task's model, wrapped, and the replicas of `--dist.sync`. `on_model` is
-    called with the new model, before it is compared."""
-    prepare = None
-    if config.dist.meta_init:
-        with torch.device("meta"):
-            model = task.model()
-        check_can_initialize(model)
-        prepare = ModuleInit(config.train.seed)
-    else:
-        model = task.model()
-    if on_model is not None:
-        on_model(model)
-    recompute_blocks(model, config.model.activation_checkpointing, config.dist.wrap or ())
-    if plan is not None and config.train.step == "compile":
-        compile_blocks(model, config.dist.wrap or ())
-    if plan is None:
-        if prepare is not None:
-            prepare(model.named_modules())
-        groups = _make_groups(config.dist, model, ddp)
-        return _wrap(config, model, ddp, groups), groups
-    if config.dist.sync_batchnorm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    return ddp.shard(model, plan, prepare=prepare), None
-
-
-def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> ReplicaGroups | None:
-    """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
-    step."""
-    if not sync_interval(dist.sync) or (rendezvous := ddp.connection.rendezvous) is None:
-        return None
-    replicas: Sequence[tuple[int, ...]]
-    match dist.sync_within:
-        case "node":
-            replicas = rendezvous.nodes
-        case "none":
-            replicas = [(rank,) for rank in range(ddp.world_size)]
-        case _:
-            assert_never(dist.sync_within)
-    may_grow = dist.on_lost_node == "continue"
-    groups = make_replica_groups(replicas, timeout_s=ddp.train_timeout_s, may_grow=may_grow)
-    for name, module in model.named_modules():
-        if groups is not None and isinstance(module, nn.SyncBatchNorm):
+def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
+    """Those of the task, on the device. What could not be merged on several ranks is refused
+    there."""
+    metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
+    check_names(metrics)
+    for name, metric in metrics.items():
+        needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
+        # By its class: a property may need an update first.
+        missing = [method for method in needed if not hasattr(type(metric), method)]
+        if missing:
             raise UsageError(
-                f"the model's {name} is a SyncBatchNorm, which needs all ranks in every step, but with --dist.sync "
-                f"{dist.sync} replicas train alone",
-                next_step="use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
-                "synchronizes it inside nodes",
+                f"the metric {name!r} has no {' and no '.join(missing)}",
+                next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
             )
-    return groups
+        if isinstance(metric, nn.Module):
+            metric.to(ddp.device)
+        for place, part in _parts(metric).items():
+            # torchmetrics would add up the ranks by itself, and again.
+            if hasattr(part, "sync_on_compute"):
+                vars(part).update(sync_on_compute=False, _to_sync=False)
+            if ddp.world_size > 1:
+                _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
+    return metrics
 
 
-def _wrap(
-    config: Config, model: nn.Module, ddp: RunManager, groups: ReplicaGroups | None
-) -> nn.Module:
-    dist = config.dist
-    is_alone = groups is not None and groups.within is None
-    return ddp.wrap_applied(
-        model,
-        channels_last=is_channels_last(config.train, model, ddp.device),
-        reduces_gradients=config.train.exact != "elastic" and not is_alone,
-        group=None if groups is None else groups.within,
-        sync_batchnorm=dist.sync_batchnorm,
-        find_unused_parameters=dist.find_unused_parameters,
-        broadcast_buffers=False,  # the step does it, at its end
-        bucket_cap_mb=dist.bucket_cap_mb,
-        gradient_as_bucket_view=dist.gradient_as_bucket_view,
-        static_graph=dist.static_graph,
-        comm="none" if dist.comm == "powersgd" else dist.comm,
+def _is_collection(metric: Any) -> bool:
+    """Whether it is a MetricCollection of torchmetrics, which is not imported for this."""
+    return isinstance(metric, getattr(sys.modules.get("torchmetrics"), "MetricCollection", ()))
+
+
+def _without_groups(metric: Any) -> Any:
+    """A MetricCollection updates one metric of a group, and each rank would form its groups from
+    its first batch."""
+    if not _is_collection(metric):
+        return metric
+    members = dict(metric.items(keep_base=True, copy_state=False))
+    return type(metric)(members, prefix=metric.prefix, postfix=metric.postfix, compute_groups=False)
+
+
+def _check_merge(name: str, metric: Metric) -> None:
+    """Refuse what torchmetrics' own merge_state cannot merge, or merges wrongly. One that was
+    written for the metric is not tried: a state without updates is nothing that it must expect."""
+    if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
+        return
+    problem = _unweighted(metric)
+    try:
+        metric.merge_state(metric.metric_state)
+    except (RuntimeError, NotImplementedError) as error:
+        problem = str(error)
+    metric.reset()
+    if problem is not None:
+        raise UsageError(
+            f"the metric {name!r} cannot be merged over ranks: {problem}", next_step=INSTEAD
+        )
+
+
+def _unweighted(metric: Metric) -> str | None:
+    """What merge_state gets wrong: it does not know how many updates a mean is of, nor what a
+    tensor without a reduction is for."""
+    for key, reduction in getattr(metric, "_reductions", {}).items():
+        if getattr(reduction, "__name__", "") == "dim_zero_mean":
+            return f"its {key} is a mean, of which merge_state does not know the weight"
+        if reduction is None and isinstance(metric.metric_state[key], Tensor):
+            return f"its {key} has no dist_reduce_fx"
+    return None
+
+
+def _parts(metric: Metric) -> dict[str, Metric]:
+    """What holds states, by name: the wrappers of torchmetrics have them in metrics inside them,
+    whose `_defaults` some of them share."""
+    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
+    inside = {
+        id(vars(module)["_defaults"]): (name, module)
+        for name, module in modules
+        if vars(module).get("_defaults")
+    }
+    holders: dict[str, Any] = dict(inside.values())
+    return holders or {"": metric}
+
+
+def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
+    """With the `Loss.outputs` of one batch."""
+    if metrics and outputs is None:
+        raise UsageError(
+            "the task has metrics(), but its loss() returns no outputs to update them with",
+            next_step="return Loss(total, outputs=(scores, labels))",
+        )
+    for metric in metrics.values():
+        if isinstance(outputs, Mapping):
+            metric.update(**outputs)
+        elif isinstance(outputs, tuple | list):
+            metric.update(*outputs)
+        else:
+            metric.update(outputs)
+
+
+def compute_metrics(
+    metrics: Mapping[str, Metric], ddp: RunManager, *, is_updated: bool
+) -> dict[str, Any]:
+    """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a
+    batch; rank 0 has."""
+    if not metrics:
+        return {}
+    tensors: dict[str, Tensor] = {}
+    document = None
+    if is_updated:  # else it may have no state
+        states = {
+            name: {place: dict(part.metric_state) for place, part in _parts(metric).items()}
+            for name, metric in metrics.items()
+        }
+        document = encode_state(states, "metrics", tensors)
+    gathered, tensors = gather_states(document, tensors)
+    values: dict[str, Any] = {}
+    if ddp.is_main_process():
+        tensors = {name: tensor.to(ddp.device) for name, tensor in tensors.items()}
+        # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
+        for rank, document in enumerate(gathered["ranks"]):
+            if rank == 0 or document is None:
+                continue
+            states = state_of_rank(gathered, tensors, rank)
+            for name, metric in metrics.items():
+                for place, part in _parts(metric).items():
+                    part.merge_state(states[name][place])
+        for name, metric in metrics.items():
+            values.update(_values(name, metric.compute()))
+    merged: dict[str, Any] = broadcast_json(values)
+    return merged
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A number, a nested list, or those of a dict, each as NAME/KEY."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _values(f"{name}/{key}", part)
+    else:
+        yield name, _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if hasattr(value, "tolist"):  # a tensor or an array
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(name, entry) for entry in value]
+    if isinstance(value, bool | int | float):
+        return float(value) if isinstance(value, bool) else value
+    raise UsageError(
+        f"the metric {name!r} computed a {type(value).__name__}",
+        next_step="let compute() return a number, a tensor, a list or a dict of these",
     )
+
+
+@torch.no_grad()
+def evaluate(job: EvaluationJob) -> dict[str, Any]:
+    """Collective: the mean loss and all metrics of the model, as it is now, over every sample of
+    each evaluation set. Those of a set with a name are called `NAME/METRIC`."""
+    job.heartbeat.mark(Phase.EVALUATION)
+    LiveBuffers(job.model).broadcast()
+    metrics: dict[str, Any] = {}
+    with evaluation_mode(job.task, job.model):
+        for name, loader in job.eval_loaders.items():
+            prefix = f"{name}/" if name else ""
+            metrics |= {
+                f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()
+            }
+    return metrics
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are one number each, and not a matrix or a curve."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any]:
+    """Collective. A batch holds the same samples whatever the world size, every batch is summed by
+    one rank, and the sums are added with exact rounding, in any order."""
+    device = job.ddp.device
+    for metric in job.metrics.values():
+        metric.reset()
+    names, sums = _sum_batches(job, loader)
+    # Rank 0 always has the first batch; a rank without a batch gets the names from it.
+    batches_here = [loader.num_batches, loader.digest]
+    names, expected = broadcast_json([names, batches_here])
+    # They differ only for a stream: other datasets were compared before the first step.
+    if batches_here != expected:
+        what = "an evaluation stream whose first sample differs from that of rank 0"
+        if batches_here[0] != expected[0]:
+            what = f"{batches_here[0]} evaluation batches from its stream, rank 0 {expected[0]}"
+        raise TrainingError(
+            f"rank {job.ddp.rank} read {what}",
+            next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
+        )
+    table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=device)
+    for number, row in sums.items():
+        table[number] = row
+    weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
+    if weight <= 0:
+        raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
+    reported = job.reported(
+        {name: total / weight for name, total in zip(names, totals, strict=True)}
+    )
+    measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
+    if repeated := sorted(reported.keys() & measured.keys()):
+        raise TrainingError(
+            f"loss() or report() and metrics() both report {', '.join(repeated)}",
+            next_step="rename one of them",
+        )
+    return {**reported, **measured}
+
+
+def _sum_batches(
+    job: EvaluationJob, loader: EvaluationLoader
+) -> tuple[list[str], dict[int, Tensor]]:
+    """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
+    names: list[str] = []
+    sums = {}
+    for number, size, data in loader.numbered(padded=job.is_sharded):
+        job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
+        with job.autocast:
+            loss = job.task.loss(job.model, job.task.on_device(data))
+        if size == 0:  # only to gather the parameters with the other ranks
+            continue
+        update_metrics(job.metrics, loss.outputs)
+        names = ["loss", *loss.metrics]
+        row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
+        sums[number] = torch.stack(
+            [torch.as_tensor(value, device=job.ddp.device).double() for value in row]
+        )
+    return names, sums

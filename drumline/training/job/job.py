@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,14 +26,17 @@ from torch.optim import Optimizer
 
 from drumline.base.errors import UsageError, log
 from drumline.config.fields import scope_of
-from drumline.config.schema import Config, DistConfig, TrainConfig
+from drumline.config.schema import Config, DistConfig, TrainConfig, sync_interval
 from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.metrics.meters import Meter
 from drumline.parallel.comm_hook import PowerSGD
+from drumline.parallel.meta_init import ModuleInit, check_can_initialize
 from drumline.parallel.outer_sync import OuterSync, make_sync
+from drumline.parallel.recompute import recompute_blocks
+from drumline.parallel.replica_groups import ReplicaGroups, make_replica_groups
 from drumline.parallel.sharded_model import ShardedModel, ShardingPlan
 from drumline.parallel.wrap import LiveBuffers, has_batchnorm, unwrap_model
 from drumline.rank.collectives import check_same, gather_json
@@ -44,22 +47,23 @@ from drumline.training.job.evaluation_job import (
     check_same_data,
     evaluation_facts,
     evaluation_sets,
+    is_channels_last,
     loading_options,
     make_autocast,
     make_eval_loaders,
-    plan_sharding,
+    make_metrics,
     set_arithmetic,
-    set_up_model,
 )
-from drumline.training.job.learning_rates import LearningRates, peak_rate
 from drumline.training.job.optimizer import (
+    LearningRates,
     check_own_optimizer,
     find_uncapturable,
     group_settings,
     make_optimizer,
+    peak_rate,
 )
-from drumline.training.job.task_metrics import make_metrics
 from drumline.training.manager import RunManager
+from drumline.training.steps.compiled_blocks import compile_blocks
 from drumline.training.steps.finite_steps import FiniteSteps
 from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase
@@ -306,6 +310,107 @@ def build_job(
         group_settings=group_settings(optimizer),
         comm=_power_sgd(config.dist, applied),
         sync=None if groups is None else make_sync(config.dist, model, groups),
+    )
+
+
+def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
+    """How the model is sharded; None: it is not, as on one process."""
+    dist = config.dist
+    world_size = ddp.world_size
+    if dist.mode == "ddp" or world_size == 1:
+        return None
+    shards_of_node = dist.shard_ranks or ddp.local_world_size
+    num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[dist.mode]
+    if dist.offload_optimizer and ddp.device.type != "cuda":
+        raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
+    if num_shards < 2 or world_size % num_shards:
+        raise UsageError(
+            f"hsdp cannot split {world_size} ranks into groups of {num_shards} that hold one model each",
+            next_step=f"set --dist.shard_ranks to a divisor of {world_size} from 2 on, or use --dist.mode fsdp",
+        )
+    return ShardingPlan(
+        mode=dist.mode,
+        num_shards=num_shards,
+        wrap=dist.wrap or (),
+        dtype={"fp32": None, "bf16": torch.bfloat16}[dist.shard_dtype],
+        offloads=dist.offload_optimizer,
+        finds_unused=dist.find_unused_parameters,
+        timeout_s=ddp.train_timeout_s,
+    )
+
+
+def set_up_model(
+    config: Config,
+    task: Task,
+    ddp: RunManager,
+    plan: ShardingPlan | None,
+    on_model: Callable[[nn.Module], None] | None = None,
+) -> tuple[nn.Module, ReplicaGroups | None]:
+    """Collective: the task's model, wrapped, and the replicas of `--dist.sync`. `on_model` is
+    called with the new model, before it is compared."""
+    prepare = None
+    if config.dist.meta_init:
+        with torch.device("meta"):
+            model = task.model()
+        check_can_initialize(model)
+        prepare = ModuleInit(config.train.seed)
+    else:
+        model = task.model()
+    if on_model is not None:
+        on_model(model)
+    recompute_blocks(model, config.model.activation_checkpointing, config.dist.wrap or ())
+    if plan is not None and config.train.step == "compile":
+        compile_blocks(model, config.dist.wrap or ())
+    if plan is None:
+        if prepare is not None:
+            prepare(model.named_modules())
+        groups = _make_groups(config.dist, model, ddp)
+        return _wrap(config, model, ddp, groups), groups
+    if config.dist.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    return ddp.shard(model, plan, prepare=prepare), None
+
+
+def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> ReplicaGroups | None:
+    """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
+    step."""
+    if not sync_interval(dist.sync) or (rendezvous := ddp.connection.rendezvous) is None:
+        return None
+    each_rank = [(rank,) for rank in range(ddp.world_size)]
+    replicas: dict[str, Sequence[tuple[int, ...]]]
+    replicas = {"node": rendezvous.nodes, "none": each_rank}
+    may_grow = dist.on_lost_node == "continue"
+    groups = make_replica_groups(
+        replicas[dist.sync_within], timeout_s=ddp.train_timeout_s, may_grow=may_grow
+    )
+    for name, module in model.named_modules():
+        if groups is not None and isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"the model's {name} is a SyncBatchNorm, which needs all ranks in every step, but with --dist.sync "
+                f"{dist.sync} replicas train alone",
+                next_step="use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
+                "synchronizes it inside nodes",
+            )
+    return groups
+
+
+def _wrap(
+    config: Config, model: nn.Module, ddp: RunManager, groups: ReplicaGroups | None
+) -> nn.Module:
+    dist = config.dist
+    is_alone = groups is not None and groups.within is None
+    return ddp.wrap_applied(
+        model,
+        channels_last=is_channels_last(config.train, model, ddp.device),
+        reduces_gradients=config.train.exact != "elastic" and not is_alone,
+        group=None if groups is None else groups.within,
+        sync_batchnorm=dist.sync_batchnorm,
+        find_unused_parameters=dist.find_unused_parameters,
+        broadcast_buffers=False,  # the step does it, at its end
+        bucket_cap_mb=dist.bucket_cap_mb,
+        gradient_as_bucket_view=dist.gradient_as_bucket_view,
+        static_graph=dist.static_graph,
+        comm="none" if dist.comm == "powersgd" else dist.comm,
     )
 
 

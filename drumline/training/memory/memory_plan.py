@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from drumline.base.errors import UsageError
 from drumline.base.text import GIB, MIB
@@ -24,8 +23,6 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
-from drumline.parallel.outer_sync import split_evenly
-from drumline.parallel.recompute import LEAST_SAVING
 from drumline.training.job.job import choose_batch
 from drumline.training.memory.memory_trace import (
     FakeJob,
@@ -53,11 +50,8 @@ buffers."""
 GATHERED = {"forward": 2, "backward": 3}
 # The same where parameters stay whole: only messages.
 MESSAGES = {"forward": 2, "backward": 1}
-# `--dist.sync`: bytes for each parameter of a part, in a message and, at most, while a round
-# begins: this rank's own weights, the difference, it with what was left out before, the message,
-# what that is decoded to.
-MESSAGE = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}
-ROUND = {"fp32": 16.0, "bf16": 22.0, "int8": 25 + 4 / 256}
+LEAST_SAVING = 0.05
+"""Of the activations; with less, the time that the second forward pass takes is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +127,9 @@ def plan_memory(
     config: Config, task: Task, *, worlds: Iterable[int], ranks_per_node: int
 ) -> MemoryPlan:
     """The memory of a rank in every mode that makes a difference on these numbers of ranks."""
-    if config.train.exact == "elastic":
+    if config.train.exact == "elastic" or sync_interval(config.dist.sync):
         raise UsageError(
-            "the elastic mode is not planned: it keeps gradients of shards in its own way",
+            "--train.exact elastic and --dist.sync are not planned",
             next_step="measure it on a GPU: drumline find-batch TASK",
         )
     data = task.train_data()
@@ -161,14 +155,11 @@ def plan_memory(
             impossible[world_size] = error.what
             continue
         batches[micro.size] = micro.data
-        num_replicas = _num_replicas(config.dist, world_size, ranks_per_node)
         for mode, num_shards in modes_for(world_size, config.dist.shard_ranks or ranks_per_node):
-            if mode != "ddp" and num_replicas > 1:
-                break  # only ddp has rounds
             step = traced(micro.size, None if mode == "ddp" else sharded_type)
             if mode == "ddp":
                 memory_at = _in_replicas(
-                    step, world_size, num_replicas, config.dist, accumulates=micro.accumulates
+                    step, world_size, config.dist, accumulates=micro.accumulates
                 )
             else:
                 memory_at = _in_shards(
@@ -179,7 +170,7 @@ def plan_memory(
             )
             if recomputes and recompute is None:
                 recompute = _compare_without(
-                    config, task, ranks[0], micro, num_replicas, blocks=job(None).recomputed()
+                    config, task, ranks[0], micro, blocks=job(None).recomputed()
                 )
     return MemoryPlan(
         num_parameters=job(None).num_parameters,
@@ -187,13 +178,6 @@ def plan_memory(
         impossible=impossible,
         recompute=recompute,
     )
-
-
-def _num_replicas(dist: DistConfig, world_size: int, ranks_per_node: int) -> int:
-    """That synchronize in rounds."""
-    if not sync_interval(dist.sync):
-        return 1
-    return -(-world_size // ranks_per_node) if dist.sync_within == "node" else world_size
 
 
 def _memory_at_peak(
@@ -205,21 +189,13 @@ def _memory_at_peak(
 
 
 def _compare_without(
-    config: Config,
-    task: Task,
-    memory: RankMemory,
-    micro: _MicroBatch,
-    num_replicas: int,
-    *,
-    blocks: str,
+    config: Config, task: Task, memory: RankMemory, micro: _MicroBatch, *, blocks: str
 ) -> RecomputePlan:
     """The same rank, of the mode ddp, without activation checkpointing. The task is made again,
     since its model may depend on the setting."""
     plain = replace(config, model=replace(config.model, activation_checkpointing=False))
     step = FakeJob(plain, type(task)(plain)).trace(micro.data)
-    memory_at = _in_replicas(
-        step, memory.world_size, num_replicas, config.dist, accumulates=micro.accumulates
-    )
+    memory_at = _in_replicas(step, memory.world_size, config.dist, accumulates=micro.accumulates)
     without = _memory_at_peak(
         step, memory_at, mode=memory.mode, world_size=memory.world_size, micro=micro
     )
@@ -275,27 +251,19 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
 
 
 def _in_replicas(
-    step: StepMemory, world_size: int, num_replicas: int, dist: DistConfig, *, accumulates: bool
+    step: StepMemory, world_size: int, dist: DistConfig, *, accumulates: bool
 ) -> MemoryAt:
     """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but
-    not while they add up before the ranks synchronize. With `--dist.sync` only the ranks of a
-    replica reduce gradients, if it has several."""
+    not while they add up before the ranks synchronize."""
     trained = sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
-    has_buckets = world_size > num_replicas
+    has_buckets = world_size > 1
     is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
     communication = trained if has_buckets and not is_view else 0
-    if has_buckets:
-        match dist.comm:
-            case "none":
-                pass
-            case "bf16" | "fp16":
-                communication += int(
-                    dist.bucket_cap_mb * MIB
-                )  # two buckets in half the bytes, on their way
-            case "powersgd":
-                communication += trained  # what the last step left out
-            case _:
-                assert_never(dist.comm)
+    if has_buckets and dist.comm == "powersgd":
+        communication += trained  # what the last step left out
+    elif has_buckets and dist.comm != "none":
+        # two buckets in half the bytes, on their way
+        communication += int(dist.bucket_cap_mb * MIB)
     parameters = (
         sum(rounded(parameter.num_bytes) for parameter in step.parameters) + step.buffer_bytes
     )
@@ -304,44 +272,16 @@ def _in_replicas(
         + step.scalar_bytes
     )
 
-    between, in_round = _for_rounds(step, num_replicas, dist)
-
     def at(moment: MemoryMoment) -> dict[str, int]:
-        is_after = moment.phase == "optimizer"  # when a round begins
         return {
             "parameters": parameters,
             "gradients": trained if accumulates or is_view else moment.gradients,
             "optimizer": optimizer,
             "activations": moment.live,
-            "communication": communication
-            + (max(between, in_round - moment.live) if is_after else between),
+            "communication": communication,
         }
 
     return at
-
-
-def _for_rounds(step: StepMemory, num_replicas: int, dist: DistConfig) -> tuple[int, int]:
-    """What the first rank of a replica holds for `--dist.sync`: while it computes, and while a
-    round begins."""
-    if num_replicas < 2:
-        return 0, 0
-    sizes = [parameter.num_elements for parameter in step.parameters if parameter.is_trained]
-    named = {
-        str(number): nn.Parameter(torch.empty(size, device="meta"))
-        for number, size in enumerate(sizes)
-    }
-    parts = split_evenly(named, dist.sync_parts)
-    elements = sum(sizes)
-    part = max(sum(parameter.numel() for parameter in part.values()) for part in parts)
-    always = 4.0 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
-    if dist.outer_dtype != "fp32":
-        always += (
-            4 * elements * (1 + 1 / num_replicas)
-        )  # what rounding leaves out, in either half of a round
-    on_its_way = (4 + 2 * MESSAGE[dist.outer_dtype]) * part if dist.sync_overlap else 0
-    return int(always + step.buffer_bytes + on_its_way), int(
-        always + step.buffer_bytes + ROUND[dist.outer_dtype] * part
-    )
 
 
 def _in_shards(

@@ -108,11 +108,6 @@ class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        if torch.is_inference_mode_enabled() and name not in _FORMULAS:
-            # Only here composite operations (linear, matmul) arrive as a whole.
-            with self:
-                if (result := func.decompose(*args, **(kwargs or {}))) is not NotImplemented:
-                    return result
         result = func(*args, **(kwargs or {}))
         self.has_unknown |= name in _UNKNOWN
         # In a backward pass gradients are only on where a part of the forward pass is repeated.

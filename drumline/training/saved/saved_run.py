@@ -27,11 +27,11 @@ from drumline.config.task_fields import task_fields
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
-from drumline.training.between_steps.evaluation import evaluate
 from drumline.training.between_steps.task_hooks import HOOKS_FILE, make_hooks
 from drumline.training.job.evaluation_job import (
     EvaluationJob,
     build_evaluation_job,
+    evaluate,
     evaluation_sets,
     with_local_data,
 )

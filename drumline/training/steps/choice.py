@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,9 @@ from drumline.runs.run_folder import write_whole
 from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable
 from drumline.training.manager import RunManager
-from drumline.training.steps.capture_checks import find_hook
 from drumline.training.steps.compilation import CompiledStep
 from drumline.training.steps.eager import AnyStep, ElasticStep, TrainStep
-from drumline.training.steps.graph import GraphStep
+from drumline.training.steps.graph import GraphStep, find_hook
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
@@ -95,19 +94,14 @@ def make_step(
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
     """The step of the settings. `note` logs a message."""
-    match config.train.exact:
-        case "world":
-            pass
-        case "elastic":
-            return ElasticStep(
-                job,
-                seed=config.train.seed,
-                clip_norm=config.optim.clip_norm,
-                bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
-                find_unused=config.dist.find_unused_parameters,
-            )
-        case _:
-            assert_never(config.train.exact)
+    if config.train.exact == "elastic":
+        return ElasticStep(
+            job,
+            seed=config.train.seed,
+            clip_norm=config.optim.clip_norm,
+            bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
+            find_unused=config.dist.find_unused_parameters,
+        )
     uncapturable = job.uncapturable or options.uncaptured
     kinds = _step_kinds(job, config, captures=uncapturable is None, note=note)
     kind = job.step_kind
@@ -135,7 +129,7 @@ def _step_kinds(
 
     def compiled_loss() -> AnyStep:
         # The blocks of a sharded model are compiled already (`compile_blocks`).
-        return eager() if job.is_sharded else CompiledStep(job, note=note, **settings)
+        return eager() if job.is_sharded else CompiledStep(job, **settings)
 
     kinds: StepKinds = {"eager": eager, "compile": compiled_loss}
     if captures and job.ddp.device.type == "cuda":

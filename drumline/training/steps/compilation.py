@@ -5,8 +5,7 @@ compared, and a later recompilation is reported with its reason.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -40,10 +39,8 @@ class CompiledStep:
     by torch. The short batch at the end of an epoch is not compiled: that would cost more than it
     gains."""
 
-    def __init__(self, job: Job, *, note: Callable[[str], None], **settings: Any) -> None:
-        """`note` logs a message."""
+    def __init__(self, job: Job, **settings: Any) -> None:
         self._job = job
-        self._note = note
         self._batch_size = job.batch.size
         self._is_compiled = False
         self._full = eager.TrainStep(
@@ -56,14 +53,12 @@ class CompiledStep:
         """Collective: one optimizer step."""
         inner = self._full if step.plan.global_size == self._batch_size else self._short
         if inner is self._full and not self._is_compiled:
-            step = _compile_before(step, inner.compute_loss, self._job, note=self._note)
+            step = _compile_before(step, inner.compute_loss, self._job)
             self._is_compiled = True
         inner(step)
 
 
-def _compile_before(
-    step: Step, compute_loss: eager.LossFunction, job: Job, *, note: Callable[[str], None]
-) -> Step:
+def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> Step:
     """Collective: let torch compile the loss for the first micro-batch of this step, where no other
     rank waits in a collective for this one; then wait for the other ranks, and compare. Nothing of
     the job changes. Returns the same step, whose micro-batches are still to be taken."""
@@ -75,7 +70,6 @@ def _compile_before(
     if (marks := ddp.connection.compilations) is not None:
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
     before = _counts()
-    began = time.perf_counter()
     # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
     local = (
         job.applied.no_sync() if isinstance(job.applied, DistributedDataParallel) else nullcontext()
@@ -87,31 +81,24 @@ def _compile_before(
     job.optimizer.zero_grad(set_to_none=True)
     if ddp.world_size > 1:
         made = {name: count - before[name] for name, count in _counts().items()}
-        this_rank = {**made, "host": ddp.host, "seconds": time.perf_counter() - began}
         _wait_for_ranks(job)
-        everyone = gather_json(this_rank)
+        everyone = gather_json({**made, "host": ddp.host})
         difference = find_difference(everyone)
-        cached = describe_cache(everyone)
         if ddp.is_main_process() and difference is not None:
             log.warning(
                 f"ranks differ in what torch.compile made of {type(job.task).__name__}.loss(): {difference}. Try: let "
                 "the loss do the same on every rank; TORCH_LOGS=graph_breaks,guards shows where it differs"
             )
-        if ddp.is_main_process() and cached is not None:
-            note(cached)
     return step._replace(micro_batches=chain([first], step.micro_batches))
 
 
 def _counts() -> dict[str, int]:
     """What torch's compiler has counted in this process."""
     counters = compiler_counters()
-    caches = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
     return {
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": counters["graph_break"].total(),
         "guards": sum(metrics.guard_count or 0 for metrics in compilations()),
-        "hits": sum(counters[part][f"{cache}_hit"] for part, cache in caches),
-        "misses": sum(counters[part][f"{cache}_miss"] for part, cache in caches),
     }
 
 
@@ -142,19 +129,6 @@ def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:
         for rank_counts in everyone
     ]
     return by_rank(made, [counts["host"] for counts in everyone]) if len(set(made)) > 1 else None
-
-
-def describe_cache(everyone: Sequence[Mapping[str, Any]]) -> str | None:
-    """Which ranks compiled anew, if others found everything in the compiler's cache on their
-    disk."""
-    anew = [rank for rank, counts in enumerate(everyone) if counts["misses"]]
-    cached = [
-        rank for rank, counts in enumerate(everyone) if counts["hits"] and not counts["misses"]
-    ]
-    if not anew or not cached:
-        return None
-    longest = duration(max(everyone[rank]["seconds"] for rank in anew))
-    return f"{named_ranks(anew)} compiled anew, in {longest}; {named_ranks(cached)} read the compiler's cache"
 
 
 def report_recompilations(context: RunContext, first_step: int) -> None:

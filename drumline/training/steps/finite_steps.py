@@ -4,7 +4,7 @@ waiting for the device. What the loop does about them is in `non_finite.py`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, assert_never
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -49,13 +49,6 @@ class FiniteSteps:
     ) -> None:
         """`waits_for_device`: whether reading a number waits for the device. `is_sharded`: ranks
         hold different shards, so all of them must skip the same updates."""
-        match on_nan:
-            case "stop" | "skip":
-                prevents_update = True
-            case "warn":
-                prevents_update = False
-            case _:
-                assert_never(on_nan)
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
         """Since the last reset: the number of non-finite steps, and of steps since the first of
@@ -68,7 +61,7 @@ class FiniteSteps:
         self._scaler = scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
-        decides = prevents_update and scaler is None
+        decides = {"stop": True, "skip": True, "warn": False}[on_nan] and scaler is None
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
         # An optimizer on the host would have to wait for the number, which is on the device.

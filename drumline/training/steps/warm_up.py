@@ -183,30 +183,26 @@ def _cut(batch: Any, size: int) -> Any:
 
 
 def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None, bool]:
-    """Collective: the FLOPs of these samples, in training mode, or in evaluation mode where the
-    other pass fails (reentrant checkpointing does); None: both fail, or they are unknown. And
-    whether all parameters certainly get a gradient in training, on every rank."""
+    """Collective: the FLOPs of these samples; None: the pass fails, or they are unknown. And whether
+    all parameters certainly get a gradient, on every rank."""
     size = min(size, COUNTED_SAMPLES)
-    for is_training in (True, False) if size else ():
-        flops = None
-        uses_all = False
-        has_failed = False
-        try:
-            flops, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
-        except Exception:
-            has_failed = True  # a real error is raised by the first step too
-        ranks = gather_json([has_failed, uses_all])
-        if not any(failed for failed, _ in ranks):
-            return flops, is_training and all(uses for _, uses in ranks)
-    return None, False
+    flops = None
+    uses_all = False
+    has_failed = False
+    try:
+        if size:
+            flops, uses_all = _count(job, _cut(few, size), size)
+    except Exception:
+        has_failed = True  # a real error is raised by the first step too
+    ranks = gather_json([has_failed, uses_all])
+    if any(failed for failed, _ in ranks):
+        return None, False
+    return flops, all(uses for _, uses in ranks)
 
 
-def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[ModelFlops | None, bool]:
+def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
     unreached = {id(parameter) for parameter in job.model.parameters() if parameter.requires_grad}
     with dry_run(job) as task:
-        task.training = is_training
-        if not is_training:
-            job.model.eval()  # `dry_run` restores the modes
         _without_batch_statistics(job.model)
 
         def compute_loss() -> Tensor:

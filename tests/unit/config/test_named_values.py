@@ -36,14 +36,9 @@ from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.group import choose_device
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.training.between_steps.saver import Saver
-from drumline.training.job.evaluation_job import (
-    _make_groups,
-    is_channels_last,
-    make_autocast,
-    plan_sharding,
-    set_arithmetic,
-)
-from drumline.training.job.learning_rates import peak_rate, rate_factor
+from drumline.training.job.evaluation_job import is_channels_last, make_autocast, set_arithmetic
+from drumline.training.job.job import _make_groups, plan_sharding
+from drumline.training.job.optimizer import peak_rate, rate_factor
 from drumline.training.output import make_display
 from drumline.training.steps.choice import make_step
 from drumline.training.steps.finite_steps import FiniteSteps
@@ -90,7 +85,7 @@ def names_in(annotation: Any) -> Iterator[str]:
 
 def test_all_names_are_here() -> None:
     """A new name fails here, so that whoever adds it looks for the places that read the setting;
-    mypy finds those with `assert_never`."""
+    the others find it missing in a table, or mypy does, with `assert_never`."""
     names_of = {path: tuple(names_in(field.annotation)) for path, field in FIELDS.items()}
     assert {path: names for path, names in names_of.items() if names} == NAMES
 
@@ -277,7 +272,9 @@ PLACES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("path", PLACES)
 def test_a_name_without_a_branch_is_an_error(path: str) -> None:
-    with pytest.raises((AssertionError, ValueError, UsageError, PreflightError), match=NEW):
+    with pytest.raises(
+        (AssertionError, KeyError, ValueError, UsageError, PreflightError), match=NEW
+    ):
         PLACES[path]()
 
 

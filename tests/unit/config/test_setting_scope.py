@@ -16,7 +16,8 @@ from drumline.config.fields import FIELDS, scope_of
 from drumline.config.schema import Config, SettingScope
 from drumline.rank.rendezvous.rank_facts import rank_facts
 from drumline.training.job.job import compared_settings, flat
-from drumline.training.run_context import RunRequest, changed_settings, check_not_finished
+from drumline.training.resume import changed_settings, check_not_finished
+from drumline.training.run_context import RunRequest
 from drumline.training.saved.exported_weights import settings_in_card
 from drumline.watch.fact_differences import check_differences
 

@@ -17,7 +17,8 @@ from drumline.config.resolve import HOW_TO_DECLARE
 from drumline.config.schema import Bounds, Config
 from drumline.config.task_fields import task_fields
 from drumline.training.job.job import flat, make_manager
-from drumline.training.run_context import RunRequest, changed_settings
+from drumline.training.resume import changed_settings
+from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import ImageClassification, resolve_task
 

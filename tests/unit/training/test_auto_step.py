@@ -20,7 +20,8 @@ from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.training.job.job import choose_step_kind, flat
 from drumline.training.job.optimizer import group_settings
-from drumline.training.run_context import RunRequest, changed_settings
+from drumline.training.resume import changed_settings
+from drumline.training.run_context import RunRequest
 from drumline.training.steps import choice
 from drumline.training.steps.choice import (
     TIMED_STEPS,

@@ -12,12 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from drumline.training.steps.capture_checks import (
-    find_hook,
-    find_uncopyable,
-    host_changes,
-    user_line,
-)
+from drumline.training.steps.graph import find_hook, find_uncopyable, host_changes, user_line
 
 CPU = torch.device("cpu")
 

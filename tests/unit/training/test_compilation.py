@@ -1,32 +1,19 @@
-"""What is said of compilations: ranks whose results differ, a cache that only some had, a function
-compiled again."""
+"""What is said of compilations: ranks whose results differ, a function compiled again."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from drumline.training.steps.compilation import (
-    describe_cache,
-    describe_recompilations,
-    find_difference,
-)
+from drumline.training.steps.compilation import describe_recompilations, find_difference
 
 
 def made(host: str = "node-a", **changes: Any) -> dict[str, Any]:
-    usual = {
-        "graphs": 1,
-        "breaks": 0,
-        "guards": 41,
-        "hits": 2,
-        "misses": 0,
-        "seconds": 1.5,
-        "host": host,
-    }
+    usual = {"graphs": 1, "breaks": 0, "guards": 41, "host": host}
     return {**usual, **changes}
 
 
 def test_a_rank_whose_compiled_loss_differs_is_named() -> None:
-    assert find_difference([made(), made(hits=0, misses=2, seconds=60.0), made("node-b")]) is None
+    assert find_difference([made(), made(), made("node-b")]) is None
     assert find_difference([made(), made(), made("node-b", graphs=2, breaks=1, guards=50)]) == (
         "ranks 0, 1 (node-a): 1 graph, 0 graph breaks, 41 guards; rank 2 (node-b): 2 graphs, 1 graph break, 50 guards"
     )
@@ -34,16 +21,6 @@ def test_a_rank_whose_compiled_loss_differs_is_named() -> None:
     assert find_difference([made(), failed]) == (
         "rank 0 (node-a): 1 graph, 0 graph breaks, 41 guards; rank 1 (node-b): 0 graphs, 0 graph breaks, 0 guards"
     )
-
-
-def test_ranks_that_compiled_anew_are_named_if_others_had_it_in_their_cache() -> None:
-    anew = made(hits=1, misses=1, seconds=72.0)
-    assert describe_cache([made(), anew, anew, made()]) == (
-        "ranks 1, 2 compiled anew, in 1 min 12 s; ranks 0, 3 read the compiler's cache"
-    )
-    assert describe_cache([anew, anew]) is None
-    assert describe_cache([made(), made()]) is None
-    assert describe_cache([anew, made(hits=0)]) is None, "a loss that cannot be cached"
 
 
 def test_a_function_that_is_compiled_again_is_reported_once_with_where_why_and_what_to_do() -> None:

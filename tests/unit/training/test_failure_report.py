@@ -24,8 +24,13 @@ from drumline.base.errors import (
 from drumline.base.untrusted import parse_json
 from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.sharding import Sharding
-from drumline.training.failure_report import can_restart, describe_failure, is_own, subject
-from drumline.training.out_of_memory import explain_out_of_memory
+from drumline.training.failure_report import (
+    can_restart,
+    describe_failure,
+    explain_out_of_memory,
+    is_own,
+    subject,
+)
 from drumline.training.steps.eager import loss_function
 from drumline.training.tasks.base import Loss, Task
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -189,33 +194,6 @@ def test_out_of_memory_for_the_model_itself_names_a_mode(
             _update()
         assert caught.value.next_step is not None
         assert caught.value.next_step.startswith(next_step)
-
-
-@pytest.mark.parametrize(
-    ("width", "next_step"), [(64, "--dist.mode fsdp, which"), (32, "--train.micro_batch_size 16,")]
-)
-def test_out_of_memory_in_a_step_names_a_mode_where_the_model_takes_most(
-    width: int, next_step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of AdamW has left four tensors for each parameter: 64 kB, or 16 kB, of the 100 kB that
-    a GPU had given."""
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 100_000)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 110_000))
-    model = nn.Linear(width, width, bias=False)
-    model(torch.ones(1, width)).sum().backward()
-    optimizer = torch.optim.AdamW(model.parameters())
-    optimizer.step()
-    job: Any = SimpleNamespace(
-        model=model,
-        optimizer=optimizer,
-        ddp=SimpleNamespace(device=torch.device("cuda"), world_size=2),
-        batch=SimpleNamespace(size=64),
-        loader=SimpleNamespace(sharding=Sharding(batch_size=64, rank=1, world_size=2)),
-    )
-    with pytest.raises(TrainingError) as caught, explain_out_of_memory(Config(), job.ddp, job):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
-    assert "the most that this rank has held is 97.7 KiB of 107 KiB" in str(caught.value)
-    assert str(caught.value.next_step).startswith(next_step)
 
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:

@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from drumline.base.errors import UsageError
 from drumline.config.schema import OptimConfig
-from drumline.training.job.learning_rates import LearningRates, peak_rate, rate_factor
+from drumline.training.job.optimizer import LearningRates, peak_rate, rate_factor
 
 
 def factors(schedule: str, total_steps: int, **settings: Any) -> list[float]:

@@ -13,12 +13,11 @@ import torch
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor
-from drumline.training.between_steps.actions import AT_EPOCH_END, Action, FirstStep
 from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.job import Progress
-from drumline.training.loop import Loop, Safeguards, between_steps
-from drumline.training.run_context import RunContext, RunRequest
+from drumline.training.loop import FirstStep, Loop, Safeguards, between_steps
+from drumline.training.run_context import AT_EPOCH_END, Action, RunContext, RunRequest
 from drumline.training.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import HeartbeatWriter
 

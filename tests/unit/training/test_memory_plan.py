@@ -3,7 +3,6 @@ they cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
 from drumline.base.errors import UsageError
 from drumline.base.text import GIB, memory_size
 from drumline.cli.plan_command import recompute_lines
 from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
-from drumline.parallel.outer_sync import make_sync
-from drumline.parallel.replica_groups import ReplicaGroups
 from drumline.training.job.mode_choice import choose_mode, settle_mode
 from drumline.training.manager import RunManager
 from drumline.training.memory.gpu_table import GPUS, gpu_memory
@@ -30,10 +26,9 @@ from drumline.training.memory.memory_plan import (
     WORKSPACES,
     MemoryPlan,
     RankMemory,
-    _for_rounds,
     plan_memory,
 )
-from drumline.training.memory.memory_trace import FakeJob, MemoryMoment, StepMemory, _MemoryTrace
+from drumline.training.memory.memory_trace import FakeJob, MemoryMoment, StepMemory
 from drumline.training.models import GPT
 from drumline.training.tasks.base import Loss, Task
 
@@ -286,53 +281,13 @@ def test_accumulation_and_buckets_hold_gradients_twice() -> None:
     assert compressed["ddp", 2].communication - plain["ddp", 2].communication == PARAMETERS
 
 
-ROUNDS = {
-    "local": DistConfig(sync="local:4"),
-    "diloco bf16": DistConfig(sync="diloco:4", outer_dtype="bf16"),
-    "diloco int8": DistConfig(sync="diloco:4", outer_dtype="int8"),
-    "parts": DistConfig(sync="diloco:4", outer_dtype="int8", sync_parts=2, sync_overlap=2),
-}
-
-
-@pytest.mark.parametrize("dist", ROUNDS.values(), ids=ROUNDS)
-def test_rounds_take_as_much_as_a_real_round(dist: DistConfig, two_replicas: ReplicaGroups) -> None:
-    config = replace(settings(), dist=dist)
-    task = Perceptron(config)
-    with torch.no_grad(), _MemoryTrace() as trace:
-        model = task.model()
-        live_bytes = trace.live
-        sync = make_sync(dist, model, two_replicas)
-        between = trace.live
-        trace.moments.clear()
-        for step in range(1, 9):
-            sync.after_step(step, is_last=False)
-            between = max(between, trace.live)
-        in_round = max(moment.live for moment in trace.moments)
-    ranks = plan_memory(config, task, worlds=(1, 2), ranks_per_node=8).ranks
-    assert [(rank.mode, rank.world_size) for rank in ranks] == [("ddp", 1), ("ddp", 2)]
-    assert ranks[0].communication == 0
-    step = FakeJob(config, task).trace([torch.zeros(ROWS, 256)])
-    assert _for_rounds(step, 2, dist) == pytest.approx(
-        (between - live_bytes, in_round - live_bytes), rel=0.02
-    )
-    assert ranks[1].communication >= between - live_bytes
-
-
-@pytest.fixture
-def two_replicas() -> Iterator[ReplicaGroups]:
-    """As rank 0 of two sees them; nothing is sent, as only sizes matter."""
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    across = torch.distributed.group.WORLD
-    yield ReplicaGroups(members=(0,), leaders=(0, 1), within=None, across=across, weight=0.5)
-    torch.distributed.destroy_process_group()
-
-
-def test_ranks_of_a_node_have_buckets_and_rounds() -> None:
-    dist = DistConfig(sync="local:4", sync_within="node")
-    plans = plan(replace(settings(), dist=dist), worlds=(2, 4), per_node=2)
-    assert plans["ddp", 2].communication == 0  # one node is one replica
-    assert plans["ddp", 4].gradients == PARAMETERS  # DDP's buckets
-    assert plans["ddp", 4].communication >= PARAMETERS
+def test_rounds_and_the_elastic_mode_are_refused() -> None:
+    for config in (
+        replace(settings(), dist=DistConfig(sync="local:4")),
+        replace(settings(), train=TrainConfig(exact="elastic")),
+    ):
+        with pytest.raises(UsageError, match="are not planned"):
+            plan(config, worlds=(2,))
 
 
 def test_each_mode_shards_more_than_the_one_before() -> None:
@@ -365,8 +320,6 @@ def test_a_loss_that_needs_values_is_refused() -> None:
         match=r"Reads cannot be planned: aten.nonzero.default needs the values of a tensor",
     ):
         plan(settings(), Reads)
-    with pytest.raises(UsageError, match="the elastic mode is not planned"):
-        plan(settings(exact="elastic"))
 
 
 class OwnOptimizer(Perceptron):

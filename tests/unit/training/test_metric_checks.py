@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from drumline.base.errors import TrainingError, UsageError
-from drumline.training.between_steps.evaluation import numbers
-from drumline.training.job.task_metrics import compute_metrics, make_metrics, update_metrics
+from drumline.training.job.evaluation_job import (
+    compute_metrics,
+    make_metrics,
+    numbers,
+    update_metrics,
+)
 
 ALONE: Any = SimpleNamespace(
     world_size=1, rank=0, device=torch.device("cpu"), is_main_process=lambda: True
@@ -46,7 +50,7 @@ def whole_state() -> Any:
 def test_what_lacks_a_method_is_refused_with_its_name() -> None:
     sentence = "the metric 'f1' has no reset and no metric_state and no merge_state"
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        make_metrics(task_with(f1=SimpleNamespace(update=1, compute=1)), ALONE)
+        make_metrics(task_with(f1=type("F1", (), {"update": 1, "compute": 1})()), ALONE)
 
 
 def test_a_reserved_name_is_refused_before_the_first_step() -> None:
