@@ -19,8 +19,8 @@ from drumline.config.schema import Config
 from drumline.tools.find.batch_search import BatchSearch, search_batch
 from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
 from drumline.training.job.evaluation_job import with_local_data
-from drumline.training.job.mode_choice import settle_mode
 from drumline.training.manager import RunManager
+from drumline.training.memory.memory_plan import settle_mode
 from drumline.training.tasks.base import Task
 
 ROWS = 25

@@ -65,7 +65,7 @@ def _run_rank(flags: Flags) -> int:
     """Predict as one rank of a group, or alone: rank 0 writes the predictions of all ranks. Returns
     the exit code."""
     from drumline.cli.evaluate_rank import with_saved_run
-    from drumline.training.saved.prediction import (
+    from drumline.training.saved.saved_run import (
         as_array,
         as_lines_of_json,
         predict_run,

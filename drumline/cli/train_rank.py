@@ -97,7 +97,7 @@ class TrainingProcess:
         self.ddp.setup(self.regrouping.live)
         self.clock.mark("rendezvous")
         if self.config.dist.mode == "auto":
-            from drumline.training.job.mode_choice import settle_mode  # few runs need it
+            from drumline.training.memory.memory_plan import settle_mode  # few runs need it
 
             local = with_local_data(self.config, self.ddp)
             settled = settle_mode(

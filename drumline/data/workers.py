@@ -20,13 +20,13 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from drumline.base.errors import TrainingError, log
-from drumline.base.processes import TICKS_PER_S, ProcessStat, read_stat
+from drumline.base.processes import read_stat
 from drumline.data.dataset import BatchMaker
 from drumline.data.delivery import pin
 from drumline.rank.torch_internals import (
@@ -71,14 +71,6 @@ def batch_maker_for(
         # A worker has no page-locked memory: its batches are pinned in this process.
         pinned=on_gpu and options.pin_memory and options.workers == 0,
     )
-
-
-class WorkerTimes(NamedTuple):
-    """Sums over all workers, since each began."""
-
-    pids: tuple[int, ...]
-    cpu_s: float
-    age_s: float
 
 
 class BatchProducer:
@@ -137,19 +129,6 @@ class BatchProducer:
             if collects:
                 gc.enable()
         return _with_dead_workers_named(self._running[0])
-
-    def worker_times(self) -> WorkerTimes | None:
-        """None: there are no workers."""
-        stats: dict[int, ProcessStat] = {}
-        for iterator in self._running:
-            for process in worker_processes(iterator):
-                stat = read_stat(process.pid)
-                if stat is not None:
-                    stats[process.pid] = stat
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        cpu_s = sum(stat.cpu_ticks for stat in stats.values()) / TICKS_PER_S
-        age_s = sum(now - stat.start_ticks / TICKS_PER_S for stat in stats.values())
-        return WorkerTimes(tuple(stats), cpu_s, age_s) if stats else None
 
     def close(self) -> None:
         """End the worker processes, if there are any. A later call of `batches` would start new

@@ -99,6 +99,12 @@ class GroupState:
         return state
 
     @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the run has recorded about itself."""
+        facts: Mapping[str, Any] = self.furthest["facts"]
+        return facts
+
+    @property
     def progress(self) -> Progress:
         state = self.furthest
         cursor = Cursor(**state["cursor"])
@@ -271,19 +277,16 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
     paused."""
     paused_s = None if kept_state is None else time.monotonic() - kept_state.left_at
     step = context.progress.step - 1
-    texts = []
     lost = [node for node in group.lost if node not in group.joined]
+    texts = []
     if lost:
         verb = "was" if len(lost) == 1 else "were"
         texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
     if group.joined:
-        again = "joined" if not set(group.joined) & set(group.lost) else "was lost and joined again"
-        texts.append(
-            f"{join_names(list(group.joined))} {again} after step {step}, from the memory of the others"
-        )
-    texts = texts or [
-        f"the same nodes continue after step {step}: a connection between them was lost"
-    ]
+        joined = join_names(list(group.joined))
+        texts.append(f"{joined} joined after step {step}, from the memory of the others")
+    if not texts:
+        texts = [f"the same nodes continue after step {step}: a connection between them was lost"]
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
     context.reporter.report(
         "regrouped",

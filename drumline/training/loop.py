@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 
 from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
@@ -25,26 +21,6 @@ from drumline.training.steps.eager import AnyStep
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook
 from drumline.watch.heartbeat import DATA, Phase
-
-
-class FirstStep(Action):
-    """Once, after the first step of this start has finished on the device."""
-
-    name = "first_step"
-    interval = AT_EPOCH_END
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
-        self._is_due = True
-
-    def due(self, step: int) -> bool:
-        return self._is_due
-
-    def run(self, context: RunContext) -> None:
-        self._is_due = False
-        if context.job.ddp.device.type == "cuda":
-            torch.cuda.synchronize(context.job.ddp.device)
-        self._callback()
 
 
 def after_step(hook: Hook) -> Action:
@@ -166,28 +142,19 @@ class CompareReplicas(Action):
             self._replicas.check(context.progress.step)
 
 
-@dataclass(frozen=True)
-class Safeguards:
-    """What protects the steps of a run: against a NaN, a crash and a preemption."""
-
-    non_finite: NonFinite
-    saver: Saver
-    preemption: Preemption
-
-
 def between_steps(
     context: RunContext,
-    safeguards: Safeguards,
+    non_finite: NonFinite,
+    saver: Saver,
+    preemption: Preemption,
     *,
-    first_step: FirstStep,
+    first_step: Action,
     notices: WatchNotices,
     trace: TracedStep | None = None,
     balance: Action | None = None,
 ) -> list[Action]:
     """The actions of a run, in the order in which they run. Their order is part of their
     correctness."""
-    non_finite = safeguards.non_finite
-    saver = safeguards.saver
     evaluate = Evaluate(context, trace)
     compare = CompareReplicas(context, non_finite, saver)
     hooks = [] if context.hooks is None else context.hooks.defining("after_step")
@@ -226,7 +193,7 @@ def between_steps(
             interval=0,
         ),
         # Last, so that its save contains everything of this step, and the step is not saved twice.
-        Preempt(safeguards.preemption, saver, compare, non_finite),
+        Preempt(preemption, saver, compare, non_finite),
     ]
 
 

@@ -61,16 +61,6 @@ from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S
 from drumline.watch.heartbeat import LoopHeartbeats, Phase
 
 
-class BackwardPasses:
-    """Counts the backward passes that reach one parameter."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def count(self, _: Tensor) -> None:
-        self.number += 1
-
-
 class LoaderKeywords(TypedDict, total=False):
     """Those that every `DDPManager.loader` takes."""
 
@@ -132,7 +122,8 @@ class DDPManager:
         self._wrapped: nn.Module | None = None
         self._trained: nn.Parameter | None = None
         """One parameter of it that is trained."""
-        self._passes = BackwardPasses()
+        self._num_passes = 0
+        """The backward passes of a user's own loop that have reached it."""
         self._pid = os.getpid()
 
     def setup(self) -> bool:
@@ -306,7 +297,10 @@ class DDPManager:
 
     def _begin_training(self, wrapped: nn.Module, *, counts_passes: bool) -> nn.Module:
         self._wrapped = wrapped
-        self._observe_progress(wrapped, counts_passes=counts_passes)
+        trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
+        self._trained = next(trained, None)
+        if counts_passes and self._trained is not None:
+            self._trained.register_post_accumulate_grad_hook(self._count_pass)  # type: ignore[no-untyped-call]
         self._connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
@@ -390,25 +384,27 @@ class DDPManager:
         sharding = Sharding(
             batch_size=batch_size, rank=self.rank, world_size=self.world_size, **splitting
         )
-        made = self._make_loader(dataset, sharding, LoadingOptions(**options), train=train)
-        phase = Phase.USER if train else Phase.EVALUATION
+        streams = is_stream(dataset)
+        settings: dict[str, Any] = {
+            "sharding": sharding,
+            "device": self.device,
+            "options": LoadingOptions(**options),
+        }
+        made: Loader | EvaluationLoader
+        if train:
+            self._sharding = sharding
+            self._warn_about_small_batches()
+            training = StreamLoader if streams else IndexedLoader
+            made = training(dataset, seed=self._seed, **settings)
+            phase = Phase.USER
+        else:
+            evaluation = StreamEvaluationLoader if streams else IndexedEvaluationLoader
+            made = evaluation(dataset, **settings)
+            phase = Phase.EVALUATION
         made.observer = LoopHeartbeats(
             self._connection.heartbeat, phase, group.collective_counter()
         )
         return made
-
-    def _make_loader(
-        self, dataset: Any, sharding: Sharding, options: LoadingOptions, *, train: bool
-    ) -> Loader | EvaluationLoader:
-        streams = is_stream(dataset)
-        settings: dict[str, Any] = {"sharding": sharding, "device": self.device, "options": options}
-        if not train:
-            evaluation = StreamEvaluationLoader if streams else IndexedEvaluationLoader
-            return evaluation(dataset, **settings)
-        self._sharding = sharding
-        self._warn_about_small_batches()
-        training = StreamLoader if streams else IndexedLoader
-        return training(dataset, seed=self._seed, **settings)
 
     def checkpoint(
         self, folder: str | Path, /, *, keep_last: int = 2, **objects: Any
@@ -493,20 +489,14 @@ class DDPManager:
             live=live,
         )
 
-    def _observe_progress(self, model: nn.Module, *, counts_passes: bool) -> None:
-        """From here on `_versions` shows the progress of this model. `counts_passes`: of a user's
-        own loop."""
-        self._trained = next(
-            (parameter for parameter in model.parameters() if parameter.requires_grad), None
-        )
-        if counts_passes and self._trained is not None:
-            self._trained.register_post_accumulate_grad_hook(self._passes.count)  # type: ignore[no-untyped-call]
+    def _count_pass(self, _: Tensor) -> None:
+        self._num_passes += 1
 
     def _versions(self) -> Hashable:
         """What a backward pass and an optimizer step change, for the thread of the progress
         monitor. That thread must not read a `.grad`: autograd replaces it without the GIL, and the
         gradient would be freed twice (tests/gradient_race.py)."""
-        return None if self._trained is None else (self._trained._version, self._passes.number)
+        return None if self._trained is None else (self._trained._version, self._num_passes)
 
 
 class RunManager(DDPManager):

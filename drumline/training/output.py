@@ -258,10 +258,6 @@ def notes_on_settings(job: Job, config: Config) -> Iterator[str]:
         yield f"shards: {job.sharded.describe_blocks()}"
     if dist.mode != "ddp" and job.ddp.world_size == 1:
         yield f"dist.mode {dist.mode} has no effect: one process holds the whole model"
-    if dist.comm != "none" and job.ddp.world_size == 1:
-        yield f"dist.comm {dist.comm} has no effect: one process sends no gradients"
-    if dist.sync != "step" and job.sync is None:
-        yield f"dist.sync {dist.sync} has no effect: there is one replica"
 
 
 def write_settings(context: RunContext, history: list[Any]) -> None:

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from torch import Tensor
 
 from drumline.base.errors import (
@@ -58,9 +59,36 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.watch_folder import has_ended_ranks
 
 MOST_AT_ONE_STEP = 3
-# The facts in a checkpoint that a resumed run reads.
-_FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
-_STOPPED = {"reason": str, "unit": str, "length": int}
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _SavedFacts(msgspec.Struct):
+    task: str
+    config: dict[str, Any]
+    world_size: int
+    batch_size: int
+
+
+class _SavedCursor(msgspec.Struct, forbid_unknown_fields=True):
+    epoch: _Count
+    position: _Count
+
+
+class _SavedStop(msgspec.Struct):
+    reason: str
+    unit: str
+    length: int
+
+
+class _SavedProgress(msgspec.Struct):
+    """What a resumed run reads in progress.json."""
+
+    step: _Count
+    cursor: _SavedCursor
+    facts: _SavedFacts
+    stopped: _SavedStop | None = None
+    stop_asked: str | None = None
+    metrics: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
@@ -155,9 +183,11 @@ def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
     host."""
     diagnosis = record["diagnosis"]
     diagnosed_at = float(record["time"])
-    names = ("cause", "rank", "host", "step")
-    times = {"failed_at": diagnosed_at - float(diagnosis["since_s"]), "diagnosed_at": diagnosed_at}
-    return {**{name: diagnosis[name] for name in names}, **times}
+    return {
+        **{name: diagnosis[name] for name in ("cause", "rank", "host", "step")},
+        "failed_at": diagnosed_at - float(diagnosis["since_s"]),
+        "diagnosed_at": diagnosed_at,
+    }
 
 
 def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int) -> None:
@@ -180,13 +210,7 @@ def _read_launch(path: Path) -> dict[str, Any] | None:
     damaged."""
     try:
         record = parse_json(read_regular(path))
-        starts = record["starts"]
-        refused = record["refused"]
-        if not all(type(number) is int for number in starts) or not isinstance(
-            refused, dict | None
-        ):
-            return None
-        return {"launch": str(record["launch"]), "starts": starts, "refused": refused}
+        return {name: record[name] for name in ("launch", "starts", "refused")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -243,28 +267,12 @@ def check_contents(path: Path) -> None:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"
         )
-    saved = snapshot.documents["progress"]
-    facts = saved.get("facts")
-    cursor = saved.get("cursor")
-    stopped = saved.get("stopped")
-    is_complete = (
-        isinstance(facts, dict)
-        and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
-        and type(facts["config"].get("optim.name")) is str
-        and isinstance(cursor, dict)
-        and cursor.keys() == {"epoch", "position"}
-        and all(
-            type(count) is int and 0 <= count < 1 << 62
-            for count in (saved.get("step"), *cursor.values())
-        )
-        and saved["step"] == catalog.check_sizes(path).step
-        and isinstance(stopped, dict | None)
-        and all(
-            stopped is None or type(stopped.get(name)) is kind for name, kind in _STOPPED.items()
-        )
-        and isinstance(saved.get("stop_asked"), str | None)
-        and isinstance(saved.get("metrics", {}), dict)
-    )
+    try:
+        saved = msgspec.convert(snapshot.documents["progress"], _SavedProgress)
+        is_complete = saved.step == catalog.check_sizes(path).step
+        is_complete &= isinstance(saved.facts.config.get("optim.name"), str)
+    except msgspec.ValidationError:
+        is_complete = False
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, snapshot.tensors["rng"])
@@ -542,11 +550,8 @@ def _restore_comm(
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
     """Restore the position of this rank's dataset, if it keeps one."""
-    if DATA_FILE not in snapshot.documents:
-        return
     # A rank that did not exist when it was saved gets another's state, which its loader refuses, as
     # all loaders then do.
-    tensors = snapshot.tensors.get(DATA_FILE, {})
-    job.loader.load_stream_state(
-        state_of_rank(snapshot.documents[DATA_FILE], tensors, job.ddp.rank)
-    )
+    if (document := snapshot.documents.get(DATA_FILE)) is not None:
+        tensors = snapshot.tensors.get(DATA_FILE, {})
+        job.loader.load_stream_state(state_of_rank(document, tensors, job.ddp.rank))

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from drumline.base.errors import ExitCode, UsageError, log
 from drumline.rank.collectives import gather_json
 from drumline.rank.determinism import explain_refused_kernels
@@ -18,9 +20,12 @@ from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside
 from drumline.training.between_steps.balance import Balance, make_balance
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.preemption import Preemption, report_preemption
+from drumline.training.between_steps.preemption import (
+    Preemption,
+    report_preemption,
+    watching_for_notice,
+)
 from drumline.training.between_steps.saver import FAILED_S, Saver
-from drumline.training.between_steps.spot_notice import watching_for_notice
 from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
 from drumline.training.between_steps.throughput import total_peak
@@ -47,7 +52,7 @@ from drumline.training.kept_state import (
     report_regrouped,
     restore_kept,
 )
-from drumline.training.loop import FirstStep, Loop, Safeguards, between_steps
+from drumline.training.loop import Loop, between_steps
 from drumline.training.manager import RunManager
 from drumline.training.output import (
     StartClock,
@@ -71,7 +76,7 @@ from drumline.training.resume import (
     report_resume,
     resume,
 )
-from drumline.training.run_context import RunContext, RunRequest, SimpleAction
+from drumline.training.run_context import AT_EPOCH_END, RunContext, RunRequest, SimpleAction
 from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
@@ -94,36 +99,15 @@ class Regrouping:
         return self.live is not None and self.live.latest.generation > 0
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins: at a checkpoint, at what the nodes kept in memory, or at step 0."""
-
-    checkpoint: FoundCheckpoint | None = None
-    group: GroupState | None = None
-    failure: Mapping[str, Any] | None = None
-    """On rank 0: what ended the previous start of the run."""
-
-    @property
-    def facts(self) -> Mapping[str, Any] | None:
-        """What the run has recorded about itself; None: it is new."""
-        if self.group is not None:
-            facts: Mapping[str, Any] = self.group.furthest["facts"]
-            return facts
-        return None if self.checkpoint is None else self.checkpoint.facts
-
-    @property
-    def progress(self) -> Progress:
-        if self.group is not None:
-            return self.group.progress
-        return Progress() if self.checkpoint is None else self.checkpoint.progress
-
-
 class TrainingRun:
     """A run on this rank: its phases, in the order in which `train` calls them, and what they
     share: each phase sets what later ones read. The next group of nodes is another TrainingRun."""
 
     reporter: Reporter
-    start: Start
+    start: FoundCheckpoint | GroupState | None
+    """Where the run begins: at a checkpoint, at what the nodes kept in memory, or (None) at step 0."""
+    failure: Mapping[str, Any] | None
+    """On rank 0: what ended the previous start of the run."""
     job: Job
     context: RunContext
     facts: dict[str, Any]
@@ -230,26 +214,26 @@ class TrainingRun:
 
     def find_start(self) -> None:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
-        failure = None if self.regrouping.is_continued else begin_launch(self.folder, self.ddp)
+        is_continued = self.regrouping.is_continued
+        self.failure = None if is_continued else begin_launch(self.folder, self.ddp)
         notice = self.config.watch.notice
         if notice is not None and self.ddp.get_local_rank() == 0:
             self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
-        if self.regrouping.is_continued:
+        if is_continued:
             is_sharded = self.config.dist.mode == "hsdp"
             group = compare_group(self.regrouping.kept_state, self.ddp, is_sharded=is_sharded)
             if self.ddp.is_main_process():
                 check_newest(self.folder.checkpoints, group)
-            self.start = Start(group=group)
+            self.start = group
         else:
-            checkpoint = find_newest(self.ddp, self.folder.checkpoints)
-            self.start = Start(checkpoint, failure=failure)
+            self.start = find_newest(self.ddp, self.folder.checkpoints)
         self.clock.mark("folder")
 
     def build(self) -> None:
         """Collective: data, model and optimizer, compared across ranks."""
         config = self.config
         ddp = self.ddp
-        saved = self.start.facts
+        saved = None if self.start is None else self.start.facts
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
         step_kind = choose_step_kind(config, ddp.device, saved)
         load_weights = None
@@ -275,16 +259,18 @@ class TrainingRun:
         """Collective: the run's position, its last step, and the state of job and hooks."""
         start = self.start
         job = self.job
-        total_steps = count_steps(job, self.config.train, start.progress)
+        progress = Progress() if start is None else start.progress
+        total_steps = count_steps(job, self.config.train, progress)
         hooks = make_hooks(job, self.config, self.folder.path, self.reporter.report, total_steps)
         self.context = RunContext(
             self.request, job, self.progress, self.reporter, total_steps, hooks
         )
-        self.facts = facts_of(self.request, job, before=start.facts, step=start.progress.step)
-        if start.checkpoint is not None:
-            resume(self.context, start.checkpoint)
-        if start.group is not None:
-            restore_kept(self.context, start.group, self.regrouping.kept_state)
+        before = None if start is None else start.facts
+        self.facts = facts_of(self.request, job, before=before, step=progress.step)
+        if isinstance(start, FoundCheckpoint):
+            resume(self.context, start)
+        if isinstance(start, GroupState):
+            restore_kept(self.context, start, self.regrouping.kept_state)
         elif self.regrouping.live is not None:
             check_continues(job)
         self.clock.mark("checkpoint")
@@ -296,8 +282,8 @@ class TrainingRun:
         report_start(context)
         for message in notes_on_settings(self.job, self.config):
             context.note(message)
-        if self.start.checkpoint is not None:
-            report_resume(context, self.start.checkpoint, self.facts)
+        if isinstance(self.start, FoundCheckpoint):
+            report_resume(context, self.start, self.facts)
 
     def open_saver(self) -> None:
         """Collective: what watches over the steps and saves them. It is closed at the end, however
@@ -307,12 +293,13 @@ class TrainingRun:
         self.non_finite = NonFinite(self.context)
         self.balance = None
         if self.config.data.balance == "auto":
-            self.balance = make_balance(self.context, self.non_finite, self.facts, self.start.facts)
+            saved = None if self.start is None else self.start.facts
+            self.balance = make_balance(self.context, self.non_finite, self.facts, saved)
         self.saver = Saver(
             self.context,
             facts=self.facts,
             check_state=self.non_finite.check_state,
-            before=[] if self.start.group is None else self.start.group.states,
+            before=self.start.states if isinstance(self.start, GroupState) else [],
         )
         self.resources.callback(self._close_saver)
         writer = self.saver.writer
@@ -325,7 +312,7 @@ class TrainingRun:
     def warm_up_model(self) -> None:
         """Collective: before the first step; a run that has finished takes none."""
         context = self.context
-        if self.start.progress.step < context.total_steps:
+        if self.progress.step < context.total_steps:
             check_streams(self.job)
             flops = warm_up(self.job, self.config, note=context.note)
             if flops is not None:
@@ -352,8 +339,15 @@ class TrainingRun:
             self.profiled = ProfiledStep(step, self.context)
         actions = between_steps(
             self.context,
-            Safeguards(self.non_finite, self.saver, self.preemption),
-            first_step=FirstStep(self._after_first_step),
+            self.non_finite,
+            self.saver,
+            self.preemption,
+            first_step=SimpleAction(
+                "first_step",
+                due=lambda step: self.context.throughput.start_s is None,
+                run=self._after_first_step,
+                interval=AT_EPOCH_END,
+            ),
             notices=self.notices,
             trace=traced,
             balance=self.balance,
@@ -449,10 +443,11 @@ class TrainingRun:
                 raise
             raise NodesChanged(self._keep_state()) from error
 
-    def _after_first_step(self) -> None:
-        """Write the settings of the run and their history. Not before the first step: a refused
-        start changes nothing."""
-        context = self.context
+    def _after_first_step(self, context: RunContext) -> None:
+        """Write the settings of the run and their history, when the device has finished the first
+        step of this start. Not before: a refused start changes nothing."""
+        if self.ddp.device.type == "cuda":
+            torch.cuda.synchronize(self.ddp.device)
         step = self.progress.step
         loader = self.job.loader
         context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
@@ -463,8 +458,8 @@ class TrainingRun:
             report_regrouped(context, live.latest, self.regrouping.kept_state)
         else:
             self.clock.report(self.reporter, step=step)
-        if self.start.failure is not None:
-            report_recovery(self.start.failure, self.reporter, step=step)
+        if self.failure is not None:
+            report_recovery(self.failure, self.reporter, step=step)
 
     def report_result(self) -> ExitCode:
         """Collective: the last event of this start."""

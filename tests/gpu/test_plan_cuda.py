@@ -24,8 +24,7 @@ from drumline.config.schema import (
     WatchConfig,
 )
 from drumline.training.job.job import build_job, make_manager
-from drumline.training.job.mode_choice import settle_mode
-from drumline.training.memory.memory_plan import plan_memory
+from drumline.training.memory.memory_plan import plan_memory, settle_mode
 from drumline.training.models import GPT
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Loss, Task

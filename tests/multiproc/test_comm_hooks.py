@@ -17,7 +17,6 @@ from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.parallel.comm_hook import average_errors
-from drumline.runs.events import read_events
 from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss
 from tests.jobs import (
@@ -241,7 +240,4 @@ def test_a_state_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 
 def test_one_process_sends_nothing(tmp_path: Path) -> None:
     train_here(config_of(compressed(), steps=4), Wide, tmp_path)
-    events = read_events(tmp_path / "events" / "rank-00000.jsonl")
-    notes = [event["message"] for event in events if event["kind"] == "note"]
-    assert "dist.comm powersgd has no effect: one process sends no gradients" in notes
     assert "comm" not in newest(tmp_path).documents

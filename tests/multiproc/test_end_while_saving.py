@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drumline.rank.signal_pipe import SignalPipe
 from drumline.training.between_steps import preemption as preempting
-from drumline.training.between_steps.preemption import FirstSignal, StopRequestWatcher
+from drumline.training.between_steps.preemption import StopRequestWatcher
 from tests.ranks import server_context
 
 
@@ -21,8 +21,9 @@ def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
     preempting.MAX_WAIT_FOR_SAVE_S = 1e6
     watcher = StopRequestWatcher()
     watcher.pipe = SignalPipe(preempting.SIGNALS)
-    watcher.first_signal = FirstSignal(signal.SIGTERM, time.monotonic())
-    watcher.write_with(lambda: not written.exists())
+    watcher.first_signal = signal.SIGTERM
+    watcher.received_at = time.monotonic()
+    watcher.is_writing = lambda: not written.exists()
     threading.Timer(
         0.2, written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15)
     ).start()

@@ -121,7 +121,7 @@ def test_random_numbers_of_samples_are_the_same_with_workers_and_a_slow_dataset_
             if event["kind"] == "note"
         ]
         (note,) = (note for note in notes if "waited for data" in note)
-        assert f"; it has {workers} workers" in note
+        assert f"; it has {workers} workers and" in note
         assert note in RunFolder(run).log_file(0).read_text()
     alone, with_workers = (newest(tmp_path / name).tensors["model"] for name in ("0", "2"))
     assert all(torch.equal(tensor, with_workers[name]) for name, tensor in alone.items())

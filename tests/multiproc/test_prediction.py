@@ -22,15 +22,15 @@ from drumline.base.errors import UsageError
 from drumline.cli import main
 from drumline.config.flags import Setting, check_layer
 from drumline.training.job.job import make_manager
-from drumline.training.saved.prediction import (
+from drumline.training.saved.saved_run import (
     as_array,
     as_lines_of_json,
+    open_run,
     predict_run,
     prediction_data,
     rows_of,
     write_array,
 )
-from drumline.training.saved.saved_run import open_run
 from drumline.training.tasks.base import Task
 from tests.jobs import Classify, Points, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks

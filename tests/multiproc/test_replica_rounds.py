@@ -409,13 +409,3 @@ def test_what_cannot_train_alone_is_refused(tmp_path: Path) -> None:
         "train alone\n  try: use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
         "synchronizes it inside nodes",
     ]
-
-
-def test_one_process_is_one_replica(tmp_path: Path) -> None:
-    train_here(config_of(DistConfig(sync="diloco:4"), steps=2), Seeded, tmp_path)
-    notes = [
-        event["message"]
-        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
-        if event["kind"] == "note"
-    ]
-    assert "dist.sync diloco:4 has no effect: there is one replica" in notes

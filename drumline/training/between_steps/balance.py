@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,10 +101,10 @@ class Balance(Action):
         even = even_sizes(loader.sharding)
         sizes = even
         measure_at = context.progress.step + WARM_UP_STEPS
-        if is_record(before, even):
-            sizes = tuple(before["sizes"])
+        if (record := read_record(before, even)) is not None:
+            sizes = record.sizes
             # On different machines the old sizes are wrong.
-            measure_at = max(measure_at, before["measure_at"] if before["ranks"] == ranks else 0)
+            measure_at = max(measure_at, record.measure_at if record.ranks == ranks else 0)
         self._use(sizes, measure_at)
 
     def due(self, step: int) -> bool:
@@ -211,10 +212,7 @@ class Balance(Action):
         text = f"ranks get samples by their speed from step {step + 1} on ({listed}): steps should be {gain:.0%} faster"
         if sharding.micro_batch_size is not None:
             return text
-        now, even = (
-            -(-max(of_all) // sharding.accumulate) for of_all in (sizes, even_sizes(sharding))
-        )
-        return f"{text}; a rank holds up to {now} at once instead of {even}: --train.micro_batch_size limits that"
+        return f"{text}; --train.micro_batch_size limits how many a rank holds at once"
 
 
 def even_sizes(sharding: Sharding) -> tuple[int, ...]:
@@ -223,18 +221,23 @@ def even_sizes(sharding: Sharding) -> tuple[int, ...]:
     return tuple(size + (rank < extra) for rank in range(sharding.world_size))
 
 
-def is_record(record: Any, even: tuple[int, ...]) -> bool:
-    """Whether this is what `Balance` records, for as many ranks and samples; anyone may have
-    written it."""
-    if not isinstance(record, dict) or not isinstance(sizes := record.get("sizes"), list):
-        return False
-    is_split = len(sizes) == len(even) and all(type(size) is int and size > 0 for size in sizes)
-    return (
-        is_split
-        and sum(sizes) == sum(even)
-        and type(record.get("measure_at")) is int
-        and "ranks" in record
-    )
+class BalanceRecord(msgspec.Struct):
+    """What a checkpoint has of `Balance`."""
+
+    sizes: tuple[Annotated[int, msgspec.Meta(gt=0)], ...]
+    measure_at: int
+    ranks: list[Any]
+
+
+def read_record(record: Any, even: tuple[int, ...]) -> BalanceRecord | None:
+    """What `Balance` has recorded, for as many ranks and samples; None: something else, since anyone
+    may have written it."""
+    try:
+        saved = msgspec.convert(record, BalanceRecord)
+    except msgspec.ValidationError:
+        return None
+    is_split = len(saved.sizes) == len(even) and sum(saved.sizes) == sum(even)
+    return saved if is_split else None
 
 
 def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:

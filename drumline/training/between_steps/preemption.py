@@ -18,19 +18,26 @@ A second SIGTERM, 2 s later, ends a rank at once with 143.
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
@@ -41,6 +48,7 @@ from drumline.base.rank_environment import grace_from, note_saved
 from drumline.base.startup import SAME_SIGNAL_S
 from drumline.base.terminal import print_message
 from drumline.base.text import named_ranks
+from drumline.base.user_code import load_function
 from drumline.rank.failure import FIRST
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.signal_pipe import SignalPipe
@@ -115,12 +123,6 @@ class StopGroup:
             self.vote.request(cause, in_a_hurry=in_a_hurry)
 
 
-class FirstSignal(NamedTuple):
-    number: int
-    received_at: float
-    """On the monotonic clock."""
-
-
 class StopRequestWatcher:
     """Watches for what may ask this rank to stop: signals, notices and the votes of other ranks. It
     owns all that they change: only its thread does so. What the main thread has to say comes as
@@ -136,22 +138,27 @@ class StopRequestWatcher:
         """Whether this process, which is in no group, was asked to stop."""
         self.reason: dict[str, Any] = {}
         """By which signal or notice this rank was asked, and when."""
-        self.first_signal: FirstSignal | None = None
+        self.received_at = 0.0
+        """When that was, on the monotonic clock."""
+        self.first_signal: int | None = None
         """A spot notice (`--watch.notice`) is not a signal: a signal after it counts as the
         first."""
         self.place: dict[str, Any] = {}
         """The host and the rank."""
         self._group: StopGroup | None = None
         self._is_joined = False
-        self._is_between_groups = False
+        self.is_between_groups = False
+        """Nodes have changed: the next group decides what a signal means."""
+        self.is_writing: Callable[[], bool] = lambda: False
+        """Whether this rank is writing a checkpoint."""
+        self.is_saved = False
+        """All is saved. A launcher may signal the last ranks when the first exit."""
+        self.is_closed = False
         self._has_warned = False
-        self._is_writing: Callable[[], bool] = lambda: False
-        self._is_saved = False
-        self._is_closed = False
 
     @property
     def is_sigterm(self) -> bool:
-        return self.first_signal is not None and self.first_signal.number == signal.SIGTERM
+        return self.first_signal == signal.SIGTERM
 
     # Events
 
@@ -162,7 +169,7 @@ class StopRequestWatcher:
             group.local_pids = self._group.local_pids  # the processes of a node stay the same
         self._group = group
         self._is_joined = True
-        self._is_between_groups = False
+        self.is_between_groups = False
         if self.reason:
             self._request()
 
@@ -171,32 +178,17 @@ class StopRequestWatcher:
         if self._group is not None and self._group.may_leave:
             self._with_store(self._group.has_lost_a_local_rank)
 
-    def leave_group(self) -> None:
-        """Nodes have changed: the next group decides what a signal means."""
-        self._is_between_groups = True
-
     def take_notice(self, notice: str) -> None:
         if not self.reason:
             self.reason = {"signal": notice, "time": time.time()}
             self._request()
-
-    def write_with(self, is_writing: Callable[[], bool]) -> None:
-        """`is_writing`: whether this rank is writing a checkpoint."""
-        self._is_writing = is_writing
-
-    def end_saved(self) -> None:
-        """All is saved. A launcher may signal the last ranks when the first exit."""
-        self._is_saved = True
-
-    def close(self) -> None:
-        self._is_closed = True
 
     # The thread
 
     def run(self) -> None:
         assert self.pipe is not None
         timeout = POLL_S
-        while not self._is_closed:
+        while not self.is_closed:
             is_busy = self.turn(self.pipe.wait(timeout))
             timeout = BUSY_POLL_S if is_busy else POLL_S
 
@@ -213,15 +205,16 @@ class StopRequestWatcher:
 
     def _receive(self, number: int) -> None:
         now = time.monotonic()
-        if self._is_saved or self._is_closed:
+        if self.is_saved or self.is_closed:
             return
         if self.first_signal is not None:
             # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
-            if number == signal.SIGTERM and now - self.first_signal.received_at > SAME_SIGNAL_S:
+            if number == signal.SIGTERM and now - self.received_at > SAME_SIGNAL_S:
                 # Safe at any moment: a checkpoint is complete or does not exist.
                 os._exit(128 + number)
             return
-        self.first_signal = FirstSignal(number, now)
+        self.first_signal = number
+        self.received_at = now
         name = signal.Signals(number).name
         self.reason = self.reason or {"signal": name, "time": time.time()}
         if self._is_joined:
@@ -240,7 +233,7 @@ class StopRequestWatcher:
     def _request_vote(self) -> None:
         group = self._group
         assert group is not None
-        is_left = self._is_between_groups
+        is_left = self.is_between_groups
         if self.is_sigterm and (
             group.has_lost_a_local_rank() or (not is_left and group.store.check([FIRST]))
         ):
@@ -251,7 +244,7 @@ class StopRequestWatcher:
 
     def _tick(self) -> bool:
         group = self._group
-        if group is None or self._is_between_groups or self._is_closed:
+        if group is None or self.is_between_groups or self.is_closed:
             return False
         if len(group.nodes) > 1:
             self._leave_if_asked(group)
@@ -298,21 +291,21 @@ class StopRequestWatcher:
             assert self._group is not None
             self._group.vote.abandon()
             if self._group.may_leave:
-                self._is_between_groups = True
+                self.is_between_groups = True
             else:
                 self._give_up()
             return False
 
     def _give_up(self) -> None:
         self._take_events()  # the run may have ended meanwhile
-        if self.first_signal is not None and not self._is_saved and not self._is_closed:
-            self._exit(128 + self.first_signal.number)
+        if self.first_signal is not None and not self.is_saved and not self.is_closed:
+            self._exit(128 + self.first_signal)
 
     def _exit(self, code: int) -> None:
         """Exit when the checkpoint that is being written is complete, if that is soon; at a second
         signal, at once."""
         deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
-        while self.pipe is not None and self._is_writing() and time.monotonic() < deadline:
+        while self.pipe is not None and self.is_writing() and time.monotonic() < deadline:
             for number in self.pipe.wait(BUSY_POLL_S):
                 self._receive(number)
         os._exit(code)
@@ -327,7 +320,7 @@ class Preemption:
         self.environment = environment
         self.watcher = StopRequestWatcher()
         self._vote: StopVote | None = None
-        self._is_saved = False
+        self.is_saved = False
         self._thread = threading.Thread(
             target=self.watcher.run, name="drumline-preemption", daemon=True
         )
@@ -377,7 +370,7 @@ class Preemption:
 
     def leave_group(self) -> None:
         """Nodes have changed, and the next group has not begun."""
-        self.watcher.events.put(self.watcher.leave_group)
+        self._set("is_between_groups", True)
 
     def notice(self, text: str) -> None:
         """From any thread, once the group exists: stop the run, for this reason."""
@@ -385,32 +378,34 @@ class Preemption:
 
     def write_with(self, is_writing: Callable[[], bool]) -> None:
         """`is_writing`: whether this rank is writing a checkpoint."""
-        self.watcher.events.put(partial(self.watcher.write_with, is_writing))
+        self._set("is_writing", is_writing)
+
+    def _set(self, name: str, value: Any) -> None:
+        self.watcher.events.put(partial(setattr, self.watcher, name, value))
 
     def time_left_s(self) -> float:
         """How long a run that has saved may still upload: the launcher kills ranks some time after
         a SIGTERM."""
         grace_s = grace_from(self.environment)
-        first = self.watcher.first_signal
-        if grace_s is None or first is None or first.number != signal.SIGTERM:
+        if grace_s is None or not self.watcher.is_sigterm:
             return MAX_WAIT_FOR_SAVE_S
-        passed_s = time.monotonic() - first.received_at
+        passed_s = time.monotonic() - self.watcher.received_at
         return max(0.0, (1 - EXIT_SHARE) * grace_s - passed_s)
 
     def end_saved(self) -> None:
         """All is saved: signals are ignored from now on."""
-        self._is_saved = True
-        self.watcher.events.put(self.watcher.end_saved)
+        self.is_saved = True
+        self._set("is_saved", True)
 
     def close(self) -> None:
         """Call it from the main thread, before the group is destroyed. May be called twice."""
         pipe = self.watcher.pipe
         if pipe is None:
             return
-        self.watcher.events.put(self.watcher.close)
+        self._set("is_closed", True)
         pipe.wake()
         self._thread.join()
-        pipe.close(restore=not self._is_saved)
+        pipe.close(restore=not self.is_saved)
         self.watcher.pipe = None
 
 
@@ -470,3 +465,114 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     preemption.end_saved()
     ddp.barrier()
     note_saved(preemption.environment)
+
+
+Probe = Callable[[], str | None]
+TIMEOUT_S = 1.0
+# AWS needs a token, which is fetched first.
+METADATA_HOSTS = ("169.254.169.254", "fd00:ec2::254")
+TOKEN_PATH = "/latest/api/token"
+TOKEN_S = 21_600
+_MOST_BYTES = 4096
+_MOST_SHOWN = 160
+
+
+@contextmanager
+def watching_for_notice(notice: str, take_notice: Callable[[str], object]) -> Iterator[None]:
+    """On one rank of each node: while the block runs, a thread polls for a notice
+    (`--watch.notice`), and hands it to `take_notice`: the steps do not wait for it, and its errors
+    do not end them. A user's function is loaded here, so that a missing one is an error at once."""
+    probe, every_s = make_probe(notice)
+    ended = threading.Event()
+
+    def ask() -> None:
+        has_warned = False
+        while not ended.is_set():
+            try:
+                text = probe()
+            except Exception as error:
+                if not has_warned:
+                    log.warning(
+                        f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
+                        "without another warning"
+                    )
+                text = None
+                has_warned = True
+            if text and not ended.is_set():
+                take_notice(text)
+                return
+            ended.wait(every_s)
+
+    # A daemon thread that is not joined: the user's function may never return.
+    threading.Thread(target=ask, name="drumline-notice", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def make_probe(notice: str) -> tuple[Probe, float]:
+    """For a file, a web address, or `path/to/file.py:function`; and the seconds between two
+    calls."""
+    if notice.startswith(("http://", "https://")):
+        return WebNotice(notice), 5.0
+    if re.search(r"\.py:\w+$", notice):
+        function = load_function(notice)
+        return (
+            lambda: f"{notice}: {_in_a_line(str(reason))}" if (reason := function()) else None,
+            5.0,
+        )
+    # Often: checking for a file is cheap, and some scripts give only seconds.
+    path = Path(notice)
+    return lambda: f"a notice at {path}" if path.exists() else None, 1.0
+
+
+class WebNotice:
+    """The notice is a response with status 200 and a body that is not empty."""
+
+    def __init__(self, url: str, *, token_url: str | None = None) -> None:
+        """`token_url`: where to fetch a token, should one be needed."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.hostname in METADATA_HOSTS:
+            token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
+        self._url = url
+        self._token_url = token_url
+        self._token = ""
+        # Without proxies and redirects: a response of a proxy or a login page is no notice.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+
+    def __call__(self) -> str | None:
+        """A network error is no notice."""
+        try:
+            headers = {} if self._token_url is None else self._token_headers(self._token_url)
+            body = self._request(self._url, "GET", headers)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == http.HTTPStatus.UNAUTHORIZED:
+                    self._token = ""  # it has expired
+            return None
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        return f"a notice at {self._url}: {_in_a_line(body)}" if body.strip() else None
+
+    def _token_headers(self, token_url: str) -> dict[str, str]:
+        if not self._token:
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
+            self._token = self._request(token_url, "PUT", lifetime).strip()
+        return {"X-aws-ec2-metadata-token": self._token}
+
+    def _request(self, url: str, method: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - http(s), by the rules
+        with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+            body: bytes = answer.read(_MOST_BYTES) if answer.status == http.HTTPStatus.OK else b""
+        return body.decode(errors="replace")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _in_a_line(text: str) -> str:
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."

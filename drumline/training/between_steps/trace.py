@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -148,25 +147,21 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
         return
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
         value = value.tolist()
-    above = (*above, id(value))
     if isinstance(value, Set):
         value = sorted(map(repr, value))
-    if isinstance(value, Mapping | tuple | list):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        items = ((f"{place}[{name!r}]", item) for name, item in pairs)
-    elif is_dataclass(value) or (
-        hasattr(value, "__dict__") and not isinstance(value, Tensor | type)
-    ):
-        names = [field.name for field in fields(value)] if is_dataclass(value) else vars(value)
-        items = ((f"{place}.{name}", getattr(value, name)) for name in names)
+    if isinstance(value, tuple | list):
+        items = dict(enumerate(value))
+    elif isinstance(value, Mapping):
+        items = dict(value)
+    elif hasattr(value, "__dict__") and not isinstance(value, Tensor | type):
+        items = vars(value)
     else:
-        is_plain = isinstance(
-            value, Tensor | np.ndarray | np.generic | str | bytes | int | float | complex
-        )
-        yield place, value if is_plain or value is None else type(value).__name__
+        is_plain = isinstance(value, Tensor | np.ndarray | np.generic | str | bytes | complex)
+        is_plain |= isinstance(value, int | float | None)
+        yield place, value if is_plain else type(value).__name__
         return
-    for inner, item in items:
-        yield from _leaves(item, inner, above)
+    for name, item in items.items():
+        yield from _leaves(item, f"{place}[{name!r}]", (*above, id(value)))
 
 
 def _add(digest: blake3, tensor: Tensor) -> blake3:

@@ -319,6 +319,7 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
     world_size = ddp.world_size
     if dist.mode == "ddp" or world_size == 1:
         return None
+    assert dist.mode != "auto", "settle_mode comes first"
     shards_of_node = dist.shard_ranks or ddp.local_world_size
     num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[dist.mode]
     if dist.offload_optimizer and ddp.device.type != "cuda":

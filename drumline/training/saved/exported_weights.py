@@ -93,47 +93,31 @@ def model_card(
 ) -> str:
     """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load
     them."""
-    record = catalog.check_sizes(checkpoint)
+    from jinja2 import Environment
+
     facts = snapshot.documents["progress"]["facts"]
-    task = _plain(str(facts["task"]).rpartition("/")[2])
     init = facts["config"].get("model.init")
-    rows = {
-        "task": f"`{task}`",
-        "checkpoint": f"step {record.step}, saved {_plain(record.created)}",
-        "weights": contents,
-        "began with": "random weights" if init is None else f"`{_plain(Path(init).name)}`",
-        "global batch": f"{plural(facts['batch_size'], 'sample')} on {plural(facts['world_size'], 'rank')}",
-        "exported by": f"Drumline {version('drumline')}",
-    }
-    lines = [
-        f"# {task}, step {record.step}\n\n| | |\n| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in rows.items()),
-        "\n## Metrics\n",
-        *_metric_lines(record.metrics),
-    ]
-    if record.metrics and not averaged and average_in(snapshot) is not None:
-        lines.append("\nMeasured with the average of the weights (EMA), which these are not.")
-    lines += ["\n## Settings\n\nThose that differ from Drumline's defaults:\n\n```toml"]
-    lines += [*settings_in_card(facts["config"]), "```\n\n## Load them\n\n```python"]
-    lines += [
-        "from safetensors.torch import load_file\n",
-        f'model.load_state_dict(load_file("{file}"))\n```\n',
-    ]
-    return "\n".join(lines)
+    record = catalog.check_sizes(checkpoint)
+    environment = Environment(keep_trailing_newline=True)  # noqa: S701 - Markdown, made harmless by `plain`
+    environment.filters["plain"] = _plain
+    template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        task=facts["task"].rpartition("/")[2],
+        record=record,
+        contents=contents,
+        init="random weights" if init is None else f"`{_plain(Path(init).name)}`",
+        batch=f"{plural(facts['batch_size'], 'sample')} on {plural(facts['world_size'], 'rank')}",
+        version=version("drumline"),
+        metrics=record.metrics,
+        has_other_average=not averaged and average_in(snapshot) is not None,
+        settings=settings_in_card(facts["config"]),
+        file=file,
+    )
 
 
 def _plain(text: str) -> str:
     """Text of a checkpoint, without what Markdown and HTML would read as more than text."""
     return re.sub(r"[^\w .,:;=/@%+-]", "?", text)
-
-
-def _metric_lines(metrics: Mapping[str, float]) -> list[str]:
-    if not metrics:
-        return ["This checkpoint was not evaluated."]
-    return [
-        "| metric | value |\n| --- | --- |",
-        *(f"| {_plain(name)} | {value:.6g} |" for name, value in metrics.items()),
-    ]
 
 
 def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:

@@ -198,15 +198,7 @@ class TrainStep:
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._heartbeat.mark(BACKWARD)
         total = self._finite.spread(loss.total * scale, loss.total)
-        try:
-            (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if "Your training graph has changed in this iteration" not in str(error):
-                raise
-            raise TrainingError(
-                "the loss uses parameters that it did not use in the first step",
-                next_step=NOT_STATIC,
-            ) from None
+        (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
 
     def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
         if micro.size == 0:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -41,26 +43,6 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "tokens": tokens,
     "synthetic_images": SyntheticImages,
     "synthetic_tokens": SyntheticTokens,
-}
-# Methods that look like another library's, which Drumline does not call: what to write instead.
-_OPTIM = "write optimizer(model), which returns one, or choose it by --optim.name"
-_SCHEDULE = "write schedule(step, total_steps), which returns a factor of the rate, or choose --optim.schedule"
-_ON_DEVICE = "write on_device(batch), which gets every batch on its device"
-_LOSS = "write loss(model, batch), which training and evaluation both call"
-_LOOP = "to write the loop yourself, use DDPManager (docs/own-loop.md)"
-_INSTEAD = {
-    r"configure_optimizers|create_optimizer\w*|optimizer_step": _OPTIM,
-    r"create_scheduler|lr_scheduler_step": _SCHEDULE,
-    r"(training|train|validation|val|test|eval)_step(_end)?|compute_loss|forward": _LOSS,
-    r"predict_step": "write predict(model, batch), which returns what the model predicts",
-    r"(get_)?train_dataloader": "write train_data(), which returns the dataset; --train.batch_size makes batches",
-    r"(get_)?(val|validation|test|eval)_dataloader": "write eval_data(), which returns a dataset, or several by name",
-    r"prepare_data|configure_model": "write train_data(), eval_data() and model(); every rank calls them",
-    r"compute_metrics|(training|validation|test)_epoch_end": "write metrics(), give sums as Loss(metrics=...), or "
-    "write report(means)",
-    r"on_(after|before)_batch_transfer|transfer_batch_to_device": _ON_DEVICE,
-    r"on_(?!device$)[a-z]\w*|configure_callbacks": "write a drumline.Hook and list it in hooks() (docs/hooks.md)",
-    r"backward|configure_gradient_clipping|fit": _LOOP,
 }
 
 
@@ -229,8 +211,12 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
         for name, value in vars(task_class).items()
         if callable(value) or isinstance(value, staticmethod | classmethod | property)
     }
+    table = Path(__file__).with_name("uncalled_methods.toml").read_text(encoding="utf-8")
+    instead_of = tomllib.loads(table)
     for name in methods:
-        instead = next((use for names, use in _INSTEAD.items() if re.fullmatch(names, name)), None)
+        instead = next(
+            (use for names, use in instead_of.items() if re.fullmatch(names, name)), None
+        )
         functions = [
             method
             for method_name, method in methods.items()

@@ -208,26 +208,6 @@ def test_a_worker_uses_a_generator_of_its_own() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_load_of_workers_is_measured() -> None:
-    """One sleeps, the other computes; both are asked while they run."""
-
-    def compute() -> None:
-        ends = time.process_time() + 0.1
-        while time.process_time() < ends:
-            pass
-
-    loads = []
-    for work in (lambda: time.sleep(0.1), compute):
-        with closing(make(Works(work))) as stream:
-            assert stream.worker_times() is None
-            next(stream.batches(REQUESTS[:1]))
-            times = stream.worker_times()
-            assert times is not None
-            loads.append(times.cpu_s / times.age_s)
-    assert loads[0] < loads[1]
-    assert make(workers=0).worker_times() is None
-
-
 class Works(list[int]):
     """Samples that take some work."""
 

@@ -16,8 +16,8 @@ from drumline.data.sharding import Cursor
 from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.job import Progress
-from drumline.training.loop import FirstStep, Loop, Safeguards, between_steps
-from drumline.training.run_context import AT_EPOCH_END, Action, RunContext, RunRequest
+from drumline.training.loop import Loop, between_steps
+from drumline.training.run_context import AT_EPOCH_END, Action, RunContext, RunRequest, SimpleAction
 from drumline.training.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import HeartbeatWriter
 
@@ -64,8 +64,15 @@ def make_actions(context: RunContext) -> list[Action]:
     saver = Saver(context, facts={}, check_state=lambda: None)
     return between_steps(
         context,
-        Safeguards(non_finite=anything, saver=saver, preemption=anything),
-        first_step=FirstStep(lambda: None),
+        anything,
+        saver,
+        anything,
+        first_step=SimpleAction(
+            "first_step",
+            due=lambda step: context.throughput.start_s is None,
+            run=anything,
+            interval=AT_EPOCH_END,
+        ),
         notices=anything,
     )
 
@@ -80,9 +87,11 @@ def run_names(
     for action in actions:
         monkeypatch.setattr(action, "run", lambda _, action=action: names.append(action.name))
     # It runs once.
-    first = actions[0]
+    throughput = context.throughput
     monkeypatch.setattr(
-        first, "run", lambda _: (names.append("first_step"), setattr(first, "_is_due", False))
+        actions[0],
+        "run",
+        lambda _: (names.append("first_step"), setattr(throughput, "start_s", 1.0)),
     )
     loop = Loop(context, SimpleNamespace(), Ledger(), actions)  # type: ignore[arg-type]
     names_by_step = []

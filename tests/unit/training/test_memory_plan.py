@@ -17,7 +17,6 @@ from drumline.base.errors import UsageError
 from drumline.base.text import GIB, memory_size
 from drumline.cli.plan_command import recompute_lines
 from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
-from drumline.training.job.mode_choice import choose_mode, settle_mode
 from drumline.training.manager import RunManager
 from drumline.training.memory.gpu_table import GPUS, gpu_memory
 from drumline.training.memory.memory_plan import (
@@ -26,7 +25,9 @@ from drumline.training.memory.memory_plan import (
     WORKSPACES,
     MemoryPlan,
     RankMemory,
+    choose_mode,
     plan_memory,
+    settle_mode,
 )
 from drumline.training.memory.memory_trace import FakeJob, MemoryMoment, StepMemory
 from drumline.training.models import GPT

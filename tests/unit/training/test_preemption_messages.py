@@ -19,7 +19,7 @@ from drumline.rank.rendezvous.rank_store import host_store
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import open_tcp_store
 from drumline.training.between_steps import preemption
-from drumline.training.between_steps.preemption import FirstSignal, Preemption, StopRequestWatcher
+from drumline.training.between_steps.preemption import Preemption, StopRequestWatcher
 from drumline.training.job.job import Progress
 
 
@@ -51,7 +51,8 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     asked_rank: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     watcher = alone_with(GivenUp(asked_rank))
-    watcher.first_signal = FirstSignal(signal.SIGTERM, 0.0)
+    watcher.first_signal = signal.SIGTERM
+    watcher.received_at = 0.0
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     watcher.turn()
@@ -171,7 +172,7 @@ def test_the_last_node_that_is_asked_while_nodes_change_saves_in_the_next_group(
     if not is_asked_before:
         preempted.watcher.turn()
     preempted.watcher.turn([signal.SIGTERM])
-    assert (ended, preempted.is_asked, preempted.watcher._is_between_groups) == ([], False, True)
+    assert (ended, preempted.is_asked, preempted.watcher.is_between_groups) == ([], False, True)
     in_a_group(
         preempted,
         SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None),
@@ -205,7 +206,9 @@ def test_what_is_left_of_the_grace_period_is_for_the_mirror(
     number: signal.Signals, grace: str, most: float, least: float
 ) -> None:
     preempted = Preemption({"DRUMLINE_GRACE_S": grace})
-    preempted.watcher.first_signal = FirstSignal(number, time.monotonic())
+    preempted.watcher.first_signal = number
+    preempted.watcher.received_at = time.monotonic()
     assert least <= preempted.time_left_s() <= most
-    preempted.watcher.first_signal = FirstSignal(number, time.monotonic() - 100.0)
+    preempted.watcher.first_signal = number
+    preempted.watcher.received_at = time.monotonic() - 100.0
     assert preempted.time_left_s() == (0.0 if least == 0.0 else 20.0)

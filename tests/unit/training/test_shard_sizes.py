@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.sharding import Sharding
-from drumline.training.between_steps.balance import choose_sizes, even_sizes, is_record, speed_up
+from drumline.training.between_steps.balance import choose_sizes, even_sizes, read_record, speed_up
 
 EVEN = (16, 16)
 RECORD = {"sizes": [20, 12], "measure_at": 500, "ranks": [["a", "cpu"], ["b", "cpu"]]}
@@ -72,11 +72,10 @@ def test_equal_sizes_are_those_of_the_plan() -> None:
     ],
 )
 def test_a_record_of_something_else_is_measured_again(change: dict[str, Any]) -> None:
-    assert is_record(RECORD, EVEN)
-    assert not is_record({**RECORD, **change}, EVEN)
+    assert read_record(RECORD, EVEN) is not None
+    assert read_record({**RECORD, **change}, EVEN) is None
 
 
 def test_no_record_is_no_record() -> None:
-    assert not any(
-        is_record(record, EVEN) for record in (None, [], {}, {"sizes": [20, 12], "measure_at": 5})
-    )
+    records = (None, [], {}, {"sizes": [20, 12], "measure_at": 5})
+    assert all(read_record(record, EVEN) is None for record in records)
