@@ -91,16 +91,12 @@ class Evaluate(Periodic):
             return
         self._is_best_metric_checked = True
         task = context.job.task
-        has_data = bool(context.job.eval_loaders)
-        what = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
-        if not has_data and task.best_metric != Task.best_metric:
+        reported = numbers(context.metrics)
+        is_expected = bool(context.job.eval_loaders) or task.best_metric != Task.best_metric
+        if is_expected and task.best_metric not in reported:
             context.warn(
-                f"{what}, but there is no eval_data(), so no checkpoint is kept as the best"
-            )
-        elif has_data and task.best_metric not in (reported := numbers(context.metrics)):
-            context.warn(
-                f"{what}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
-                f"{', '.join(reported)}"
+                f"{type(task).__name__}.best_metric is {task.best_metric!r}, so no checkpoint is kept as the best: "
+                f"evaluations report {', '.join(reported) or 'nothing (there is no eval_data())'}"
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,11 @@ class StepState:
     def __init__(self, model: nn.Module, meter: Meter, device: torch.device) -> None:
         self._device = device
         self._buffers = LiveBuffers(model)
-        self._modules = [module for module in model.modules() if _has_extra_state(module)]
+        self._modules = [
+            module
+            for module in model.modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        ]
         self._meter = meter
         self._buffer_copies: list[Tensor] | None = None
         self._extra_states: list[Any] = []
@@ -63,7 +68,7 @@ class StepState:
         """A step begins. Without waiting for the device; the copies are in the memory of the last
         ones."""
         self._buffer_copies = self._buffers.keep(self._buffer_copies)
-        self._extra_states = [_copy_of(module.get_extra_state()) for module in self._modules]
+        self._extra_states = [deepcopy(module.get_extra_state()) for module in self._modules]
         self._sums = self._meter.keep()
         self._host_weight = self._meter.host_weight
         self._torch_rng = torch.get_rng_state()
@@ -84,14 +89,6 @@ class StepState:
             torch.cuda.set_rng_state(self._gpu_rng, self._device)
         np.random.set_state(self._numpy_rng)
         random.setstate(self._python_rng)
-
-
-def _has_extra_state(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-def _copy_of(extra_state: Any) -> Any:
-    return extra_state.clone() if isinstance(extra_state, Tensor) else extra_state
 
 
 class RepeatableStep:

@@ -194,7 +194,8 @@ class WithoutEvaluation(Classify):
 def test_a_best_metric_without_an_evaluation_is_a_warning_at_the_start(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), WithoutEvaluation, tmp_path)
     assert messages(tmp_path, "warning") == [
-        "WithoutEvaluation.best_metric is 'accuracy', but there is no eval_data(), so no checkpoint is kept as the best"
+        "WithoutEvaluation.best_metric is 'accuracy', so no checkpoint is kept as the best: evaluations report nothing "
+        "(there is no eval_data())"
     ]
 
 

@@ -198,9 +198,7 @@ class BadGradient(Classify):
 
 def test_weights_that_a_gradient_made_nan_are_not_saved(tmp_path: Path) -> None:
     config = replace(config_of("stop", log_every=100), optim=OptimConfig(lr=0.1))
-    with pytest.raises(
-        TrainingError, match=r"^model/0\.weight is not finite, though every loss was"
-    ) as caught:
+    with pytest.raises(TrainingError, match=r"^model/0\.weight is not finite") as caught:
         train_here(config, BadGradient, tmp_path)
     assert caught.value.place.step == 1
     assert catalog.list_steps(tmp_path / "checkpoints") == []

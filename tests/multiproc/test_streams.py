@@ -168,7 +168,10 @@ def test_a_resumable_stream_that_is_the_same_everywhere_is_a_warning(tmp_path: P
 def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         train_on(2, make_config(steps=2), stream_jobs.EvaluatesItsPart, tmp_path)
-    assert "rank 1 read 2 evaluation batches from its stream, rank 0 6" in caught.value.errors[1]
+    assert (
+        "rank 1 read 2 other evaluation batches from its stream than rank 0, which read 6"
+        in caught.value.errors[1]
+    )
     assert "let every rank read the whole evaluation stream" in caught.value.errors[1]
 
 

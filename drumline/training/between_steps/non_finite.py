@@ -38,7 +38,6 @@ class NonFinite:
         self._is_resumed = context.progress.step > 0
         self._is_explained = False
         self._is_state_reported = False
-        self._has_bad_steps = False
         self._num_skipped = 0
 
     def check(self) -> None:
@@ -54,7 +53,6 @@ class NonFinite:
     def act_on(self, num_bad: float) -> None:
         """Collective: `num_bad` is the sum over all ranks."""
         if num_bad:
-            self._has_bad_steps = True
             num_skipped, place, cause = self._locate()
             why = f": {cause}" if cause else ""
             match self._on_nan:
@@ -84,20 +82,17 @@ class NonFinite:
         tensors = {
             f"{file}/{name}": tensor for file in state for name, tensor in state[file].items()
         }
-        this_rank = [first_non_finite(tensors), ddp.host, bool(self._job.finite.counts.any())]
-        ranks = gather_json(this_rank)
-        rank = next((rank for rank, (name, *_) in enumerate(ranks) if name is not None), None)
+        ranks = gather_json([first_non_finite(tensors), ddp.host])
+        rank = next((rank for rank, (name, _) in enumerate(ranks) if name is not None), None)
         if rank is None:
             return None
-        name, host, _ = ranks[rank]
+        name, host = ranks[rank]
         place = Place(host, rank, self._progress.step)
-        has_bad_steps = self._has_bad_steps or any(has_bad for *_, has_bad in ranks)
-        what = f"{name} is not finite" + ("" if has_bad_steps else ", though every loss was")
         if self._on_nan == "stop":
-            raise NonFiniteError(what, next_step=self._next_step(), place=place)
+            raise NonFiniteError(f"{name} is not finite", next_step=self._next_step(), place=place)
         if not self._is_state_reported:
             self._is_state_reported = True
-            self._warn(f"{what}; the checkpoint is marked [{place}]")
+            self._warn(f"{name} is not finite; the checkpoint is marked [{place}]")
         return str(name)
 
     def _locate(self) -> tuple[int, Place, str | None]:

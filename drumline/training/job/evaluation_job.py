@@ -396,11 +396,9 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     names, expected = broadcast_json([names, batches_here])
     # They differ only for a stream: other datasets were compared before the first step.
     if batches_here != expected:
-        what = "an evaluation stream whose first sample differs from that of rank 0"
-        if batches_here[0] != expected[0]:
-            what = f"{batches_here[0]} evaluation batches from its stream, rank 0 {expected[0]}"
         raise TrainingError(
-            f"rank {job.ddp.rank} read {what}",
+            f"rank {job.ddp.rank} read {batches_here[0]} other evaluation batches from its stream than rank 0, which "
+            f"read {expected[0]}",
             next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
         )
     table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=device)

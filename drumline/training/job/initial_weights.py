@@ -61,8 +61,6 @@ class Fit:
         if self.unexpected:
             yield f"not in the model: {join_names(self.unexpected, most=_MOST_NAMES)}"
         yield from self.different[:_MOST_NAMES]
-        if len(self.different) > _MOST_NAMES:
-            yield f"{len(self.different) - _MOST_NAMES} more that differ in shape or type"
 
 
 def load_initial_weights(
@@ -118,9 +116,9 @@ def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
         stored_name = stored[name]
         if (difference := _difference(tensor_read, tensors[stored_name])) is not None:
             different.append(f"{name} is {difference}")
-        elif (
-            first := fitting.setdefault(stored_name, tensor_read)
-        ) is not tensor_read and not torch.equal(first, tensor_read):
+            continue
+        first = fitting.setdefault(stored_name, tensor_read)
+        if first is not tensor_read and not torch.equal(first, tensor_read):
             different.append(
                 f"{name} and another name of the same tensor in the model have different values"
             )

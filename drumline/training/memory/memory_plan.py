@@ -309,7 +309,9 @@ def _in_shards(
     is_zero1 = mode == "zero1"
     reduces_each = dist.shard_dtype != "fp32"  # each micro-batch by itself, and adds up shards
     gathered, copies = (rest + sum(sizes.values()), MESSAGES) if is_zero1 else (rest, GATHERED)
-    shards = _Shards(step.parameters, num_shards, on_host=dist.offload_optimizer)
+    weights, gradients, optimizer = _shard_bytes(
+        step.parameters, num_shards, on_host=dist.offload_optimizer
+    )
 
     def at(moment: MemoryMoment) -> dict[str, int]:
         if moment.phase == "optimizer":
@@ -325,9 +327,9 @@ def _in_shards(
             reduced = 1.0 if accumulates else moment.gradients / max(1.0, trained)
             communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
         return {
-            "parameters": shards.parameters + step.buffer_bytes,
-            "gradients": int(shards.gradients * reduced + whole),
-            "optimizer": shards.optimizer + step.scalar_bytes,
+            "parameters": weights + step.buffer_bytes,
+            "gradients": int(gradients * reduced + whole),
+            "optimizer": optimizer + step.scalar_bytes,
             "activations": moment.live,
             "communication": int(communication),
         }
@@ -335,21 +337,21 @@ def _in_shards(
     return at
 
 
-class _Shards:
-    """The bytes of the first rank's shards on its GPU, which are the largest. `on_host`: they are
-    in host memory."""
-
-    def __init__(
-        self, parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool
-    ) -> None:
-        self.parameters = self.gradients = self.optimizer = 0
-        for parameter in () if on_host else parameters:
-            shard_bytes = rounded(parameter.part(parameter.num_bytes, num_shards))
-            self.parameters += shard_bytes
-            self.gradients += shard_bytes if parameter.is_trained else 0
-            self.optimizer += sum(
-                rounded(parameter.part(size, num_shards)) for size in parameter.state_bytes
-            )
+def _shard_bytes(
+    parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool
+) -> tuple[int, int, int]:
+    """The bytes of the first rank's shards on its GPU, which are the largest: of the parameters, the
+    gradients, and the optimizer. `on_host`: they are in host memory."""
+    weights = 0
+    gradients = 0
+    optimizer = 0
+    for parameter in () if on_host else parameters:
+        shard_bytes = rounded(parameter.part(parameter.num_bytes, num_shards))
+        weights += shard_bytes
+        gradients += shard_bytes if parameter.is_trained else 0
+        states = (parameter.part(size, num_shards) for size in parameter.state_bytes)
+        optimizer += sum(map(rounded, states))
+    return weights, gradients, optimizer
 
 
 def settle_mode(

@@ -103,7 +103,7 @@ def make_step(
             find_unused=config.dist.find_unused_parameters,
         )
     uncapturable = job.uncapturable or options.uncaptured
-    kinds = _step_kinds(job, config, captures=uncapturable is None, note=note)
+    kinds = _step_kinds(job, config, captures=uncapturable is None)
     kind = job.step_kind
     if job.step_kind == "auto":
         if options.chosen not in kinds:
@@ -114,9 +114,7 @@ def make_step(
     return kinds[kind]()
 
 
-def _step_kinds(
-    job: Job, config: Config, *, captures: bool, note: Callable[[str], None]
-) -> StepKinds:
+def _step_kinds(job: Job, config: Config, *, captures: bool) -> StepKinds:
     """Those that this run can take, from the simplest on; a compiled or an eager step is inside a
     captured one."""
     settings: dict[str, Any] = {
@@ -133,8 +131,8 @@ def _step_kinds(
 
     kinds: StepKinds = {"eager": eager, "compile": compiled_loss}
     if captures and job.ddp.device.type == "cuda":
-        kinds["graph"] = lambda: GraphStep(eager(), job, note=note)
-        kinds["compiled_graph"] = lambda: GraphStep(compiled_loss(), job, note=note)
+        kinds["graph"] = lambda: GraphStep(eager(), job)
+        kinds["compiled_graph"] = lambda: GraphStep(compiled_loss(), job)
     return kinds
 
 

@@ -59,12 +59,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
                 return compiled_function(*inputs, **options)
             except compiler_error() as error:
                 is_off = True
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-                    repr(error)
-                ]
-                reason = next(
-                    (line for line in lines if "Error" in line or "compiler" in line), lines[0]
-                )
+                lines = (line.strip() for line in str(error).splitlines())
+                reason = next((line for line in lines if "Error" in line), repr(error))
                 log.warning(
                     f"steps are not compiled but run operation by operation, because torch.compile failed: {reason}"
                 )

@@ -75,16 +75,14 @@ class ShapesSeen:
 
 
 class GraphStep:
-    """Takes the steps of `inner`, captured if possible. `note` logs a message."""
+    """Takes the steps of `inner`, captured if possible."""
 
-    def __init__(self, inner: AnyStep, job: Job, *, note: Callable[[str], None]) -> None:
+    def __init__(self, inner: AnyStep, job: Job) -> None:
         self._inner = inner
         self._job = job
-        self._note = note
         self._heartbeat = job.heartbeat
         self._pool = torch.cuda.graph_pool_handle()
         self._seen = ShapesSeen()
-        self._has_too_many = False
         self._graphs: dict[Hashable, CapturedStep] = {}
         self._is_off = False
         set_capturable(job.optimizer, job.group_settings, is_on=True)
@@ -137,18 +135,7 @@ class GraphStep:
         if reason := find_uncopyable(shape.leaves, self._job.ddp.device):
             self._turn_off(reason)
             return False
-        if len(self._seen) == _MOST_SHAPES:
-            if not self._has_too_many:
-                self._has_too_many = True
-                self._note(
-                    f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly"
-                )
-            return False
-        if len(self._seen) > 0:
-            self._note(
-                f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times"
-            )
-        return True
+        return len(self._seen) < _MOST_SHAPES
 
     def _capture(
         self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
@@ -205,9 +192,6 @@ class Shape:
                 for leaf in self.leaves
             ),
         )
-
-    def __str__(self) -> str:
-        return ", ".join(str(list(tensor.shape)) for tensor in self.tensors[:4])
 
 
 class CapturedStep:

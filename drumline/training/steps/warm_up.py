@@ -53,7 +53,13 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     flops, uses_all = count_few_samples(job, few, size)
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)
-    for _ in range(_layout_passes(job, config.dist)):
+    num_passes = 0
+    if isinstance(job.applied, DistributedDataParallel):
+        # With a static graph DDP records the graph in its first backward pass, which must not be
+        # under no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets.
+        has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
+        num_passes = 2 if config.dist.static_graph else int(has_order)
+    for _ in range(num_passes):
         job.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
             with job.autocast:
@@ -61,15 +67,6 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
             (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
     return flops
-
-
-def _layout_passes(job: Job, dist: DistConfig) -> int:
-    if not isinstance(job.applied, DistributedDataParallel):
-        return 0
-    # With a static graph DDP records the graph in its first backward pass, which must not be under
-    # no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets.
-    has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
-    return 2 if dist.static_graph else int(has_order)
 
 
 def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]) -> None:

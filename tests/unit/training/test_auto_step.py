@@ -238,8 +238,8 @@ def auto_on_gpu(
             trials[self._name, group["capturable"]] = None
             assert isinstance(group["lr"], Tensor) == group["capturable"]
 
-    def capture(inner: Kind, job: Any, note: Any) -> Kind:
-        GraphStep(inner, job, note=note)
+    def capture(inner: Kind, job: Any) -> Kind:
+        GraphStep(inner, job)
         return Kind({"eager": "graph", "compile": "compiled_graph"}[inner._name])
 
     monkeypatch.setattr(choice, "TrainStep", lambda *_, **__: Kind("eager"))

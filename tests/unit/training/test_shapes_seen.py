@@ -66,7 +66,7 @@ def test_a_module_hook_that_was_registered_after_the_start_is_not_skipped(
     def inner(step: Step) -> None:
         taken.append([*step.micro_batches])
 
-    graph_step = GraphStep(inner, job, note=lambda message: None)
+    graph_step = GraphStep(inner, job)
     model.register_forward_hook(lambda *_: None)
     micro_batches = [MicroBatch(torch.zeros(1, 1), 1, True, 0, True)]
     plan: Any = SimpleNamespace(global_size=1)
