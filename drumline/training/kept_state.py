@@ -28,9 +28,8 @@ from drumline.parallel.shards import like_shard, own_part, sharded_parameters
 from drumline.rank.collectives import gather_json
 from drumline.rank.rendezvous.node_group import NodeGroup
 from drumline.runs import catalog
-from drumline.training.between_steps.saver import Saver
+from drumline.training.between_steps.saver import Saver, live_state
 from drumline.training.job.job import Job, Progress
-from drumline.training.job.optimizer import group_state
 from drumline.training.manager import RunManager
 from drumline.training.replica_state import OUTER_FILE
 from drumline.training.resume import use_own_settings
@@ -174,28 +173,19 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
 def _copy_to_host(context: RunContext) -> Snapshot:
     job = context.job
     hooks = context.hooks
+    progress = {
+        "measured": {"sums": job.meter.peek().tolist(), "names": job.meter.names},
+        "stop_asked": None if hooks is None else hooks.run.stop_reason,
+    }
+    copies: dict[str, Mapping[str, Tensor]] = {}
     with job.shared_weights():
-        hooks_snapshot = Snapshot({}, {}) if hooks is None else hooks.capture()
-        snapshot = state.capture(
-            job.model,
-            job.optimizer,
-            scaler=job.scaler,
-            progress={
-                "group_state": group_state(job.optimizer, job.group_settings),
-                "measured": {"sums": job.meter.peek().tolist(), "names": job.meter.names},
-                "stop_asked": None if hooks is None else hooks.run.stop_reason,
-            },
-        )
-        live = {**snapshot.tensors, **hooks_snapshot.tensors}
-        live[OUTER_FILE] = {} if job.sync is None else job.sync.outer_state()
-        copies: dict[str, Mapping[str, Tensor]] = {}
-        for file, tensors in live.items():
+        snapshot = live_state(job, hooks, progress)
+        for file, tensors in snapshot.tensors.items():
             copies[file] = {
                 name: own_part(tensor).detach().cpu().clone() for name, tensor in tensors.items()
             }
-    documents = {**snapshot.documents, **hooks_snapshot.documents}
     # As JSON, which is copied, and is what another rank would get.
-    return Snapshot(copies, json.loads(json.dumps(documents)))
+    return Snapshot(copies, json.loads(json.dumps(snapshot.documents)))
 
 
 def compare_group(kept_state: KeptState | None, ddp: RunManager, *, is_sharded: bool) -> GroupState:

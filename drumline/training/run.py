@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from drumline.base.errors import ExitCode, UsageError, log
-from drumline.rank.collectives import gather_json
+from drumline.rank.collectives import all_sum, gather_json
 from drumline.rank.determinism import explain_refused_kernels
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
@@ -444,13 +444,15 @@ class TrainingRun:
             raise NodesChanged(self._keep_state()) from error
 
     def _after_first_step(self, context: RunContext) -> None:
-        """Write the settings of the run and their history, when the device has finished the first
+        """Collective: write the settings of the run and their history, when the device has finished the first
         step of this start. Not before: a refused start changes nothing."""
         if self.ddp.device.type == "cuda":
             torch.cuda.synchronize(self.ddp.device)
         step = self.progress.step
         loader = self.job.loader
-        context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
+        counts = torch.tensor([loader.waited_s, loader.num_tokens], device=self.ddp.device)
+        waited_s, tokens = all_sum(counts.double()).tolist()
+        context.throughput.end_start(waited_s=waited_s / self.ddp.world_size, tokens=tokens)
         if self.ddp.is_main_process():
             write_settings(context, self.facts["history"])
         live = self.regrouping.live

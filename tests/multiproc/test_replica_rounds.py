@@ -405,7 +405,7 @@ def refusals(run: Path) -> list[str]:
 def test_what_cannot_train_alone_is_refused(tmp_path: Path) -> None:
     assert run_ranks(2, refusals, tmp_path)[0] == [
         "dist.sync_parts is 5, but the model has 4 trained parameters\n  try: set it to 4 or less",
-        "the model's 1 is a SyncBatchNorm, which needs all ranks in every step, but with --dist.sync local:8 replicas "
-        "train alone\n  try: use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
-        "synchronizes it inside nodes",
+        "the model's 1 is a SyncBatchNorm, but with --dist.sync local:8 replicas train alone\n"
+        "  try: use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node synchronizes it "
+        "inside nodes",
     ]

@@ -132,8 +132,6 @@ def test_the_screen_says_which_weights_were_loaded(
     assert capsys.readouterr().err == (
         f"drumline: loaded step {step} of {trained}: the weights as trained; ema=True loads their average (EMA), which "
         "evaluate and predict use\n"
-        f"drumline: loaded step {step} of {trained}: the average of the weights (EMA); without ema=True: the weights "
-        "as trained\n"
     )
     train_here(make_config(epochs=1), Classify, tmp_path)
     capsys.readouterr()

@@ -37,8 +37,6 @@ class RankCounts(NamedTuple):
     """Of these, those after the first step."""
     tokens: float
     waited_s: float
-    start_tokens: float
-    start_waited_s: float
     exposed_s: float
     computing_s: float
     """Of the step that was measured last, as `exposed_s`. NaN: unknown."""
@@ -159,7 +157,6 @@ class LogTraining(Action):
 
     def _counts(self, context: RunContext) -> RankCounts:
         job = context.job
-        throughput = context.throughput
         compilations = job.ddp.connection.compilations
         compiled_at = [] if compilations is None else list(compilations.began_at.values())
         measured = self._communication.newest(context.progress.step)
@@ -168,8 +165,6 @@ class LogTraining(Action):
             num_compiled_later=sum(step > self._first_step for step in compiled_at),
             tokens=job.loader.num_tokens,
             waited_s=job.loader.waited_s,
-            start_tokens=throughput.start_tokens,
-            start_waited_s=throughput.start_waited_s,
             exposed_s=math.nan if measured is None else measured.exposed_s,
             computing_s=math.nan if measured is None else measured.computing_s,
         )
@@ -184,8 +179,6 @@ class LogTraining(Action):
             waited_s=ranks.waited_s / world_size,
             tokens=ranks.tokens,
             measured=measured,
-            start_waited_s=ranks.start_waited_s / world_size,
-            start_tokens=ranks.start_tokens,
             has_compiled=ranks.num_compiled_later > 0,
         )
 

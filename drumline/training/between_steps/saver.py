@@ -433,15 +433,6 @@ def capture_run(
     by_rank = _gather_rank_states(job)
     # Being copied to the host: complete when a copy that is started later is.
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
-    of_run: dict[str, Any] = {}
-    of_hooks = Snapshot({}, {})
-    if hooks is not None:  # on every rank: both calls may be collective
-        of_run["stop_asked"] = hooks.pending_reason()
-        of_run["stopped"] = progress.stopped
-        of_run["metrics"] = progress.metrics
-        of_hooks = hooks.capture()
-    if not is_writer:
-        return None
     measured: dict[str, Any] = {"names": job.meter.names}
     document = {
         "step": progress.step,
@@ -449,20 +440,33 @@ def capture_run(
         "saved_step": progress.saved_step,
         "measured": measured,
         "facts": dict(facts),
-        "group_state": group_state(job.optimizer, job.group_settings),
-        **of_run,
     }
-    snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=document)
-    live = {**snapshot.tensors, **of_hooks.tensors}
-    if job.sync is not None and (outer := job.sync.outer_state()):
-        live[OUTER_FILE] = outer
+    if hooks is not None:
+        document["stop_asked"] = hooks.pending_reason()
+        document["stopped"] = progress.stopped
+        document["metrics"] = progress.metrics
+    snapshot = live_state(job, hooks, document)  # on every rank: a hook's may be collective
+    if not is_writer:
+        return None
     return CapturedState(
         progress.step,
-        live=live,
+        live=snapshot.tensors,
         frozen={"rng": rng, **by_rank.tensors},
-        documents={**snapshot.documents, **of_hooks.documents, **by_rank.documents},
+        documents={**snapshot.documents, **by_rank.documents},
         complete=lambda: measured.update(sums=sums.tolist()),
     )
+
+
+def live_state(job: Job, hooks: TaskHooks | None, document: Mapping[str, Any]) -> Snapshot:
+    """The state of the job and its hooks, with this document of the progress. The tensors are those
+    in use."""
+    of_hooks = Snapshot({}, {}) if hooks is None else hooks.capture()
+    progress = {**document, "group_state": group_state(job.optimizer, job.group_settings)}
+    snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=progress)
+    tensors = {**snapshot.tensors, **of_hooks.tensors}
+    if job.sync is not None and (outer := job.sync.outer_state()):
+        tensors[OUTER_FILE] = outer
+    return Snapshot(tensors, {**snapshot.documents, **of_hooks.documents})
 
 
 def _gather_rank_states(job: Job) -> Snapshot:

@@ -125,20 +125,13 @@ class TaskHooks:
         for hook in self.hooks:
             name = type(hook).__name__
             if not states[name]:
-                if _overrides(hook, "load_state_dict"):
-                    self._warn(f"the checkpoint has no state of the hook {name}, which begins anew")
+                if _overrides(hook, "load_state_dict") and self.run.rank == 0:
+                    log.warning(
+                        f"the checkpoint has no state of the hook {name}, which begins anew"
+                    )
             elif state := states[name].pop(0):
                 with _named(hook, "load_state_dict"):
                     hook.load_state_dict(state)
-        for name, unused in states.items():
-            for _ in filter(None, unused):
-                self._warn(
-                    f"the task no longer has the hook {name}: its state in the checkpoint is not used"
-                )
-
-    def _warn(self, message: str) -> None:
-        if self.run.rank == 0:
-            log.warning(message)
 
 
 def make_hooks(
@@ -154,7 +147,13 @@ def make_hooks(
     ddp = job.ddp
     where = f"{type(job.task).__name__}.hooks()"
     for hook in hooks:
-        _check_hook(hook, where)
+        every = getattr(hook, "every_steps", None)
+        if not isinstance(hook, Hook) or type(every) is not int or every < 1:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            raise UsageError(
+                f"{where} returned {name}, which is not a drumline.Hook object with every_steps from 1 on",
+                next_step="return a list of hook objects",
+            )
     check_same(
         {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
         host=ddp.host,
@@ -178,21 +177,6 @@ def make_hooks(
         _shared_weights=getattr(job, "shared_weights", nullcontext),
     )
     return TaskHooks(hooks, run, job)
-
-
-def _check_hook(hook: Any, where: str) -> None:
-    if not isinstance(hook, Hook):
-        is_class = isinstance(hook, type)
-        returned = f"the class {hook.__name__}" if is_class else f"a {type(hook).__name__}"
-        raise UsageError(
-            f"{where} returned {returned}, not a drumline.Hook",
-            next_step="return a list of hook objects",
-        )
-    if type(hook.every_steps) is not int or hook.every_steps < 1:
-        raise UsageError(
-            f"{type(hook).__name__}.every_steps is {hook.every_steps!r}",
-            next_step="use a number of steps from 1 on",
-        )
 
 
 def _overrides(hook: Hook, method: str) -> bool:

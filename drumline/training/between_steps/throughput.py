@@ -85,10 +85,6 @@ class Throughput:
         """How long saves have paused the loop."""
         self.start_s: float | None = None
         """From the creation to the end of the first step; None: no step has ended."""
-        self.start_waited_s = 0.0
-        """How long this rank had waited for data by then."""
-        self.start_tokens = 0.0
-        """How many tokens this rank had taken by then."""
         self.model_flops: ModelFlops | None = None
         self.peak_tflop_per_s: float | None = None
         """Of all devices together; None: unknown."""
@@ -96,7 +92,6 @@ class Throughput:
         self._samples = 0
         self._started: float | None = None
         self._last = _Interval()
-        self._first_step = _Interval()
         self._whole = _Interval()
         self._steady = _Interval()
 
@@ -124,14 +119,12 @@ class Throughput:
         self._samples += num_samples
 
     def end_start(self, *, waited_s: float = 0.0, tokens: float = 0.0) -> None:
-        """The device has finished the first step. It may have compiled, so it is not part of the
-        steady speed. `waited_s`, `tokens`: of this rank so far."""
+        """The device has finished the first step, which may have compiled: the first lap begins now.
+        `waited_s`, `tokens`: as for `lap`."""
         self.stop()
         self.start()
         self.start_s = time.perf_counter() - self.created
-        self.start_waited_s = waited_s
-        self.start_tokens = tokens
-        self._first_step = _Interval(seconds=self.seconds, steps=self._steps, samples=self._samples)
+        self._last = _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
 
     def lap(
         self,
@@ -139,25 +132,21 @@ class Throughput:
         waited_s: float,
         tokens: float = 0.0,
         measured: DdpStepTimes | None = None,
-        start_waited_s: float = 0.0,
-        start_tokens: float = 0.0,
         has_compiled: bool = False,
     ) -> Speed:
-        """The speed since the last lap. Call it when the device has finished its work. `waited_s`:
-        how long the run has waited for data so far, the mean of all ranks. `tokens`: of all ranks
-        so far. `start_waited_s`, `start_tokens`: the same, when the first step ended.
-        `has_compiled`: in this lap, after the first step."""
+        """The speed since the last lap; if there is no step since, with the first step. Call it when
+        the device has finished its work. `waited_s`: how long the run has waited for data so far,
+        the mean of all ranks. `tokens`: of all ranks so far. `has_compiled`: in this lap."""
         self.stop()
         self.start()
         begin = self._last
         self._last = _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
-        lap = self._last.since(begin, measured)
+        has_steps = begin.steps < self._steps
+        lap = self._last.since(begin if has_steps else _Interval(), measured)
         self.lap_s = lap.seconds
         self._whole = self._whole.plus(lap)
-        if not has_compiled:
-            if begin.steps < self._first_step.steps:
-                begin = self._first_step._replace(tokens=start_tokens, waited_s=start_waited_s)
-            self._steady = self._steady.plus(self._last.since(begin, measured))
+        if has_steps and not has_compiled:
+            self._steady = self._steady.plus(lap)
         return self._speed(lap)
 
     def steady(self) -> Speed:

@@ -384,15 +384,22 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> Replica
     groups = make_replica_groups(
         replicas[dist.sync_within], timeout_s=ddp.train_timeout_s, may_grow=may_grow
     )
-    for name, module in model.named_modules():
-        if groups is not None and isinstance(module, nn.SyncBatchNorm):
-            raise UsageError(
-                f"the model's {name} is a SyncBatchNorm, which needs all ranks in every step, but with --dist.sync "
-                f"{dist.sync} replicas train alone",
-                next_step="use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
-                "synchronizes it inside nodes",
-            )
+    if groups is not None:
+        refuse_sync_batchnorm(
+            model,
+            f"with --dist.sync {dist.sync} replicas train alone",
+            instead="--dist.sync_batchnorm with --dist.sync_within node synchronizes it inside nodes",
+        )
     return groups
+
+
+def refuse_sync_batchnorm(model: nn.Module, reason: str, *, instead: str) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"the model's {name} is a SyncBatchNorm, but {reason}",
+                next_step=f"use nn.BatchNorm in its place; {instead}",
+            )
 
 
 def _wrap(

@@ -46,10 +46,8 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
             f"{to} could not be written: {reason}", next_step=next_step
         ) from error
     summary = f"step {step}: {contents}"
-    if average_in(snapshot) is None:
+    if averaged or average_in(snapshot) is None:
         return summary
-    if averaged:
-        return f"{summary}; without --ema: the weights as trained"
     return (
         f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
     )

@@ -201,11 +201,11 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
         model = saved.task(saved.config).model()
     snapshot = store.read(saved.checkpoint)
     state.load_model_state(model, weights_in(snapshot, averaged=averaged), {})
-    if average_in(snapshot) is not None:
-        which = "the average of the weights (EMA); without ema=True: the weights as trained"
-        if not averaged:
-            which = "the weights as trained; ema=True loads their average (EMA), which evaluate and predict use"
-        print_message(f"loaded step {saved.step} of {saved.checkpoint.parents[1]}: {which}")
+    if average_in(snapshot) is not None and not averaged:
+        print_message(
+            f"loaded step {saved.step} of {saved.checkpoint.parents[1]}: the weights as trained; ema=True loads their "
+            "average (EMA), which evaluate and predict use"
+        )
     return model.eval()
 
 

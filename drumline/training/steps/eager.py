@@ -31,7 +31,7 @@ from drumline.parallel.wrap import FIND_UNUSED, NAMED, LiveBuffers, names_withou
 from drumline.rank.collectives import broadcast_json
 from drumline.rank.determinism import seed_shard
 from drumline.rank.torch_internals import scale_each
-from drumline.training.job.job import Job
+from drumline.training.job.job import Job, refuse_sync_batchnorm
 from drumline.training.tasks.base import Loss, Task
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
 
@@ -259,12 +259,11 @@ class ElasticStep(TrainStep):
     ) -> None:
         # Ranks may have different numbers of shards, so a collective in the forward pass would
         # block forever.
-        for name, module in job.model.named_modules():
-            if isinstance(module, nn.SyncBatchNorm):
-                raise UsageError(
-                    f"the model's {name} is a SyncBatchNorm, but in elastic mode batch statistics belong to the shard",
-                    next_step="use nn.BatchNorm in its place, or train without --train.exact elastic",
-                )
+        refuse_sync_batchnorm(
+            job.model,
+            "in elastic mode batch statistics belong to the shard",
+            instead="or train without --train.exact elastic",
+        )
         super().__init__(job, clip_norm=clip_norm)
         world_size = job.ddp.world_size
         self._seed = seed
