@@ -13,7 +13,8 @@ from drumline.checkpoint import store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
 from drumline.parallel.wrap import LiveBuffers
-from drumline.training.between_steps import capture, evaluation, saver
+from drumline.training.between_steps import saver
+from drumline.training.job import evaluation_job
 from drumline.training.loop import Loop
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Task
@@ -96,12 +97,12 @@ def _install(fault: Fault) -> None:
             before,
         ),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
-        "gather": (capture, "gather_rng", before),
+        "gather": (saver, "gather_rng", before),
         "write": (store, "write_file", behind),
         "rename": (store, "put_in_place", behind),
         "prune": (saver, "prune", before),
         "saved": (saver.Saver, "save", behind),
-        "evaluation": (evaluation, "_sum_batches", behind),
+        "evaluation": (evaluation_job, "_sum_batches", behind),
     }
     if fault.phase in places:
         where, name, wrapped = places[fault.phase]

@@ -18,7 +18,7 @@ from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
 from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside
-from drumline.training.between_steps.balance import Balance, make_balance
+from drumline.training.between_steps.balance import Balance
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import (
     Preemption,
@@ -292,9 +292,9 @@ class TrainingRun:
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
         self.balance = None
-        if self.config.data.balance == "auto":
+        if self.config.data.balance == "auto" and ddp.world_size > 1:
             saved = None if self.start is None else self.start.facts
-            self.balance = make_balance(self.context, self.non_finite, self.facts, saved)
+            self.balance = Balance(self.context, self.non_finite, self.ranks, self.facts, saved)
         self.saver = Saver(
             self.context,
             facts=self.facts,

@@ -275,34 +275,3 @@ def test_a_run_at_work_is_reported(run: Path) -> None:
         (report,) = run_ranks(1, verify, run)
     assert report.job_at_work == f"process {os.getpid()} on {os.uname().nodename}"
     assert report.problems == []
-
-
-def run_with_a_blocked_ledger(run: Path) -> None:
-    """What stands in the ledger's way is gone by the second save."""
-    save = Saver.save
-
-    def save_and_clear(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
-        if (run / LEDGER).is_dir():
-            (run / LEDGER).rmdir()
-        save(self, progress, metrics)
-
-    Saver.save = save_and_clear  # type: ignore[method-assign]
-    try:
-        train_here(CONFIG, Classify, run)
-    finally:
-        Saver.save = save  # type: ignore[method-assign]
-
-
-def test_a_ledger_that_cannot_be_written_waits_for_the_next_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / LEDGER).mkdir()
-    with pytest.raises(IsADirectoryError):
-        (tmp_path / LEDGER).open("ab")
-    run_with_a_blocked_ledger(tmp_path)
-    report = verify(tmp_path)
-    assert report.problems == []
-    assert (
-        "ledger.jsonl could not be written: Is a directory"
-        in (tmp_path / "logs" / "rank-00000.log").read_text()
-    )

@@ -48,30 +48,6 @@ _USUAL_RATE = {"cpu": ExposedCommunication.EVERY, "cuda": 100}
 """DDP measures one of so many steps."""
 
 
-def make_balance(
-    context: RunContext,
-    non_finite: NonFinite,
-    facts: dict[str, Any],
-    saved: Mapping[str, Any] | None,
-) -> Balance | None:
-    """Collective: the action; None: there is one rank. `facts`: what checkpoints record; `saved`:
-    what the one that the run resumes from has recorded."""
-    loader = context.job.loader
-    ddp = context.job.ddp
-    if ddp.world_size == 1:
-        context.note("data.balance auto has no effect: there is one rank")
-        return None
-    if not isinstance(loader, IndexedLoader):
-        raise UsageError(
-            f"--data.balance auto needs samples by index, and {loader.name} is a stream",
-            next_step="leave it out, or give a dataset with __len__ and __getitem__",
-        )
-    is_gpu = ddp.device.type == "cuda"
-    device = torch.cuda.get_device_name(ddp.device) if is_gpu else "cpu"
-    ranks = gather_json([ddp.host, device])
-    return Balance(context, loader, non_finite, ranks, facts, (saved or {}).get("balance"))
-
-
 class Balance(Action):
     """Measures the ranks, and changes the sizes of their shards."""
 
@@ -81,19 +57,25 @@ class Balance(Action):
     def __init__(
         self,
         context: RunContext,
-        loader: IndexedLoader,
         non_finite: NonFinite,
-        ranks: list[list[str]],
+        ranks: Sequence[Mapping[str, Any]],
         facts: dict[str, Any],
-        before: Any,
+        saved: Mapping[str, Any] | None,
     ) -> None:
-        """`ranks`: the host and the device of each; `before`: the record in the checkpoint."""
+        """`ranks`: the host and the device of each; `facts`: what checkpoints record; `saved`: what
+        the one that the run resumes from has recorded."""
+        loader = context.job.loader
+        if not isinstance(loader, IndexedLoader):
+            raise UsageError(
+                f"--data.balance auto needs samples by index, and {loader.name} is a stream",
+                next_step="leave it out, or give a dataset with __len__ and __getitem__",
+            )
         assert isinstance(context.job.applied, DistributedDataParallel)
         self._job = context.job
         self._applied = context.job.applied
         self._loader = loader
         self._non_finite = non_finite
-        self._ranks = ranks
+        self._ranks = [[rank["host"], rank["device"]] for rank in ranks]
         self._facts = facts
         self._began_at: int | None = None
         self._times: list[float] = []
@@ -101,10 +83,10 @@ class Balance(Action):
         even = even_sizes(loader.sharding)
         sizes = even
         measure_at = context.progress.step + WARM_UP_STEPS
-        if (record := read_record(before, even)) is not None:
+        if (record := read_record((saved or {}).get("balance"), even)) is not None:
             sizes = record.sizes
             # On different machines the old sizes are wrong.
-            measure_at = max(measure_at, record.measure_at if record.ranks == ranks else 0)
+            measure_at = max(measure_at, record.measure_at if record.ranks == self._ranks else 0)
         self._use(sizes, measure_at)
 
     def due(self, step: int) -> bool:

@@ -173,11 +173,6 @@ class StopRequestWatcher:
         if self.reason:
             self._request()
 
-    def begin(self) -> None:
-        """The first step begins. The ranks of this host must be known without a store, too."""
-        if self._group is not None and self._group.may_leave:
-            self._with_store(self._group.has_lost_a_local_rank)
-
     def take_notice(self, notice: str) -> None:
         if not self.reason:
             self.reason = {"signal": notice, "time": time.time()}
@@ -362,7 +357,6 @@ class Preemption:
         """Called before the first step."""
         if self._vote is not None:
             self._vote.begin()
-        self.watcher.events.put(self.watcher.begin)
 
     def stops_at(self, step: int) -> bool:
         """Whether the run ends after this step; waits while the ranks agree on that."""

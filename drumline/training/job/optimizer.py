@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from drumline.base.errors import UsageError
+from drumline.base.text import join_names
 from drumline.base.user_code import build_accepted, load_class
 from drumline.config.schema import OptimConfig
 from drumline.parallel.shards import is_shard
@@ -199,9 +200,8 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
         if parameter.requires_grad and id(parameter) not in held
     ]
     if left_out:
-        and_more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
         raise UsageError(
-            f"{maker} leaves out parameters that get gradients: {', '.join(left_out[:NAMED])}{and_more}",
+            f"{maker} leaves out parameters that get gradients: {join_names(left_out, most=NAMED)}",
             next_step="add them to a group, or freeze them in model() with requires_grad=False",
         )
     check_steps(optimizer)

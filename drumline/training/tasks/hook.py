@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drumline.base.errors import UsageError, log
+from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.metrics.logged import logged_fields
 
@@ -80,13 +80,7 @@ class Run:
         writes. A tensor on the GPU is waited for."""
         if self.rank != 0 or self._report is None:
             return
-        try:
-            fields = logged_fields(name, value, step=self.step, folder=self.folder)
-        except OSError as error:  # what cannot be logged ends no run
-            log.warning(
-                f"the image {name} of step {self.step} could not be written: {error.strerror}"
-            )
-            return
+        fields = logged_fields(name, value, step=self.step, folder=self.folder)
         self._report("logged", step=self.step, **fields)
 
     def stop(self, reason: str) -> None:

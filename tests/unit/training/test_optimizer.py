@@ -204,7 +204,7 @@ def test_an_own_optimizer_must_train_the_whole_model() -> None:
         ),
         (
             SGD([next(model.parameters())], lr=0.1),
-            "X.optimizer() leaves out parameters that get gradients: 1.weight, ",
+            "X.optimizer() leaves out parameters that get gradients: 1.weight",
         ),
         (
             WithoutRate(model.parameters()),
