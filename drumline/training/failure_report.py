@@ -156,7 +156,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def is_own(error: BaseException) -> bool:
     """Whether it is this rank's own error, and not a result of another process's exit."""
-    if not isinstance(error, RuntimeError):  # torch's DistError is one
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
@@ -251,31 +251,34 @@ def _append(log_file: Path | None, text: str) -> bool:
 
 
 @contextmanager
-def explain_out_of_memory(
-    config: Config, ddp: RunManager, job: Job | None = None
-) -> Iterator[None]:
-    """Name the setting that needs less memory. `job`: None while it is built."""
+def explain_out_of_memory(config: Config, job: Job) -> Iterator[None]:
+    """Name the setting that needs less memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        peak = ""
-        if ddp.device.type == "cuda":
-            used = torch.cuda.max_memory_reserved(ddp.device)
-            total = torch.cuda.mem_get_info(ddp.device)[1]
-            peak = (
-                f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
-            )
-        functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-        if job is not None and evaluate.__name__ in functions:
-            next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
-        elif job is None or TrainStep._update.__name__ in functions:
-            next_step = _hold_less(config.dist.mode, ddp.world_size)
-        else:
-            next_step = _compute_less(job, config)
-        raise TrainingError(
-            f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
-            next_step=next_step,
-        ) from error
+        raise out_of_memory(error, config, job.ddp, job) from error
+
+
+def out_of_memory(
+    error: torch.OutOfMemoryError, config: Config, ddp: RunManager, job: Job | None
+) -> TrainingError:
+    """The error, with the setting that needs less memory. `job`: None while it is built."""
+    peak = ""
+    if ddp.device.type == "cuda":
+        used = torch.cuda.max_memory_reserved(ddp.device)
+        total = torch.cuda.mem_get_info(ddp.device)[1]
+        peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if job is not None and evaluate.__name__ in functions:
+        next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
+    elif job is None or TrainStep._update.__name__ in functions:
+        next_step = _hold_less(config.dist.mode, ddp.world_size)
+    else:
+        next_step = _compute_less(job, config)
+    return TrainingError(
+        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
+        next_step=next_step,
+    )
 
 
 def _hold_less(mode: str, world_size: int) -> str:

@@ -30,7 +30,7 @@ from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
 from drumline.training.between_steps.throughput import total_peak
 from drumline.training.between_steps.trace import TracedStep
-from drumline.training.failure_report import explain_out_of_memory, is_own
+from drumline.training.failure_report import is_own, out_of_memory
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import (
@@ -146,21 +146,30 @@ class TrainingRun:
 
     def train(self) -> ExitCode:
         """Collective: to the last step, or until the run is preempted."""
-        with self.resources, _failure_in_heartbeat(self.ddp):
+        with self.resources, self._failure_in_heartbeat():
             self.open_folder()
             self.find_start()
             self.build()
             self.restore()
             self.record_start()
             self.open_saver()
-            with (
-                explain_refused_kernels(),
-                explain_out_of_memory(self.config, self.ddp, self.job),
-                self.saver,
-            ):
+            with explain_refused_kernels(), self.saver:
                 self.warm_up_model()
                 self.run_loop(self.build_loop())
             return self.report_result()
+
+    @contextmanager
+    def _failure_in_heartbeat(self) -> Iterator[None]:
+        """Mark a failure in the heartbeat before anything is closed, since closing may block."""
+        connection = self.ddp.connection
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            connection.note_failure(error)
+            raise out_of_memory(error, self.config, self.ddp, getattr(self, "job", None)) from error
+        except (Exception, SystemExit) as error:
+            connection.note_failure(error)
+            raise
 
     def open_folder(self) -> None:
         """Collective: rank 0 creates and locks the folder; the others then write to log files in
@@ -242,16 +251,15 @@ class TrainingRun:
                 load_initial_weights, config.model, ddp=ddp, report=self.reporter.report
             )
         local = with_local_data(config, ddp)
-        with explain_out_of_memory(config, ddp):
-            self.job = build_job(
-                local,
-                self.task_class(local),
-                ddp,
-                batch,
-                step_kind=step_kind,
-                on_data=partial(self.clock.mark, "data"),
-                on_model=load_weights,
-            )
+        self.job = build_job(
+            local,
+            self.task_class(local),
+            ddp,
+            batch,
+            step_kind=step_kind,
+            on_data=partial(self.clock.mark, "data"),
+            on_model=load_weights,
+        )
         self.resources.callback(self.job.close)
         self.clock.mark("model")
 
@@ -471,16 +479,6 @@ class TrainingRun:
             return ExitCode.PREEMPTED
         report_end(self.context, self.notices)
         return ExitCode.SUCCESS
-
-
-@contextmanager
-def _failure_in_heartbeat(ddp: RunManager) -> Iterator[None]:
-    """Mark a failure in the heartbeat before anything is closed, since closing may block."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        ddp.connection.note_failure(error)
-        raise
 
 
 @contextmanager

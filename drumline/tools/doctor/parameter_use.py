@@ -59,7 +59,7 @@ def measure_use(
     job = build_job(config, task_class(config), ddp, step_kind="eager")
     unused: Counter[str] = Counter()
     try:
-        with explain_out_of_memory(config, job.ddp, job), dry_run(job) as task:
+        with explain_out_of_memory(config, job), dry_run(job) as task:
             batches = (micro.data for step in endless(job.loader) for micro in step.micro_batches)
             for batch in islice(batches, most):
                 unused.update(without_gradient(job, task, batch))

@@ -121,7 +121,7 @@ def measure_range(
     job = build_job(config, task, ddp, on_model=None if config.model.init is None else begin)
     losses: list[float] = []
     try:
-        with explain_refused_kernels(), explain_out_of_memory(config, job.ddp, job):
+        with explain_refused_kernels(), explain_out_of_memory(config, job):
             check_streams(job)
             warm_up(job, config, note=note)
             for loss in _losses(job, config, options):

@@ -29,6 +29,7 @@ from drumline.training.failure_report import (
     describe_failure,
     explain_out_of_memory,
     is_own,
+    out_of_memory,
     subject,
 )
 from drumline.training.steps.eager import loss_function
@@ -144,7 +145,7 @@ def test_out_of_memory_names_the_micro_batch_that_would_fit(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 "
         "GiB of which some is free"
     )
-    with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, job.ddp, job):
+    with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, job):
         raise torch.OutOfMemoryError(text)
     what, instead = caught.value.lines()
     assert re.fullmatch(
@@ -161,10 +162,7 @@ def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
 
     job: Any = SimpleNamespace(ddp=manager(2))
     sentence = re.escape("try: --train.eval_batch_size 128, half of what it is")
-    with (
-        pytest.raises(TrainingError, match=sentence),
-        explain_out_of_memory(Config(), job.ddp, job),
-    ):
+    with pytest.raises(TrainingError, match=sentence), explain_out_of_memory(Config(), job):
         evaluate()
 
 
@@ -183,17 +181,20 @@ def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
 def test_out_of_memory_for_the_model_itself_names_a_mode(
     mode: Any, world_size: int, next_step: str
 ) -> None:
-    def _update() -> None:  # as the part of a step that makes the optimizer's state
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    def _update() -> (
+        torch.OutOfMemoryError
+    ):  # as the part of a step that makes the optimizer's state
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0")
+        return caught.value
 
     config = Config(dist=DistConfig(mode=mode))
     ddp = manager(world_size)
     job = cast(Any, object())
     for built in (None, job):
-        with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, ddp, built):
-            _update()
-        assert caught.value.next_step is not None
-        assert caught.value.next_step.startswith(next_step)
+        error = out_of_memory(_update(), config, ddp, built)
+        assert error.next_step is not None
+        assert error.next_step.startswith(next_step)
 
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
