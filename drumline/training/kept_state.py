@@ -35,7 +35,7 @@ from drumline.training.replica_state import OUTER_FILE
 from drumline.training.resume import use_own_settings
 from drumline.training.run_context import RunContext
 
-SHARED_FILES = ("model", OUTER_FILE)
+SHARED_FILES = {"model", OUTER_FILE}
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,10 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
             continue
         sent = None
         if rank == source:
-            sent = snapshot if lacking == "all" else _shared_part(snapshot)
+            sent = snapshot
+            if lacking == "shared":
+                shared = snapshot.tensors.keys() & SHARED_FILES
+                sent = Snapshot({file: snapshot.tensors[file] for file in sorted(shared)}, {})
         is_for_this_rank = needs[rank] == (source, lacking)
         received = broadcast(sent, source=source, keeps=is_for_this_rank)
         if is_for_this_rank:
@@ -310,11 +313,6 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
                 {**snapshot.documents, **received.documents},
             )
     return snapshot
-
-
-def _shared_part(snapshot: Snapshot) -> Snapshot:
-    files = {file: snapshot.tensors[file] for file in SHARED_FILES if file in snapshot.tensors}
-    return Snapshot(files, {})
 
 
 def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:

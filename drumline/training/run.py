@@ -489,7 +489,5 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if context.hooks is not None and is_own(error):
             context.job.ddp.connection.note_failure(error)  # a hook may block
-            context.hooks.fail(
-                error, step=context.progress.step, epoch=context.epoch, metrics=context.metrics
-            )
+            context.update_hooks(context.hooks).fail(error)
         raise

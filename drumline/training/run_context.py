@@ -70,9 +70,12 @@ class RunContext:
     def call_hooks(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of the task's hooks, or of one of them."""
         if self.hooks is not None:
-            self.hooks.call(
-                moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only
-            )
+            self.update_hooks(self.hooks).call(moment, only)
+
+    def update_hooks(self, hooks: TaskHooks) -> TaskHooks:
+        """The hooks, which know where the run is."""
+        hooks.update(step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
+        return hooks
 
     def end_if(self, num_votes: float) -> None:
         """Collective: end the run after this step if `num_votes`, the number of ranks that ask for

@@ -160,7 +160,14 @@ class Saver(Periodic):
         """Collective: whether the previous save is still being written, and this one is not the
         best so far."""
         ddp = self._job.ddp
-        skips = ddp.is_main_process() and self.writer.is_busy and not self._is_best(metrics)
+        task = self._job.task
+        skips = (
+            ddp.is_main_process()
+            and self.writer.is_busy
+            and not is_best(
+                self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
+            )
+        )
         if skips:
             self._context.note(
                 f"skipped the save of step {step}: step {self.writer.step} is still being written"
@@ -168,12 +175,6 @@ class Saver(Periodic):
         if ddp.world_size > 1:
             skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
         return skips
-
-    def _is_best(self, metrics: Mapping[str, float]) -> bool:
-        task = self._job.task
-        return is_best(
-            self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
-        )
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""

@@ -34,32 +34,28 @@ class TaskHooks:
         self.run = run
         self._job = job
 
-    def call(
-        self,
-        moment: str,
-        *,
-        step: int,
-        epoch: int,
-        metrics: Mapping[str, Any],
-        only: Hook | None = None,
-    ) -> None:
+    def update(self, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Where the run is: before `call` and `fail`."""
+        self.run.step = step
+        self.run.epoch = epoch
+        self.run.metrics = metrics
+
+    def call(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of every hook, or of one. Collective where a hook's is."""
         self._job.heartbeat.mark(Phase.BETWEEN)
         hooks = self.hooks if only is None else (only,)
         # The checkpoint of this step has the random numbers of the moment before.
         draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
-        with draws, self._logging(step, epoch, metrics) as run:
+        with draws, self._logging() as run:
             # Hooks nest around an evaluation: the last one to change the model is the first to put
             # it back.
             for hook in hooks[::-1] if moment == "after_evaluation" else hooks:
                 with _named(hook, moment):
                     getattr(hook, moment)(run)
 
-    def fail(
-        self, error: BaseException, *, step: int, epoch: int, metrics: Mapping[str, Any]
-    ) -> None:
+    def fail(self, error: BaseException) -> None:
         """This rank ends with this error. What a hook raises about it does not hide it."""
-        with self._logging(step, epoch, metrics) as run:
+        with self._logging() as run:
             for hook in self.hooks:
                 try:
                     hook.failure(run, error)
@@ -67,12 +63,9 @@ class TaskHooks:
                     log.warning(f"the hook {type(hook).__name__}.failure() failed: {summary(also)}")
 
     @contextmanager
-    def _logging(self, step: int, epoch: int, metrics: Mapping[str, Any]) -> Iterator[Run]:
-        """The run at this moment. The task may log meanwhile."""
+    def _logging(self) -> Iterator[Run]:
+        """The run. The task may log meanwhile."""
         run = self.run
-        run.step = step
-        run.epoch = epoch
-        run.metrics = metrics
         run.task._log = run.log
         try:
             yield run

@@ -279,7 +279,10 @@ def build_job(
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, data.loader, model, batch.size)
     optimizer = _choose_optimizer(config, task, model, batch)
-    scaler = _make_scaler(config.train, device)
+    scaler = None
+    if config.train.precision == "fp16":
+        # Gradients underflow without a scale; bf16 has the range of fp32 and needs none.
+        scaler = GradScaler(device.type)
     meter = Meter(device)
     return Job(
         task=task,
@@ -452,11 +455,6 @@ def _choose_optimizer(
         return optimizer
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
     return make_optimizer(model, config.optim, lr=lr)
-
-
-def _make_scaler(train: TrainConfig, device: torch.device) -> GradScaler | None:
-    """fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none."""
-    return GradScaler(device.type) if train.precision == "fp16" else None
 
 
 def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:

@@ -265,9 +265,10 @@ def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     run = saved.checkpoint.parents[1]
     if (hooks := make_hooks(job, saved.config, run, None, saved.step)) is not None:
         hooks.restore(snapshot)
+        hooks.update(step=saved.step, epoch=saved.epoch, metrics={})
         for hook in hooks.defining("before_evaluation"):
             for moment in ("start", "before_evaluation"):
-                hooks.call(moment, step=saved.step, epoch=saved.epoch, metrics={}, only=hook)
+                hooks.call(moment, hook)
 
 
 Encoder = Callable[[Any, int], bytes]

@@ -115,9 +115,12 @@ class GraphStep:
         self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
     ) -> CapturedStep | None:
         """The graph, if the shape was seen often enough; otherwise None, and the step has run."""
-        if shape.key not in self._seen and not self._accepts(shape):
-            self._inner(step)
-            return None
+        if shape.key not in self._seen:
+            if reason := find_uncopyable(shape.leaves, self._job.ddp.device):
+                self._turn_off(reason)
+            if reason or len(self._seen) == _MOST_SHAPES:
+                self._inner(step)
+                return None
         stage = self._seen.next_stage(shape.key)
         if stage == "capture":
             return self._capture(shape, step, micro_batches)
@@ -129,13 +132,6 @@ class GraphStep:
         if reasons:
             self._turn_off(reasons[0])
         return None
-
-    def _accepts(self, shape: Shape) -> bool:
-        """Whether a new shape may get a graph of its own."""
-        if reason := find_uncopyable(shape.leaves, self._job.ddp.device):
-            self._turn_off(reason)
-            return False
-        return len(self._seen) < _MOST_SHAPES
 
     def _capture(
         self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
