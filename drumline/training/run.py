@@ -458,8 +458,9 @@ class TrainingRun:
             torch.cuda.synchronize(self.ddp.device)
         step = self.progress.step
         loader = self.job.loader
-        counts = torch.tensor([loader.waited_s, loader.num_tokens], device=self.ddp.device)
-        waited_s, tokens = all_sum(counts.double()).tolist()
+        counts = [loader.waited_s, loader.num_tokens]
+        on_device = torch.tensor(counts, dtype=torch.float64, device=self.ddp.device)
+        waited_s, tokens = all_sum(on_device).tolist()
         context.throughput.end_start(waited_s=waited_s / self.ddp.world_size, tokens=tokens)
         if self.ddp.is_main_process():
             write_settings(context, self.facts["history"])
