@@ -3,7 +3,6 @@ was."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,8 +21,6 @@ from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook, Run
 from drumline.training.tasks.ready_hooks import EMA
 from drumline.watch.heartbeat import HeartbeatWriter
-
-NOW: dict[str, Any] = {"step": 3, "epoch": 1, "metrics": {}}
 
 
 def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks | None:
@@ -142,12 +139,12 @@ def test_a_damaged_document_is_an_error_of_the_checkpoint(document: Any) -> None
 def test_an_error_names_the_hook() -> None:
     hooks = some(Counts(), Raises())
     with pytest.raises(KeyError) as caught:
-        hooks.call("after_step", **NOW)
+        hooks.call("after_step")
     assert caught.value.__notes__ == ["in the hook Raises.after_step()"]
     with pytest.raises(
         UsageError, match=r"the hook Raises.start\(\): there is no batch\n  try: give one"
     ):
-        hooks.call("start", **NOW)
+        hooks.call("start")
     with pytest.raises(
         CheckpointError,
         match=r"the hook Raises.state_dict\(\): 1/model cannot be saved: it is a Linea",
@@ -157,15 +154,15 @@ def test_an_error_names_the_hook() -> None:
 
 def test_hooks_that_change_the_model_for_an_evaluation_nest() -> None:
     hooks = some(EMA(0.5), EMA(0.9))
-    hooks.call("start", **NOW)
+    hooks.call("start")
     weight: Any = hooks.run.model.weight
     with torch.no_grad():
         weight.add_(1.0)
     trained = weight.clone()
     for moment in ("after_step", "before_evaluation"):
-        hooks.call(moment, **NOW)
+        hooks.call(moment)
     assert not torch.equal(weight, trained)
-    hooks.call("after_evaluation", **NOW)
+    hooks.call("after_evaluation")
     assert torch.equal(weight, trained)
 
 
@@ -177,25 +174,14 @@ def test_the_task_logs_in_hooks_only() -> None:
     hooks = some(Logs())
     events = []
     hooks.run._report = lambda kind, **fields: events.append((kind, fields))
-    hooks.call("after_step", **NOW)
+    hooks.update(step=3, epoch=1, metrics={})
+    hooks.call("after_step")
     assert events == [("logged", {"step": 3, "name": "size", "type": "scalar", "value": 3})]
     with pytest.raises(
         UsageError,
         match=r"Task.log\(\) was called outside a hook\n  try: in loss\(\) and on_device\(\)",
     ):
         hooks.run.task.log("size", 3)
-
-
-def test_an_image_that_cannot_be_written_ends_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hooks = some(Counts())
-    (tmp_path / "media").write_text("")
-    hooks.run.folder = tmp_path
-    with caplog.at_level(logging.WARNING):
-        hooks.run.log("digit", torch.zeros(2, 2))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("the image digit of step 0 could not be written: ")
 
 
 def test_the_first_reason_to_stop_counts() -> None:
