@@ -366,8 +366,3 @@ def test_recomputation_is_logged(tmp_path: Path) -> None:
     train_here(replace(config, dist=DistConfig(wrap=("Linear",))), Perceptrons, tmp_path / "layers")
     assert "recompute: 4 x Sequential" in notes_of(tmp_path / "blocks")
     assert "recompute: 9 x Linear" in notes_of(tmp_path / "layers")
-
-
-def warnings_of(run: Path) -> list[str]:
-    events = read_events(run / "events" / "rank-00000.jsonl")
-    return [event["message"] for event in events if event["kind"] == "warning"]
