@@ -4,7 +4,6 @@ is bounded."""
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
@@ -20,30 +19,20 @@ class BoundedLines:
         self.is_partial = False  # whether the middle was not read
 
     def __iter__(self) -> Iterator[bytes]:
-        file = self._file
-        yield from _lines(file, HALF_BYTES)
-        if not file.seekable():
-            yield from self._last_lines(file)
-            return
-        begin = file.tell()
-        end = file.seek(0, os.SEEK_END)
-        self.is_partial = end - begin > HALF_BYTES
-        file.seek(max(begin, end - HALF_BYTES))
-        yield from _lines(file, HALF_BYTES)
-
-    def _last_lines(self, pipe: BinaryIO) -> Iterable[bytes]:
-        """A pipe is read to its end, or the program that writes would be stopped."""
+        yield from _lines(self._file)
+        # It is read to its end, or the program that writes into a pipe would be stopped.
         tail = bytearray()
-        while part := pipe.read(PART_BYTES):
+        while part := self._file.read(PART_BYTES):
             tail += part
             if len(tail) > HALF_BYTES:
                 self.is_partial = True
                 del tail[:-HALF_BYTES]
-        return _lines(io.BytesIO(tail), HALF_BYTES)
+        yield from _lines(io.BytesIO(tail))
 
 
-def _lines(file: BinaryIO, most: int) -> Iterable[bytes]:
-    """Lines, or parts of lines without an end, of the next `most` bytes."""
-    while most > 0 and (line := file.readline(min(MAX_LINE, most))):
-        most -= len(line)
+def _lines(file: BinaryIO) -> Iterable[bytes]:
+    """Lines, or parts of lines without an end, of the next bytes."""
+    left = HALF_BYTES
+    while left > 0 and (line := file.readline(min(MAX_LINE, left))):
+        left -= len(line)
         yield line

@@ -29,7 +29,6 @@ SAME_CARDS = (
     "make InfiniBand and the plugins work on all hosts, or on none: NCCL_IB_DISABLE=1 or "
     "NCCL_NET=Socket everywhere"
 )
-ONE_KIND = "export NCCL_IB_HCA with cards of one kind only: drumline tune --hosts A,B"
 OTHER_SUBNET = (
     "give each interface a subnet of its own, or the fast one the lower route metric; ip route get "
     "ADDRESS shows which one sends"
@@ -58,7 +57,7 @@ def log_findings(log: NcclLog) -> list[Finding]:
                 log.faults,
                 name_of=log.name_of,
                 transports=_transports_between(log, links) | _chosen_transports(log),
-                expected_rdma=log.expected_rdma(),
+                expected_rdma=log.rdma_setting,
             ),
             *wait_findings(
                 log.faults, ranks=set(log.ranks), links=_connected_transports(log, links)
@@ -83,7 +82,7 @@ def _is_inside(link: LoggedLink, hosts: Mapping[int, str]) -> bool:
 
 def _hosts_of_ranks(log: NcclLog) -> dict[int, str]:
     """Of those whose lines name their host."""
-    return {rank: process.host for rank, process in log.ranks.items() if process.gpu is None}
+    return {rank: process.host for rank, process in log.ranks.items() if process.is_named}
 
 
 def _transports_between(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]:
@@ -96,8 +95,7 @@ def _chosen_transports(log: NcclLog) -> set[str]:
     hosts = _hosts_of_ranks(log)
     if len(hosts) == log.world_size and len(set(hosts.values())) == 1:
         return set()
-    networks = {process.network for process in log.processes.values()}
-    return {"NET/Socket"} & {f"NET/{network}" for network in networks}
+    return {"NET/Socket" for process in log.processes.values() if process.network == "Socket"}
 
 
 def _chosen_transports(log: NcclLog) -> set[str]:
@@ -130,22 +128,6 @@ def _differences(log: NcclLog) -> Iterator[RankedFinding]:
         )
         finding = Finding("problem", "network", "every host", what, SAME_CARDS)
         yield RankedFinding(finding=finding, precedence="explanation")
-    yield from _different_cards(log)
-
-
-def _different_cards(log: NcclLog) -> Iterator[RankedFinding]:
-    """InfiniBand on some hosts and RoCE on others, which do not connect."""
-    kinds: dict[str, set[str]] = {}
-    for process in log.processes.values():
-        for name, device in process.devices.items():
-            if name.startswith("IB/"):
-                kind = "RoCE" if "/RoCE" in device else "InfiniBand"
-                kinds.setdefault(process.host, set()).add(kind)
-    if kinds and not set.intersection(*kinds.values()):
-        names = [f"{host}: {', '.join(sorted(kinds[host]))}" for host in sorted(kinds)]
-        what = f"the kind of the network cards differs across hosts: {join_names(names)}"
-        finding = Finding("problem", "InfiniBand kinds", "every host", what, ONE_KIND)
-        yield RankedFinding(finding=finding, precedence="explanation")
 
 
 def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
@@ -173,27 +155,11 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
             )
             level: Level = "problem" if is_unreached else "warning"
             yield replace(_interface_finding(level, host, what), precedence=precedence)
-    yield from _link_local_findings(log, is_unreached=is_unreached)
     yield from _shared_network_findings(log, precedence if is_unreached else "condition")
     if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
         names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
         yield replace(_interface_finding("problem", "every host", what), precedence=precedence)
-
-
-def _link_local_findings(log: NcclLog, *, is_unreached: bool) -> Iterator[RankedFinding]:
-    """Addresses of one link among those that NCCL's sockets use for data."""
-    sockets = {
-        (process.host, device)
-        for process in log.processes.values()
-        for name, device in process.devices.items()
-        if name.startswith("Socket/") and device.partition(" ")[2].startswith(LINK_LOCAL)
-    }
-    for host, device in sorted(sockets):
-        what = f"NCCL sends data over {device}, a link-local address, which no other host reaches"
-        level: Level = "problem" if is_unreached else "warning"
-        ranked = _interface_finding(level, host, what)
-        yield ranked if is_unreached else replace(ranked, precedence="condition")
 
 
 def _shared_network_findings(log: NcclLog, precedence: Precedence) -> Iterator[RankedFinding]:

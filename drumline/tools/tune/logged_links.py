@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from drumline.tools.tune.logged_process import LoggedProcess
@@ -35,8 +34,8 @@ class ChannelGroup:
     device: str
     source: int
     target: int
-    communicators: frozenset[tuple[str, int]]
-    """Name and size of those that the ranks may belong to."""
+    sizes: frozenset[int]
+    """Of the communicators that the ranks may belong to."""
 
 
 class LoggedLinks:
@@ -62,7 +61,7 @@ class LoggedLinks:
             process.devices.get(f"{name}/{match['device'] or ''}", ""),
             int(source),
             int(target),
-            frozenset((communicator.name, communicator.size) for communicator in candidates),
+            frozenset(communicator.size for communicator in candidates),
         )
         if group in self._channels or len(self._channels) < MAX_CONNECTIONS:
             self._channels.setdefault(group, set()).add((channel, number or ""))
@@ -75,18 +74,19 @@ class LoggedLinks:
             return []
         return sorted(host for host, has_it in self._rdma_hosts.items() if not has_it)
 
-    def links(self, ranks: Mapping[int, LoggedProcess], world_size: int) -> list[LoggedLink]:
-        """One for each pair; where both ends were logged, the end that has a device. `ranks`: the
-        processes of the largest communicator."""
-        members = _members(ranks)
+    def links(self, world_size: int) -> list[LoggedLink]:
+        """One for each pair; where both ends were logged, the end that has a device."""
         links: dict[tuple[bool, str, int, int], LoggedLink] = {}
         for group, channels in self._channels.items():
-            pair = _global_pair(group, members, world_size)
-            source, target = pair or (group.source, group.target)
             link = LoggedLink(
-                group.transport, group.device, source, target, len(channels), pair is not None
+                group.transport,
+                group.device,
+                group.source,
+                group.target,
+                num_channels=len(channels),
+                is_global=group.sizes == {world_size},
             )
-            key = (link.is_global, link.transport, source, target)
+            key = (link.is_global, link.transport, link.source, link.target)
             before = links.get(key, link)
             links[key] = replace(
                 link,
@@ -94,29 +94,3 @@ class LoggedLinks:
                 num_channels=max(before.num_channels, link.num_channels),
             )
         return sorted(links.values())
-
-
-def _members(ranks: Mapping[int, LoggedProcess]) -> dict[str, dict[int, int]]:
-    """By name of a communicator and rank in it: the rank in the largest one."""
-    members: dict[str, dict[int, int]] = {}
-    for rank, process in ranks.items():
-        for communicator in process.communicators.values():
-            if communicator.name:
-                members.setdefault(communicator.name, {})[communicator.rank] = rank
-    return members
-
-
-def _global_pair(
-    group: ChannelGroup, members: Mapping[str, Mapping[int, int]], world_size: int
-) -> tuple[int, int] | None:
-    """The two ranks in the largest communicator; None: the logs do not show them."""
-    pairs: set[tuple[int, int] | None] = set()
-    for name, size in group.communicators:
-        ranks = members.get(name, {})
-        if size == world_size:
-            pairs.add((group.source, group.target))
-        elif group.source in ranks and group.target in ranks:
-            pairs.add((ranks[group.source], ranks[group.target]))
-        else:
-            pairs.add(None)
-    return pairs.pop() if len(pairs) == 1 else None

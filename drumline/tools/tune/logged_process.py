@@ -6,15 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 MAX_COMMUNICATORS = 100  # of a process
-MAX_NAME = 200
 INIT = re.compile(
     r"comm (?P<pointer>\S{1,20}) rank (?P<rank>\d{1,7}) nranks (?P<size>\d{1,7}) "
-    r"(?P<details>.{0,300})Init (?P<state>START|COMPLETE)"
-)
-# What identifies a communicator to all of its processes: the id that it was made with, or how it
-# was split off.
-ORIGIN = re.compile(
-    r"commId (?P<id>0x(?!0+\b)\w{1,16})|parent (?P<parent>\S{1,20}) (?P<split>splitCount \d{1,9} color \d{1,10})"
+    r".{0,300}Init (?P<state>START|COMPLETE)"
 )
 
 
@@ -22,7 +16,6 @@ ORIGIN = re.compile(
 class LoggedCommunicator:
     """One communicator, as one of its processes logs it."""
 
-    name: str  # the same in all of its processes; empty: not known
     rank: int
     size: int
     is_complete: bool = False
@@ -34,7 +27,7 @@ class LoggedProcess:
 
     host: str
     pid: int
-    gpu: int | None = None  # of lines that name no process
+    is_named: bool = True  # False: the lines of a file that name no process
     rank: int | None = None
     world_size: int = 0
     network: str = ""
@@ -54,8 +47,7 @@ class LoggedProcess:
     @property
     def name(self) -> str:
         if self.rank is None:
-            process = f"process {self.pid}" if self.gpu is None else f"GPU {self.gpu}"
-            return f"{self.host} ({process})"
+            return f"{self.host} (process {self.pid})" if self.is_named else self.host
         return f"rank {self.rank} on {self.host}"
 
     def read_init(self, match: re.Match[str]) -> None:
@@ -69,19 +61,10 @@ class LoggedProcess:
         communicator = self.communicators.get(pointer)
         if match["state"] == "START" or communicator is None:
             self.communicators.pop(pointer, None)
-            name = self._communicator_name(match["details"])
-            communicator = LoggedCommunicator(name=name, rank=rank, size=size)
+            communicator = LoggedCommunicator(rank=rank, size=size)
             if len(self.communicators) < MAX_COMMUNICATORS:
                 self.communicators[pointer] = communicator
         communicator.is_complete = match["state"] == "COMPLETE"
-
-    def _communicator_name(self, details: str) -> str:
-        origin = ORIGIN.search(details)
-        if origin is None:
-            return ""
-        parent = self.communicators.get(origin["parent"] or "")
-        split = f"{parent.name} {origin['split']}" if parent and parent.name else ""
-        return origin["id"] or split[:MAX_NAME]
 
     def possible_communicators(self, rank: int, largest_rank: int) -> list[LoggedCommunicator]:
         """Those that a channel of this rank of the process may belong to."""

@@ -24,11 +24,6 @@ PREFIX = re.compile(
 )
 # Launchers and people cut the beginning of a line, or all of it.
 CUT_PREFIX = re.compile(r"NCCL (?P<level>INFO|WARN) ")
-MAX_LABEL = 400  # characters before it
-GPU_LABEL = re.compile(r"\[(\d{1,4})\]$")
-LAUNCHER_HOST = re.compile(
-    r"[\[(]?(?!(?:rank|trainer|default|process|pid)?\W?\d+\W)([\w.-]{1,255})[\])]?:"
-)
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
 ERROR_VERSION = re.compile(r"2\.\d+\.\d+")  # of torch's errors; older ones print 2.12.12 as 21.2.12
@@ -44,9 +39,8 @@ RDMA_SETTING = re.compile(
     r"NCCL_IB_(?:HCA|GID_INDEX|TC|SL|QPS_PER_CONNECTION)(?:=| set (?:by environment )?to )[\"']?[\w^=]\S{0,80}"
     r"|NCCL_IB_DISABLE(?:=| set (?:by environment )?to )[\"']?0\b|NCCL_NET(?:=| set (?:by environment )?to )[\"']?IB\b"
     r"|/dev/infiniband\b|\bmlx[45]_(?:bond_)?\d+\b|\brdma/[\w-]{1,60}[\"']?: *[\"']?[1-9]"
+    r"|(?:Bootstrap ?: Using (?:\[0\])?|\[\d\])ib[ps\d]\w*"
 )
-RDMA_STEMS = ("NCCL_IB_", "NCCL_NET", "/dev/infiniband", "mlx5_", "mlx4_", "rdma/")
-RDMA_INTERFACE = re.compile(r"ib(?:p|s|\d)\w*$")
 CONNECTED = re.compile(r"Connected all (?:rings|trees)")
 BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{1,64})<")
 
@@ -84,6 +78,8 @@ class NcclLog:
 
     def _read_line(self, line: str, name: str) -> None:
         """A line of torch or another program, or the messages of one or several processes."""
+        if not self.rdma_setting and (match := RDMA_SETTING.search(line)):
+            self.rdma_setting = match[0]
         if "NCCL" not in line:
             if line:
                 self._read_foreign(line, name)
@@ -109,26 +105,16 @@ class NcclLog:
 
     def _read_foreign(self, text: str, name: str) -> None:
         """A line, or its beginning, that NCCL did not write."""
-        self._read_rdma_setting(text)
         if match := INTERFACE.search(text):
             self._interface = match[1].strip("\"'")
         self.routes.read(text, name)
         self.faults.read(LogLine(text=text, file=name, setting=_interface_setting(self._interface)))
 
-    def _read_rdma_setting(self, text: str) -> None:
-        if self.rdma_setting or not any(stem in text for stem in RDMA_STEMS):
-            return
-        if match := RDMA_SETTING.search(text):
-            self.rdma_setting = match[0]
-
     def _read_cut_line(self, line: str, cut: re.Match[str], name: str) -> None:
-        """A line of NCCL without host and process: a launcher may have put a host before it, and
-        the number of the GPU may be left. `name`: of the file."""
-        words = line[: cut.start()][:MAX_LABEL].split()
-        launcher = LAUNCHER_HOST.fullmatch(words[0]) if words else None
-        gpu = next((int(label[1]) for word in words if (label := GPU_LABEL.search(word))), 0)
-        process = self._process(launcher[1] if launcher else name, gpu)
-        process.gpu = gpu
+        """A line of NCCL without host and process. `name`: of the file."""
+        process = self._process(name, 0)
+        process.is_named = False
+        words = line[: cut.start()].split()
         source = " ".join([*words[-1:], ""]) if cut["level"] == "WARN" else None
         self._read_message(process, line[cut.end() :], source)
 
@@ -150,7 +136,6 @@ class NcclLog:
 
     def _read_setting(self, process: LoggedProcess, text: str) -> None:
         """What a process chose or was given, and conditions that may explain a fault."""
-        self._read_rdma_setting(text)
         if match := NETWORK.match(text):
             process.network = (match[1] or match[2]).strip()
         elif match := INTERFACE.match(text):
@@ -230,23 +215,12 @@ class NcclLog:
         names = self.versions | (self.versions_of_errors - numbers)
         return sorted(names) if len(names) > 1 else []
 
-    def expected_rdma(self) -> str:
-        """What shows that the job is meant to use InfiniBand; empty: nothing does."""
-        if self.rdma_setting:
-            return self.rdma_setting
-        for process in self.processes.values():
-            names = [device.partition(" ")[0] for device in process.devices.values()]
-            for interface in (process.bootstrap[0], *names):
-                if RDMA_INTERFACE.match(interface):
-                    return f"the interface {interface}"
-        return ""
-
     def hosts_without_gpu_direct(self) -> list[str]:
         """Those that use RDMA without it beside hosts that use it."""
         return self._links.hosts_without_gpu_direct()
 
     def links(self) -> list[LoggedLink]:
-        return self._links.links(self.ranks, self.world_size)
+        return self._links.links(self.world_size)
 
     def name_of(self, origin: str) -> str:
         """The process of a fault, or where it is."""

@@ -4,16 +4,15 @@ earliest first."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from drumline.base.text import plural
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
 from drumline.tools.tune.collective_waits import WaitExplanation
 from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
-from drumline.tools.tune.known_messages import Role
 
 Precedence = Literal[
     "cause",
@@ -30,33 +29,12 @@ Precedence = Literal[
 """An explanation is a condition that explains a fault of these logs, or follows from several
 lines. NCCL has warned of something that no message explains. An outcome is how a log or a job
 ends."""
-PRECEDENCES: tuple[Precedence, ...] = (
-    "cause",
-    "explanation",
-    "failure",
-    "warned",
-    "symptom",
-    "disconnect",
-    "condition",
-    "outcome",
-    "unexplained",
-    "echo",
-)
-PRECEDENCE_OF_ROLE: Mapping[Role, Precedence] = {
-    "cause": "cause",
-    "failure": "failure",
-    "symptom": "symptom",
-    "disconnect": "disconnect",
-    "condition": "condition",
-    "outcome": "outcome",
-    "echo": "echo",
-    "harmless": "condition",
-}
+PRECEDENCES: tuple[Precedence, ...] = get_args(Precedence)
 START = LogMoment((0, 0, 0.0), 0)
 LAST = LogMoment((99, 0, 0.0), 0)
 CONSEQUENCES: tuple[Precedence, ...] = ("symptom", "disconnect", "outcome", "echo")
-UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
 NO_INFINIBAND = ("no InfiniBand", "no InfiniBand library")
+UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
 NO_P2P = (
     "NCCL_P2P_DISABLE=1 shows whether it is that, and trains without it; then turn off ACS and the "
     "IOMMU (BIOS, iommu=pt), update the driver, or leave P2P off for GeForce cards; nvidia-smi topo -p2p r"
@@ -149,9 +127,8 @@ def fault_findings(
         only_over = fault.message.only_over
         if not only_over or only_over in transports:
             ranked = _message_finding(fault, name_of(fault.origin), kinds, faults.work)
-            ranked = _refined(
-                ranked, faults, fault.places, is_repeated=counts[fault.message.kind] > 1
-            )
+            is_repeated = counts[fault.message.kind] > 1
+            ranked = _refined(ranked, faults, fault.places, is_repeated=is_repeated)
             is_missed = expected_rdma and fault.message.kind in NO_INFINIBAND
             yield _as_missed(ranked, expected_rdma) if is_missed else ranked
     for plain in faults.plain.values():
@@ -183,7 +160,7 @@ def _message_finding(fault: LoggedFault, where: str, kinds: FaultKinds, work: st
     if message.shows_work and work:
         what = f"{what}; the last work in the log: {work}"
     level = message.level
-    precedence = PRECEDENCE_OF_ROLE[message.role]
+    precedence = cast(Precedence, message.role)
     if not kinds.every.isdisjoint(message.explains):
         level = "problem"
         # A failure that it does not explain is the likelier reason of what it explains.

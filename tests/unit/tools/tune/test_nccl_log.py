@@ -155,19 +155,6 @@ def split(rank: int) -> str:
     return info(host, pid, begun) + info(host, pid, f"{text} commId 0x0 - Init COMPLETE")
 
 
-def test_ranks_of_a_group_are_shown_as_those_of_the_job() -> None:
-    groups = [split(rank) for rank in range(4)]
-    sends = info("gpu-00", 101, "Channel 00/0 : 0[1] -> 1[1] [send] via NET/Socket/0")
-    log = read(four_ranks(), *groups, sends)
-    (link,) = (candidate for candidate in log.links() if candidate.transport == "NET/Socket")
-    assert (link.source, link.target, link.is_global) == (1, 3, True)
-    assert log_findings(log) == [], "ranks 0 and 1 are on one host, ranks 1 and 3 are not"
-    at_start = read(four_ranks(), *groups[:3], groups[3].splitlines(keepends=True)[0], sends)
-    assert [candidate for candidate in at_start.links() if candidate.transport == "NET/Socket"] == [
-        link
-    ]
-
-
 @pytest.mark.parametrize(
     ("pid", "ranks"),
     [(100, (0, 1, 2, 3)), (101, (1,))],
