@@ -344,24 +344,14 @@ def _options(verb_flags: Mapping[str, Any]) -> DoctorOptions:
 def _show(verb_flags: Mapping[str, Any], result: DoctorResult) -> int:
     show_step("")
     survey = result.survey
-    differences = result.differences
     if verb_flags.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives
-        show(
-            as_json(
-                result.findings,
-                survey=survey,
-                differences=differences,
-                facts=facts,
-                collectives=collectives,
-            )
-        )
+        show(as_json(result.findings, survey=survey, facts=facts, collectives=collectives))
     else:
         report(
             result.findings,
             survey=survey,
-            differences=differences,
             notes=[] if result.collectives is None else [collectives_line(result.collectives)],
             is_terminal=sys.stdout.isatty(),
             width=shutil.get_terminal_size().columns,

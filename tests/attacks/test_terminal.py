@@ -37,7 +37,7 @@ from drumline.report.verify.run_check import RunReport
 from drumline.report.verify.section import Section
 from drumline.tools.doctor.doctor_report import report
 from drumline.tools.doctor.finding import Finding
-from drumline.tools.doctor.host_differences import ComparedValue
+from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.watch.run_status import RunStatusReader
 
 MARK = "FORGED"
@@ -365,13 +365,12 @@ def fact_of_a_host_in_the_doctor_on_a_terminal(
 
 def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) -> str:
     finding = Finding(level="problem", check="x", where=text, what=text, fix=text)
-    table = [
-        ComparedValue(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))
-    ]
+    hosts = [HostRecord(name, name) for name in (text, f"[link=https://example.org]{text}[/link]")]
+    survey = Survey(hosts, 29500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")
-        report([finding], differences=table, notes=[text], is_terminal=is_terminal, width=5000)
+        report([finding], survey=survey, notes=[text], is_terminal=is_terminal, width=5000)
     return capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.hosts_job import variables_for_ranks
 from drumline.tools.doctor.doctor_report import result_line
 from drumline.tools.doctor.finding import Finding, has_problems
-from drumline.tools.doctor.host_differences import ComparedValue, compare_hosts
+from drumline.tools.doctor.host_differences import compare_hosts
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs.coordinator import START_S, Coordinator, Progress
@@ -46,7 +46,6 @@ class DoctorOptions:
 class DoctorResult:
     survey: Survey
     findings: list[Finding] = field(default_factory=list)
-    differences: list[ComparedValue] = field(default_factory=list)
     collectives: list[dict[str, Any]] | None = None
 
     @property
@@ -134,7 +133,7 @@ async def _examine(
     try:
         await examine(coordinator)
         network = pair_findings(survey)
-        facts, result.differences = check_facts(survey)
+        facts = check_facts(survey)
         if options.with_collectives and not has_problems(network):
             procs = {
                 number: slots.get(number)
@@ -154,7 +153,7 @@ async def _examine(
     return result
 
 
-def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
+def check_facts(survey: Survey) -> list[Finding]:
     findings = []
     facts_of_hosts = {}
     for host in survey.hosts:
@@ -170,7 +169,4 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             continue
         facts_of_hosts[host.name] = host.facts
         findings += [replace(finding, where=host.name) for finding in machine]
-    if len(facts_of_hosts) < 2:
-        return findings, []
-    differences, rows = compare_hosts(facts_of_hosts)
-    return [*differences, *findings], rows
+    return [*compare_hosts(facts_of_hosts), *findings]

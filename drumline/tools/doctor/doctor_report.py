@@ -1,4 +1,4 @@
-"""The doctor's report: the matrix, what differs, each finding with its fix, and the result; or all
+"""The doctor's report: the matrix, each finding with its fix, and the result; or all
 as JSON."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from drumline.base.terminal import make_console, one_line, show_lines
 from drumline.base.text import columns, join_names, plural
 from drumline.tools.doctor.finding import Finding, sorted_findings
-from drumline.tools.doctor.host_differences import MAX_VALUES, ComparedValue
 from drumline.tools.doctor.pairs.matrix import Matrix, matrix
 from drumline.tools.doctor.pairs.survey import Survey
 
@@ -26,7 +25,6 @@ def as_json(
     *,
     survey: Survey | None = None,
     facts: Mapping[str, Any] | None = None,
-    differences: Sequence[ComparedValue] | None = None,
     collectives: Any = None,
     task: Any = None,
 ) -> str:
@@ -34,9 +32,6 @@ def as_json(
         "result": result_line(findings),
         "findings": [finding.as_json() for finding in sorted_findings(findings)],
         "facts": facts,
-        "differences": None
-        if differences is None
-        else [difference.as_json() for difference in differences],
         "network": None if survey is None else survey.as_json(),
         "collectives": collectives,
         "task": task,
@@ -48,30 +43,22 @@ def report(
     findings: Sequence[Finding],
     *,
     survey: Survey | None = None,
-    differences: Sequence[ComparedValue] = (),
     notes: Sequence[str] = (),
     is_terminal: bool = False,
     width: int = 80,
 ) -> None:
     """On the screen: drawn by rich on a terminal; elsewhere the same lines without colour and
     frames."""
-    tables = [matrix(survey)] if survey is not None and len(survey.hosts) > 1 else []
-    if differences:
-        rows = [
-            [*map(one_line, (row.name if place == 0 else "", value, join_names(hosts)))]
-            for row in differences
-            for place, (value, hosts) in enumerate(row.groups[:MAX_VALUES])
-        ]
-        tables.append(Matrix("what differs between hosts", ["", "value", "on"], rows, []))
+    table = matrix(survey) if survey is not None and len(survey.hosts) > 1 else None
     lines = [
         *(("", note) for note in notes),
         *finding_lines(findings),
         ("result", result_line(findings)),
     ]
     if is_terminal:
-        _draw(tables, lines, width)
+        _draw(table, lines, width)
     else:
-        table_lines = [line for table in tables for line in plain_lines(table)]
+        table_lines = plain_lines(table) if table else ()
         show_lines([*table_lines, *(text for _, text in lines)])
 
 
@@ -115,26 +102,25 @@ def result_line(findings: Sequence[Finding]) -> str:
 def plain_lines(table: Matrix) -> Iterator[str]:
     """A row is a line, so that it can be searched."""
     yield table.title
-    if table.rows:
-        yield from columns(
-            [[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)]
-        )
+    yield from columns(
+        [[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)]
+    )
     yield from table.notes
 
 
-def _draw(tables: Sequence[Matrix], lines: Sequence[tuple[str, str]], width: int) -> None:
+def _draw(table: Matrix | None, lines: Sequence[tuple[str, str]], width: int) -> None:
     from rich import box
     from rich.table import Table
 
     console = make_console(width=width)
-    for shown in tables:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=shown.title, title_justify="left")
-        for heading in shown.headings:
-            table.add_column(heading, overflow="fold")
-        for row in shown.rows:
-            table.add_row(*row)
-        console.print(table)
-        for note in shown.notes:
+    if table is not None:
+        drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=table.title, title_justify="left")
+        for heading in table.headings:
+            drawn.add_column(heading, overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*row)
+        console.print(drawn)
+        for note in table.notes:
             console.print(one_line(note))
     for level, text in lines:
         # A fix can be copied: the terminal wraps it, without line breaks in the text.

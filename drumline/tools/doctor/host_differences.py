@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from drumline.base.text import join_names, memory_size, plural
+from drumline.base.text import join_names, plural
 from drumline.tools.doctor.finding import Finding, Level
-from drumline.tools.doctor.machine.folder_hashes import hash_of_files, sort_key
+from drumline.tools.doctor.machine.folder_hashes import MAX_DATA_FILES, sort_key
 from drumline.tools.doctor.machine.known_variables import MAY_DIFFER, MUST_AGREE
 
 Facts = Mapping[str, Any]
@@ -37,12 +38,6 @@ class ComparedValue:
         """The hosts whose value differs from that of most."""
         return tuple(host for _, hosts in self.groups[1:] for host in hosts)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups],
-        }
-
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
         shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
@@ -55,18 +50,14 @@ class ComparedValue:
 
 
 def compare_values(
-    name: str,
-    values: Mapping[str, Hashable],
-    show: Callable[[Any], str] = str,
-    *,
-    unset: str = "none",
+    name: str, values: Mapping[str, str | None], *, unset: str = "none"
 ) -> ComparedValue:
     """Hosts grouped by value; of two equally common values, the first host's comes first."""
-    hosts: dict[Hashable, list[str]] = {}
+    hosts: dict[str | None, list[str]] = {}
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
     ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    groups = ((unset if value is None else show(value), tuple(names)) for value, names in ordered)
+    groups = ((unset if value is None else value, tuple(names)) for value, names in ordered)
     return ComparedValue(name, tuple(groups))
 
 
@@ -123,22 +114,21 @@ TRAITS = (
 )
 
 
-def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
-    """Findings, and what differs, from the facts of each host."""
+def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
+    """What differs, from the facts of each host."""
+    if len(facts) < 2:
+        return []
     parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
-    results = [result for part in parts for result in part(facts)]
-    findings = [result for result in results if isinstance(result, Finding)]
-    return findings, [result for result in results if isinstance(result, ComparedValue)]
+    return [finding for part in parts for finding in part(facts)]
 
 
-def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     # Versions of Python that differ only in the patch number are compatible.
     minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
     for trait in TRAITS:
         values = {host: trait.value_of(host_facts) for host, host_facts in facts.items()}
         row = compare_values(trait.name, values)
         if row.differs:
-            yield row
             is_problem = trait.name == "Python" and len(minors) > 1
             yield row.finding("problem" if is_problem else trait.level, trait.fix)
 
@@ -146,7 +136,7 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Find
 # Packages and variables
 
 
-def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """One finding per set of differing hosts, so that an old environment is one line and not
     forty."""
     names = sorted(
@@ -161,7 +151,6 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Fi
     ]
     by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
     for row in (row for row in rows if row.differs):
-        yield row
         by_hosts.setdefault(row.odd_hosts, []).append(row)
     # Most differences first; packages that differ on every host last.
     ordered = sorted(by_hosts.items(), key=lambda item: (-len(item[1]), len(item[0])))
@@ -178,7 +167,7 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Fi
         yield Finding("warning", "differences", join_names(hosts), what, fix)
 
 
-def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     every = {name for host_facts in facts.values() for name in host_facts["variables"]}
     for name in sorted(
         name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)
@@ -189,7 +178,6 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | F
             unset="unset",
         )
         if row.differs:
-            yield row
             usual = row.groups[0][0]
             command = f"unset {name}" if usual == "unset" else f"export {name}={usual}"
             fix = f"{command} on all hosts, or in the environment of the launcher"
@@ -199,74 +187,44 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | F
 # Code and data
 
 
-def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+def _compare_code(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """The first files that differ are named."""
-    codes = _existing_folders(facts, "code")
-    # Compare only up to where the first host stopped reading, if one did.
-    until = min(
-        (code["until"] for code in codes.values() if code["until"]), key=sort_key, default=None
-    )
-    files = {
-        host: {
-            name: short
-            for name, short in code["files"].items()
-            if until is None or sort_key(name) < sort_key(until)
-        }
-        for host, code in codes.items()
-    }
 
-    def changes(usual: str, odd: str) -> Iterator[str]:
-        right = files[usual]
-        here = files[odd]
+    def changes(usual: Facts, odd: Facts) -> Iterator[str]:
+        right = usual["files"]
+        here = odd["files"]
         for name in sorted(right.keys() | here.keys(), key=sort_key):
-            if right.get(name) != here.get(name):
-                if name not in here:
-                    yield f"{name} is missing"
-                elif name not in right:
-                    yield f"{name} is extra"
-                else:
-                    yield f"{name} differs"
+            if name not in here:
+                yield f"{name} is missing"
+            elif name not in right:
+                yield f"{name} is extra"
+            elif right[name] != here[name]:
+                yield f"{name} differs"
 
-    keys = {host: hash_of_files(hashes) for host, hashes in files.items()}
     fix = "drumline launch --sync copies the code first; or use git pull or rsync"
-    yield from _compare_folders("code", compare_values("code", keys), codes, changes, fix)
+    yield from _compare_folders("code", _existing_folders(facts, "code"), changes, fix)
 
 
-def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    """If a host could not read all of it in time, only the files that all hosts have read are
-    compared."""
+def _compare_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     folders = _existing_folders(facts, "data")
-    partly = [host for host, data in folders.items() if not data["complete"]]
-    fewest = min((data["files"] for data in folders.values()), default=0)
-    mark = str(1 << (fewest.bit_length() - 1)) if fewest else "0"
 
-    def key(data: Facts) -> Hashable:
-        """The text that is shown, and what else distinguishes the data."""
-        if partly:
-            return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
-        shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
-        return shown, data["bytes"], tuple(data["samples"].items())
-
-    def changes(usual: str, odd: str) -> Iterator[str]:
-        right = folders[usual]
-        here = folders[odd]
-        if right["complete"] and here["complete"]:
-            for name in ("files", "bytes"):
-                if right[name] != here[name]:
-                    yield f"{here[name]} {name} instead of {right[name]}"
-        for name, short in right["samples"].items():
-            if here["samples"].get(name, short) != short:
+    def changes(usual: Facts, odd: Facts) -> Iterator[str]:
+        for name in ("files", "bytes"):
+            if usual[name] != odd[name]:
+                yield f"{odd[name]} {name} instead of {usual[name]}"
+        for name, short in usual["samples"].items():
+            if odd["samples"].get(name, short) != short:
                 yield f"{name} has different content"
 
-    row = compare_values(
-        "data", {host: key(data) for host, data in folders.items()}, show=lambda key: str(key[0])
-    )
-    yield from _compare_folders(
-        "data", row, folders, changes, "copy it again, or mount the same volume"
-    )
-    if partly:
-        what = f"the data has too many files to read all of them in a second; the first {mark} were compared"
+    yield from _compare_folders("data", folders, changes, "copy it again, or mount the same volume")
+    if partly := [host for host, data in folders.items() if not data["complete"]]:
+        what = f"the data has many files; the first {MAX_DATA_FILES:,} were compared"
         yield Finding("note", "data", join_names(partly), what)
+
+
+def _content(folder: Facts) -> str:
+    """What differs where the code or data does."""
+    return json.dumps([folder["hash"], folder.get("samples")])
 
 
 def _existing_folders(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
@@ -277,18 +235,20 @@ def _existing_folders(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]
 
 def _compare_folders(
     name: str,
-    row: ComparedValue,
     folders: Mapping[str, Facts],
-    changes: Callable[[str, str], Iterator[str]],
+    changes: Callable[[Facts, Facts], Iterator[str]],
     fix: str,
-) -> Iterator[ComparedValue | Finding]:
+) -> Iterator[Finding]:
     """One finding for each version of the code or data that differs from that of most hosts.
-    `changes`: between two hosts."""
+    `changes`: between two of them."""
+    row = compare_values(name, {host: _content(folder) for host, folder in folders.items()})
     if not row.differs:
         return
-    yield row
     usual = row.groups[0][1]
     for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
-        changed = join_names(changes(usual[0], hosts[0])) or "names or sizes of files differ"
+        changed = (
+            join_names(changes(folders[usual[0]], folders[hosts[0]]))
+            or "names or sizes of files differ"
+        )
         what = f"the {name} in {folders[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
         yield Finding("problem", name, join_names(hosts), what, fix)

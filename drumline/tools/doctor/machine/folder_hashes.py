@@ -1,8 +1,8 @@
 """Hashes of a run's code and data, so that hosts can be compared and a difference can name the
 file.
 
-Files are read in the same order on every host, so hosts are comparable even if one had to stop
-early.
+Files are read in the same order on every host, and no more than a fixed number of them. A folder
+that takes over a second has no hashes, and is `slow`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SKIPPED = {
     "lightning_logs",
 }
 MAX_CODE_FILES = 2_000
+MAX_DATA_FILES = 20_000
 MAX_CODE_BYTES = 1 << 20
 NUM_SAMPLES = 16
 SAMPLE_BYTES = 64 << 10
@@ -50,48 +51,34 @@ class FileEntry(NamedTuple):
 def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     """A short hash of each source and settings file, and one of them all.
 
-    For a file over 1 MiB, only the first MiB and the size are hashed. `until` is the file where
-    reading stopped, after 2,000 files or a second; None when it was complete."""
+    The first 2,000 files are read; of one over 1 MiB, the first MiB and the size are hashed."""
     if not folder.is_dir():
         return {"folder": str(folder), "missing": True}
     skipped = {str(path.resolve()) for path in skip}
     files: dict[str, str] = {}
-    until = None
+    digest = hashlib.blake2b(digest_size=8)
     deadline = time.monotonic() + TIME_LIMIT_S
     for entry in files_below(folder, enters=lambda below: _is_code_folder(below, skipped)):
         if not entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS):
             continue
-        if len(files) == MAX_CODE_FILES or time.monotonic() > deadline:
-            until = entry.name
+        if len(files) == MAX_CODE_FILES:
             break
-        files[entry.name] = _code_hash(entry)
-    return {
-        "folder": str(folder),
-        "missing": False,
-        "files": files,
-        "until": until,
-        "hash": hash_of_files(files),
-    }
-
-
-def hash_of_files(files: dict[str, str]) -> str:
-    """One hash of all names and hashes."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, short in files.items():
-        digest.update(f"{name}\0{short}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+        if time.monotonic() > deadline:
+            return {"folder": str(folder), "missing": False, "slow": True}
+        short = _code_hash(entry)
+        files[entry.name] = short
+        digest.update(f"{entry.name}\0{short}\n".encode(errors="surrogateescape"))
+    return {"folder": str(folder), "missing": False, "files": files, "hash": digest.hexdigest()}
 
 
 def data_facts(folder: Path) -> dict[str, Any]:
     """The number of files and bytes, a hash of all names and sizes, and the content of a few files.
 
-    Changes elsewhere in a file of the same size are not found. A folder that takes over a second is
-    read partly; `marks` are the hashes after 1, 2, 4, ... files, up to which two partial readings
-    can be compared."""
+    Changes elsewhere in a file of the same size are not found. `complete`: whether all files were
+    counted."""
     if not folder.exists():
         return {"folder": str(folder), "missing": True}
     digest = hashlib.blake2b(digest_size=8)
-    marks: dict[str, str] = {}
     # The files whose names have the largest checksums: a host that lacks a file still has nearly
     # the same sample.
     samples: list[tuple[int, str, FileEntry]] = []
@@ -103,18 +90,18 @@ def data_facts(folder: Path) -> dict[str, Any]:
     if folder.is_file():
         entries = iter([FileEntry(folder.name, str(folder), folder.stat().st_size)])
     for entry in entries:
-        if time.monotonic() > deadline:
+        if files == MAX_DATA_FILES:
             complete = False
             break
-        files = files + 1
-        size = size + max(0, entry.size)
+        if time.monotonic() > deadline:
+            return {"folder": str(folder), "missing": False, "slow": True}
+        files += 1
+        size += max(0, entry.size)
         name = entry.name.encode(errors="surrogateescape")
         digest.update(b"%s\0%d\n" % (name, entry.size))
         heapq.heappush(samples, (zlib.crc32(name), entry.name, entry))
         if len(samples) > NUM_SAMPLES:
             heapq.heappop(samples)
-        if files & (files - 1) == 0:
-            marks[str(files)] = digest.hexdigest()
     return {
         "folder": str(folder),
         "missing": False,
@@ -122,7 +109,6 @@ def data_facts(folder: Path) -> dict[str, Any]:
         "bytes": size,
         "complete": complete,
         "hash": digest.hexdigest(),
-        "marks": marks,
         "samples": {
             name: _sample_hash(entry)
             for _, name, entry in sorted(samples, key=lambda sample: sample[1])

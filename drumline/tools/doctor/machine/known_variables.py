@@ -29,8 +29,6 @@ FIXES = {"NCCL_DEBUG": VariableFix("NCCL_DEBUG", "WARN")}
 # Prefixes for which we know all relevant names; CUDA_ and FI_ have hundreds more.
 SPELL_CHECKED = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "CUDA_VISIBLE", "OMP_NUM")
 SIMILARITY = 0.85
-# NCCL's own limit, over all helper threads of a connection.
-MAX_SOCKETS = 64
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -68,17 +66,6 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a known variable; did you mean {near}?"
                 yield Fault("warning", what, f'export {near}="${name}"; unset {name}')
-    threads, sockets = (
-        variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-    )
-    if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
-        what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
-        what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
-        yield Fault(
-            "warning",
-            what,
-            VariableFix("NCCL_NSOCKS_PERTHREAD", str(max(1, MAX_SOCKETS // max(1, int(threads))))),
-        )
 
 
 def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:

@@ -34,7 +34,6 @@ COMMON_OPEN_FILES = 1024
 MIN_MEMORY = GIB
 DISK_FULL = GIB
 DISK_LOW = 10 * GIB
-MIN_FREE_FILES = 1000
 VOLATILE = {
     "tmpfs": "in memory, and lost when the machine stops",
     "overlay": "in the container's own layer, and lost with the container",
@@ -255,7 +254,6 @@ def _disk(facts: Facts) -> Iterator[Fault]:
         return
     parent = disk["parent"]
     free = disk["free_bytes"]
-    free_files = disk["free_files"]
     if disk["error"]:
         what = f"cannot write to {parent}, where the run will be saved: {disk['error']}"
         yield Fault("problem", what, "choose a folder that you can write to with --run PATH")
@@ -265,9 +263,6 @@ def _disk(facts: Facts) -> Iterator[Fault]:
         yield Fault(
             level, f"{memory_size(free)} free at {parent}, where the run will be saved", fix
         )
-    if free_files is not None and free_files < MIN_FREE_FILES:
-        what = f"the disk of {parent} has room for only {free_files} more files"
-        yield Fault("problem", what, "delete files that are not needed (df -i counts them)")
     if disk["file_system"] in VOLATILE:
         what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
         yield Fault("note", what, "choose a folder on a disk or a volume with --run PATH")
@@ -282,6 +277,8 @@ def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
     ):
         fix = f"copy or mount it there, or choose another folder with --{name}"
         yield Fault("problem", f"cannot read the {name} folder {folder}: {reason}", fix)
+    elif "slow" in folder_facts:
+        yield Fault("note", f"reading {folder} takes over a second: the {name} is not compared", "")
     elif name == "data" and not folder_facts["files"]:
         fix = "copy the data there, or check that its volume is mounted"
         yield Fault("problem", f"the data folder {folder} is empty", fix)
@@ -356,7 +353,6 @@ def _outer_interface(facts: Facts) -> dict[str, Any] | None:
 
 def _processors(facts: Facts) -> Iterator[Fault]:
     cpus = facts["cpus"]
-    threads = facts["threads"]
     usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
     num_gpus = len(facts["gpus"])
     if usable <= 1 or usable < num_gpus:
@@ -374,9 +370,6 @@ def _processors(facts: Facts) -> Iterator[Fault]:
             what,
             "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
         )
-    if threads is not None and (not threads.isdigit() or int(threads) > cpus["count"]):
-        what = f"OMP_NUM_THREADS is {threads!r}, but there are {cpus['count']} processors"
-        yield Fault("warning", what, VariableFix("OMP_NUM_THREADS"))
 
 
 def _clock(facts: Facts) -> Iterator[Fault]:

@@ -300,10 +300,8 @@ def installed_packages() -> dict[str, str]:
     """Versions by name; if there are two of the same name, the one that would be imported."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        folder = getattr(distribution, "_path", Path()).name
         metadata = distribution.metadata
-        is_broken = "Name" not in metadata or "Version" not in metadata
-        if is_broken or folder.startswith("~"):  # pip renames to ~ what it has not deleted yet
+        if "Name" not in metadata or "Version" not in metadata:
             continue
         name = re.sub(r"[_.]", "-", metadata["Name"].lower())
         versions.setdefault(name, metadata["Version"])
@@ -430,7 +428,6 @@ def disk_facts(folder: Path) -> dict[str, Any]:
     """The disk of the folder, or of where it will be created; `error`: why nothing can be written
     there."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    status = os.statvfs(parent)
     refusal = ""
     try:
         with tempfile.TemporaryFile(dir=parent) as file:  # it has no name, and is deleted at once
@@ -441,7 +438,6 @@ def disk_facts(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "parent": str(parent),
         **_space(parent),
-        "free_files": status.f_favail if status.f_files else None,
         "error": refusal,
         "file_system": file_system_of(
             parent, Path("/proc/self/mounts").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
 """The matrix of all links, sized for a screen: numbers for a few hosts, one letter per link for
-dozens, and for hundreds only the rows in which something is wrong. Rows send, columns receive.
+dozens. Rows send, columns receive.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drumline.base.terminal import one_line
-from drumline.base.text import bit_rate, join_names, latency, plural
+from drumline.base.text import bit_rate, latency, plural
 from drumline.tools.doctor.pairs.pair_checks import SLOW_SHARE
 from drumline.tools.doctor.pairs.survey import OPEN, Edge, Survey
 
 MAX_IN_NUMBERS = 8
-MAX_IN_LETTERS = 64
-MAX_BAD_ROWS = 24
-MAX_NAMES = 3
 LETTERS = {
     ".": "fine",
     "s": "slow",
@@ -64,18 +61,14 @@ def matrix(survey: Survey) -> Matrix:
         return Matrix(
             "every pair: bits per second, and latency", ["from \\ to", *names], rows, notes
         )
-    if len(names) <= MAX_IN_LETTERS:
-        used = set("".join(letters))
-        notes.append(
-            "; ".join(f"{letter} {words}" for letter, words in LETTERS.items() if letter in used)
-        )
-        rows = [[f"{number:>2}", name, letters[number]] for number, name in enumerate(names)]
-        # The number of each column's host, every ten: `0         10        20`.
-        ruler = "".join(f"{number:<10}" for number in range(0, len(names), 10))[
-            : len(names)
-        ].rstrip()
-        return Matrix("every pair", ["#", "from", f"to {ruler}"], rows, notes)
-    return Matrix("rows with something wrong", ["from", "to"], _bad_rows(names, letters), notes)
+    used = set("".join(letters))
+    notes.append(
+        "; ".join(f"{letter} {words}" for letter, words in LETTERS.items() if letter in used)
+    )
+    rows = [[f"{number:>2}", name, letters[number]] for number, name in enumerate(names)]
+    # The number of each column's host, every ten: `0         10        20`.
+    ruler = "".join(f"{number:<10}" for number in range(0, len(names), 10))
+    return Matrix("every pair", ["#", "from", f"to {ruler[: len(names)].rstrip()}"], rows, notes)
 
 
 def all_letters(survey: Survey) -> list[str]:
@@ -116,33 +109,6 @@ def _cell(edge: Edge | None, letter: str) -> str:
     rate = bit_rate(edge.bytes_per_s).removesuffix("bit/s").replace(" ", "")
     slow = " slow" if letter == "s" else ""
     return f"{rate}{slow}\n{latency(edge.latency_s).replace(' ', '')}"
-
-
-def _bad_rows(names: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
-    """What is the same in a whole column is shown once, not in every row."""
-    columns = [set(column) - set(" -") for column in zip(*letters, strict=True)]
-    shared = "".join(next(iter(column)) if len(column) == 1 else "." for column in columns)
-    masked = [
-        "".join(
-            "." if common != "." else letter for letter, common in zip(row, shared, strict=True)
-        )
-        for row in letters
-    ]
-    bad = [(name, row) for name, row in zip(names, masked, strict=True) if row.strip(". -")]
-    rows = [["every other", _in_words(shared, names)]] if shared.strip(".") else []
-    rows += [[name, _in_words(row, names)] for name, row in bad[:MAX_BAD_ROWS]]
-    if len(bad) > MAX_BAD_ROWS:
-        rows.append([f"and {len(bad) - MAX_BAD_ROWS} more", "see --json"])
-    return rows
-
-
-def _in_words(row: str, names: Sequence[str]) -> str:
-    """`data ports closed: n001, n007, n009 and 12 more`."""
-    parts = []
-    for letter in (letter for letter in LETTERS if letter in row and letter not in ".-"):
-        hosts = [names[place] for place, cell in enumerate(row) if cell == letter]
-        parts.append(f"{LETTERS[letter]}: {join_names(hosts, most=MAX_NAMES)}")
-    return "; ".join(parts)
 
 
 def _summary(survey: Survey, letters: Sequence[str]) -> str:

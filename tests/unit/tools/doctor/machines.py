@@ -55,7 +55,6 @@ def healthy(host: str = "node-a", **changes: Any) -> dict[str, Any]:
             "parent": "/work",
             "bytes": 1000 * GIB,
             "free_bytes": 500 * GIB,
-            "free_files": 10**7,
             "error": "",
             "file_system": "nfs4",
         },

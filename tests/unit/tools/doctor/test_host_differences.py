@@ -15,22 +15,17 @@ from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.host_differences import compare_hosts
 from drumline.tools.doctor.machine import folder_hashes
 from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts, files_below
+from drumline.tools.doctor.machine.machine_checks import machine_findings
 from tests.unit.tools.doctor.machines import GIB, gpu, healthy, network
 
 
 def findings(**hosts: dict[str, Any]) -> list[Finding]:
-    return compare_hosts({name: healthy(name, **changes) for name, changes in hosts.items()})[0]
+    return compare_hosts({name: healthy(name, **changes) for name, changes in hosts.items()})
 
 
-def test_hosts_that_are_alike_have_no_rows_and_no_findings() -> None:
-    assert compare_hosts({name: healthy(name) for name in ("a", "b", "c")}) == ([], [])
-    assert compare_hosts({"a": healthy("a")}) == ([], [])
-
-
-def test_a_row_as_json() -> None:
-    _, (row,) = compare_hosts({"a": healthy("a"), "b": healthy("b", python="3.12.1")})
-    values = [{"value": "3.12.3", "hosts": ["a"]}, {"value": "3.12.1", "hosts": ["b"]}]
-    assert row.as_json() == {"name": "Python", "values": values}
+def test_hosts_that_are_alike_have_no_findings() -> None:
+    assert compare_hosts({name: healthy(name) for name in ("a", "b", "c")}) == []
+    assert compare_hosts({"a": healthy("a")}) == []
 
 
 ODD: list[tuple[dict[str, Any], str, str]] = [
@@ -118,7 +113,7 @@ def test_of_two_hosts_the_first_is_right() -> None:
 
 def test_what_one_host_lacks_is_not_compared() -> None:
     """Its own findings tell that the folder is not there."""
-    code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "until": None, "hash": "x"}
+    code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "hash": "x"}
     missing = {"folder": "src", "missing": True}
     assert (
         findings(
@@ -133,18 +128,18 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
     packages = {f"package-{number}": "1.0" for number in range(300)}
     hosts = {}
     for number in range(256):
-        code = {"folder": "src", "missing": False, "files": files, "until": None, "hash": "x"}
+        code = {"folder": "src", "missing": False, "files": files, "hash": "x"}
         installed = {**packages, "drumline": "0.1.0"}
         if number >= 56:
             installed.update({f"package-{place}": "2.0" for place in range(14)})
         if number == 7:
-            code["files"] = {**files, "part/1.py": "other"}
+            code = {**code, "files": {**files, "part/1.py": "other"}, "hash": "y"}
             installed["package-299"] = "3.0"
         hosts[f"node-{number}"] = healthy(
             f"node-{number}", packages=installed, code=code, torch=f"2.{11 + number % 2}"
         )
     start = time.process_time()
-    differences, rows = compare_hosts(hosts)
+    differences = compare_hosts(hosts)
     assert time.process_time() - start < 5
     assert all(len(finding.what) < 1500 and len(finding.where) < 80 for finding in differences)
     by_check = {finding.what.partition(":")[0]: finding for finding in differences}
@@ -163,7 +158,7 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
         "node-7",
         "the code in src differs from that on node-0, node-1, node-2, node-3 and 251 more: part/1.py differs",
     )
-    assert len([row for row in rows if row.differs]) == 1 + 15 + 1
+    assert len(differences) == 4
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -222,19 +217,17 @@ def test_code_is_what_is_written_by_people(tmp_path: Path) -> None:
     assert code_facts(folder / "none") == {"folder": str(folder / "none"), "missing": True}
 
 
-def test_code_that_is_too_much_is_compared_as_far_as_it_was_read(
+def test_of_much_code_the_first_files_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {f"{number:03}_dot_py": str(number) for number in range(20)}
     a = write(tmp_path / "a", **files)
-    b = write(tmp_path / "b", **files)
-    whole = code_facts(a)
+    b = write(tmp_path / "b", **{**files, "009_dot_py": "changed"})
     monkeypatch.setattr(folder_hashes, "MAX_CODE_FILES", 5)
-    part = code_facts(b)
-    assert (len(part["files"]), part["until"]) == (5, "005.py")
-    assert findings(a={"code": whole}, b={"code": part}) == []
+    assert list(code_facts(a)["files"]) == ["000.py", "001.py", "002.py", "003.py", "004.py"]
+    assert findings(a={"code": code_facts(a)}, b={"code": code_facts(b)}) == []
     write(b, **{"003_dot_py": "changed"})
-    differences = findings(a={"code": whole}, b={"code": code_facts(b)})
+    differences = findings(a={"code": code_facts(a)}, b={"code": code_facts(b)})
     assert [finding.what for finding in differences] == [
         f"the code in {b} differs from that on a: 003.py differs"
     ]
@@ -284,11 +277,6 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path:
     assert said() == ["names or sizes of files differ"]
     (b / "class-0" / "zero.bin").unlink()
     assert said() == ["39 files instead of 40 and 3900 bytes instead of 4000"]
-    rows = compare_hosts({"a": healthy("a", data=facts), "b": healthy("b", data=data_facts(b))})[1]
-    assert (
-        rows[-1].text()
-        == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
-    )
 
 
 def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
@@ -306,34 +294,38 @@ def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
     assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
 
 
-def test_a_tree_that_takes_too_long_is_compared_in_part(
+def test_of_much_data_the_first_files_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = data_facts(data(tmp_path / "a"))
-    ticks = iter(range(1000))
-
-    def data_facts_until(folder: Path, last: int) -> dict[str, Any]:
-        monkeypatch.setattr(folder_hashes, "TIME_LIMIT_S", last)
-        monkeypatch.setattr(folder_hashes.time, "monotonic", lambda: next(ticks))
-        facts = data_facts(folder)
-        monkeypatch.undo()
-        return facts
-
-    part = data_facts_until(data(tmp_path / "b"), 13)
-    assert (part["files"], part["complete"]) == (13, False)
-    differences = findings(a={"data": whole}, b={"data": part})
+    monkeypatch.setattr(folder_hashes, "MAX_DATA_FILES", 13)
+    whole = data_facts(data(tmp_path / "a", 13))
+    part = data_facts(data(tmp_path / "b"))
+    assert (whole["complete"], part["files"], part["complete"]) == (True, 13, False)
+    part = data_facts(data(tmp_path / "c"))
+    differences = findings(a={"data": part}, b={"data": data_facts(tmp_path / "b")})
     assert [(finding.level, finding.where, finding.what) for finding in differences] == [
-        (
-            "note",
-            "b",
-            "the data has too many files to read all of them in a second; the first 8 were compared",
-        )
+        ("note", "a and b", "the data has many files; the first 20,000 were compared")
     ]
     first = next(files_below(tmp_path / "b", enters=lambda entry: True))
     Path(first.path).write_bytes(b"short")
-    differences = findings(a={"data": whole}, b={"data": data_facts_until(tmp_path / "b", 13)})
+    differences = findings(a={"data": part}, b={"data": data_facts(tmp_path / "b")})
     assert [finding.level for finding in differences] == ["problem", "note"]
     assert differences[0].what.startswith(f"the data in {tmp_path / 'b'} differs from that on a: ")
+
+
+def test_a_folder_that_takes_too_long_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = data(write(tmp_path / "a", train_dot_py="1"))
+    facts = {"code": code_facts(a), "data": data_facts(a)}
+    monkeypatch.setattr(folder_hashes, "TIME_LIMIT_S", -1)
+    slow = {"code": code_facts(a), "data": data_facts(a)}
+    assert slow["code"] == slow["data"] == {"folder": str(a), "missing": False, "slow": True}
+    assert findings(a=facts, b=slow) == []
+    assert [finding.line() for finding in machine_findings(healthy("b", **slow))] == [
+        f"note: b: reading {a} takes over a second: the {name} is not compared"
+        for name in ("code", "data")
+    ]
 
 
 def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> None:

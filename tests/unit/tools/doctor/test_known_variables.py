@@ -118,18 +118,6 @@ def test_old_and_misspelt_names() -> None:
         assert said(**{name: value}) == [(level, what, fix)]
 
 
-def test_more_sockets_than_nccl_allows() -> None:
-    assert said(NCCL_SOCKET_NTHREADS="8", NCCL_NSOCKS_PERTHREAD="8") == []
-    assert said(NCCL_SOCKET_NTHREADS="16", NCCL_NSOCKS_PERTHREAD="8") == [
-        (
-            "warning",
-            "NCCL_SOCKET_NTHREADS=16 times NCCL_NSOCKS_PERTHREAD=8 is over NCCL's limit of 64 sockets, and it "
-            "uses fewer",
-            "export NCCL_NSOCKS_PERTHREAD=4",
-        )
-    ]
-
-
 def test_the_page_tells_every_rule() -> None:
     page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
     explained = {name for name, *_ in every_rule()} | RENAMED.keys() | REMOVED.keys()
