@@ -19,8 +19,7 @@ from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.host_differences import compare_hosts
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs.coordinator import START_S, Coordinator, Progress
-from drumline.tools.doctor.pairs.examination import examine
+from drumline.tools.doctor.pairs.examination import START_S, Coordinator, Progress, examine
 from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey

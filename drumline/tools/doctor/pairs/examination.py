@@ -1,27 +1,37 @@
-"""Checks every pair of hosts, in bounded time, whatever is closed or missing.
+"""Starts the doctor on all hosts and checks every pair of them, in bounded time, whatever is closed or
+missing.
 
 1. All hosts are started at once, and asked for their facts.
 2. Names: what every host's name resolves to on every other.
 3. Ports: every host listens, then every host tries every other at the same moment, so closed ports
    cost one limit.
 4. Speed: in rounds, so that no host is in two transfers at a time.
+
+A host that has not answered by its limit is absent from then on; what is known about it is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from drumline.base.errors import PreflightError
 from drumline.net.dial import Reason
-from drumline.net.frames import read_field, read_list
-from drumline.tools.doctor.pairs.coordinator import ANSWER_S, Coordinator
+from drumline.net.frames import FrameError, Message, read_field, read_list
+from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.tools.doctor.pairs.probe import TOKEN_BYTES
 from drumline.tools.doctor.pairs.survey import OPEN, Pair, Survey
 
+# For a login and a start of Python on a busy host; with a missing host the whole check takes 15 s
+# at most.
+START_S = 8.0
+ANSWER_S = 6.0
+MAX_INTERFACES = 4096
 PROBE_S = 12.0
 # Folders have 2 s on the host itself; with a slow volume it takes a little longer, and its facts
 # are left out.
@@ -41,32 +51,135 @@ AGAIN_TIMES = 2
 # The open ports of each host, by their kinds.
 Ports = dict[int, dict[str, Any]]
 WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
+Progress = Callable[[str], None]
+
+
+class Coordinator:
+    """All hosts of one check."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        clients: Sequence[NodeClient | None],
+        settings: Mapping[str, Any],
+        progress: Progress,
+    ) -> None:
+        """`clients`: of the hosts of the survey; None for one that is absent. `settings`: the
+        `HostSettings` for the hosts, as JSON."""
+        self.survey = survey
+        self.settings = settings
+        self.progress = progress
+        self.clients = {
+            number: client for number, client in enumerate(clients) if client is not None
+        }
+
+    async def start(self) -> None:
+        num_hosts = len(self.survey.hosts)
+        self.progress(f"{num_hosts} hosts: starting the doctor on each")
+        await asyncio.gather(*map(self._start, self.clients))
+        self.progress(f"{len(self.survey.present())} of {num_hosts} hosts answer")
+
+    async def close(self, **last: Any) -> None:
+        """`last`: sent to every host with the request to exit."""
+        closing = (client.close(**last) for client in self.clients.values())
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    async def ask_all(
+        self,
+        action: str,
+        limit_s: float,
+        requests: Mapping[int, Message],
+        read: Callable[[int, Any], None],
+    ) -> None:
+        """Ask these hosts at once, as far as they are present. `read` gets the number of a host and
+        its answer. If the host is lost or the request fails, the survey has the reason."""
+        present = set(self.survey.present())
+        numbers = [number for number in requests if number in present]
+        asking = (self._ask(number, action, limit_s, requests[number], read) for number in numbers)
+        await asyncio.gather(*asking)
+
+    async def _ask(
+        self,
+        number: int,
+        action: str,
+        limit_s: float,
+        request: Message,
+        read: Callable[[int, Any], None],
+    ) -> None:
+        try:
+            answer = await self.clients[number].ask(action, limit_s, **request)
+        except NodeLostError as error:
+            self._lose(number, error)
+        except NodeRequestError as error:
+            self.survey.hosts[number].errors.append(f"{action}: {error.what}")
+        else:
+            with self._reading_answer(number):
+                read(number, answer)
+
+    @contextlib.contextmanager
+    def _reading_answer(self, number: int) -> Iterator[None]:
+        """If the answer has an unexpected form, from another version or program, the host becomes
+        absent."""
+        try:
+            yield
+        except (FrameError, LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = error.what if isinstance(error, FrameError) else repr(error)
+            self._lose(number, NodeLostError(f"its answer is not that of the doctor: {reason}"))
+
+    async def _start(self, number: int) -> None:
+        client = self.clients[number]
+        try:
+            await client.open()
+            answer = await client.ask("begin", ANSWER_S, **self.settings)
+            with self._reading_answer(number):
+                self._introduce(number, answer)
+        except (NodeLostError, NodeRequestError) as error:
+            self._lose(number, error)
+
+    def _introduce(self, number: int, answer: Message) -> None:
+        host = self.survey.hosts[number]
+        host.interfaces = read_list(answer, "interfaces", dict, MAX_INTERFACES)
+        host.gloo = answer.get("gloo")
+        host.nccl = answer.get("nccl")
+        host.variables = read_field(answer, "variables", dict)
+        host.address = host.address or answer.get("reached_at")
+        host.hostname = read_field(answer, "host", str)
+        if not self.survey.by_ssh:  # the user has not named the hosts
+            host.name = f"{host.hostname} (node {number})"
+            host.called = host.called or host.hostname
+
+    def _lose(self, number: int, error: PreflightError) -> None:
+        host = self.survey.hosts[number]
+        host.absent = error.what
+        host.absent_fix = (
+            error.next_step or f"check what {host.name} is doing, and run the doctor again"
+        )
 
 
 async def examine(hosts: Coordinator) -> None:
+    survey = hosts.survey
     started = time.monotonic()
     try:
         await hosts.start()
         facts = asyncio.create_task(_collect_facts(hosts))
         hosts.progress("every pair: names, then ports")
         await _resolve_names(hosts)
-        choose_addresses(hosts.survey)
+        choose_addresses(survey)
         ports = await _open_ports(hosts)
         await _probe_ports(hosts, ports)
         await facts
         await _measure_speed(hosts, ports)
-        hosts.read_clocks()
+        for number in survey.present():
+            survey.hosts[number].clock_s = hosts.clients[number].clock_ahead_s
     finally:
-        hosts.survey.elapsed_s = time.monotonic() - started
+        survey.elapsed_s = time.monotonic() - started
 
 
 async def _collect_facts(hosts: Coordinator) -> None:
-    answers = await hosts.ask_all(
-        "facts", FACTS_S, {number: {} for number in hosts.survey.present()}
-    )
-    for number, facts in answers.items():
-        with hosts.reading_answer(number):
-            hosts.survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
+    def read(number: int, facts: Any) -> None:
+        hosts.survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
+
+    await hosts.ask_all("facts", FACTS_S, {number: {} for number in hosts.survey.present()}, read)
 
 
 # Names and addresses
@@ -74,18 +187,17 @@ async def _collect_facts(hosts: Coordinator) -> None:
 
 async def _resolve_names(hosts: Coordinator) -> None:
     survey = hosts.survey
-    present = hosts.survey.present()
-    names = [survey.hosts[number].called for number in present]
-    answers = await hosts.ask_all(
-        "names", ANSWER_S, {number: {"names": names} for number in present}
-    )
-    for source, answer in answers.items():
-        with hosts.reading_answer(source):
-            for target in (number for number in present if number != source):
-                edge = survey.edge(source, target)
-                resolved = answer[survey.hosts[target].called]
-                edge.addresses = resolved.get("addresses", [])
-                edge.name_error = resolved.get("error")
+    present = survey.present()
+    request = {"names": [survey.hosts[number].called for number in present]}
+
+    def read(source: int, answer: Any) -> None:
+        for target in (number for number in present if number != source):
+            edge = survey.edge(source, target)
+            resolved = answer[survey.hosts[target].called]
+            edge.addresses = resolved.get("addresses", [])
+            edge.name_error = resolved.get("error")
+
+    await hosts.ask_all("names", ANSWER_S, dict.fromkeys(present, request), read)
 
 
 def choose_addresses(survey: Survey) -> None:
@@ -140,11 +252,13 @@ async def _open_ports(hosts: Coordinator) -> Ports:
         for number in survey.present()
     }
     ports: Ports = {}
-    for number, opened in (await hosts.ask_all("listen", ANSWER_S, requests)).items():
-        with hosts.reading_answer(number):
-            survey.hosts[number].rendezvous_error = opened.get("rendezvous_error")
-            read_list(opened, "data", int, DATA_PORTS)
-            ports[number] = opened
+
+    def read(number: int, opened: Any) -> None:
+        survey.hosts[number].rendezvous_error = opened.get("rendezvous_error")
+        read_list(opened, "data", int, DATA_PORTS)
+        ports[number] = opened
+
+    await hosts.ask_all("listen", ANSWER_S, requests, read)
     return ports
 
 
@@ -153,20 +267,22 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     requests = {
         number: {"targets": [request for _, request in plan]} for number, plan in plans.items()
     }
-    for source, results in (await hosts.ask_all("probe", PROBE_S, requests)).items():
-        with hosts.reading_answer(source):
-            for (kind, request), result in zip(plans[source], results, strict=True):
-                edge = hosts.survey.edge(source, request["node"])
-                outcome = result["outcome"]
-                if kind == "rendezvous":
-                    edge.rendezvous = outcome
-                elif kind == "data":
-                    edge.data = min(edge.data or OPEN, outcome, key=WORST_FIRST.index)
-                    if "received" in result:
-                        edge.received = result["received"]
-                        edge.passes = result.get("passes")
-                else:
-                    edge.others = {**(edge.others or {}), kind: outcome}
+
+    def read(source: int, results: Any) -> None:
+        for (kind, request), result in zip(plans[source], results, strict=True):
+            edge = hosts.survey.edge(source, request["node"])
+            outcome = result["outcome"]
+            if kind == "rendezvous":
+                edge.rendezvous = outcome
+            elif kind == "data":
+                edge.data = min(edge.data or OPEN, outcome, key=WORST_FIRST.index)
+                if "received" in result:
+                    edge.received = result["received"]
+                    edge.passes = result.get("passes")
+            else:
+                edge.others = {**(edge.others or {}), kind: outcome}
+
+    await hosts.ask_all("probe", PROBE_S, requests, read)
 
 
 def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -198,7 +314,7 @@ def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str,
 async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
     survey = hosts.survey
     edges = {pair: survey.edge(*pair) for pair in survey.pairs()}
-    links = [pair for pair, edge in edges.items() if edge.data == OPEN and not edge.has_hole]
+    links = {pair for pair, edge in edges.items() if edge.data == OPEN and not edge.has_hole}
     begun = time.monotonic()
     await _measure_in_rounds(hosts, ports, links, "speed")
     for _ in range(AGAIN_TIMES):
@@ -206,39 +322,36 @@ async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
         if time.monotonic() - begun > SPEED_BUDGET_S:
             return
         limit = AGAIN_SHARE * survey.usual_speed()
-        slow = [pair for pair in links if 0 < (edges[pair].bytes_per_s or 0) < limit]
+        slow = {pair for pair in links if 0 < (edges[pair].bytes_per_s or 0) < limit}
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 
 async def _measure_in_rounds(
     hosts: Coordinator, ports: Ports, links: Collection[Pair], title: str
 ) -> None:
-    planned = rounds(len(hosts.survey.hosts), links)
+    survey = hosts.survey
+    planned = rounds(len(survey.hosts), links)
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
-    unmeasured = set(links)
 
     async def measure(source: int, target: int) -> None:
-        sender = hosts.survey.hosts[source]
-        receiver = hosts.survey.hosts[target]
-        if sender.absent is None and receiver.absent is None:
-            request = {
-                "node": target,
-                "address": receiver.address,
-                "port": ports[target]["data"][0],
-            }
-            result = await hosts.ask(source, "measure", MEASURE_S, target=request, seconds=seconds)
-            with hosts.reading_answer(source):
-                # The best measurement: nothing makes a link look faster than it is.
-                edge = hosts.survey.edge(source, target)
-                result = result or {}
-                edge.error = result.get("error")
-                if "bytes_per_s" in result:
-                    edge.bytes_per_s = max(edge.bytes_per_s or 0.0, result["bytes_per_s"])
-                    edge.latency_s = min(edge.latency_s or result["latency_s"], result["latency_s"])
+        def read(_: int, result: Any) -> None:
+            # The best measurement: nothing makes a link look faster than it is.
+            edge = survey.edge(source, target)
+            edge.error = result.get("error")
+            if "bytes_per_s" in result:
+                edge.bytes_per_s = max(edge.bytes_per_s or 0.0, result["bytes_per_s"])
+                edge.latency_s = min(edge.latency_s or result["latency_s"], result["latency_s"])
+
+        receiver = survey.hosts[target]
+        port = ports[target]["data"][0]
+        place = {"node": target, "address": receiver.address, "port": port}
+        request = {"target": place, "seconds": seconds}
+        if receiver.absent is None:
+            await hosts.ask_all("measure", MEASURE_S, {source: request}, read)
 
     async def measure_both_ways(pair: Pair) -> None:
         for way in (pair, pair[::-1]):  # one after the other: they share the line
-            if way in unmeasured:
+            if way in links:
                 await measure(*way)
 
     for place, pairs in enumerate(planned, start=1):

@@ -15,10 +15,6 @@ from drumline.launch.ssh.client import no_client, ssh_problem
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs.node_server import PROTOCOL
 
-# How the first line of a node begins whose drumline is older than PROTOCOL; it is no frame.
-OLD_HELLO = '{"doctor":"drumline"'
-OTHER_VERSION = "its version of drumline is different"
-
 
 class NodeLostError(PreflightError):
     """The node has exited, or does not answer any more."""
@@ -83,7 +79,7 @@ class NodeClient:
     def _receive(self, frame: Mapping[str, Any]) -> None:
         if frame["kind"] == "hello":
             if frame["protocol"] != PROTOCOL:
-                self._lose(OTHER_VERSION)
+                self._lose("its version of drumline is different")
             elif not self._waiting[0].done():
                 self._waiting[0].set_result(None)
             return
@@ -97,9 +93,6 @@ class NodeClient:
 
     def _closed(self, closed: asyncio.Task[None]) -> None:
         connection = self.connection
-        if any(line.startswith(OLD_HELLO) for line in connection.stdout):
-            self._lose(OTHER_VERSION)
-            return
         error = None if closed.cancelled() else closed.exception()
         if error is not None or not connection.words:
             self._lose(str(error or "it disconnected during the check"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,10 @@ class LinkGroup:
     phrase: str  # `from every other host`, `from a and c`, `to every other host`, `both ways`
 
 
-def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
+def group_links(
+    survey: Survey, bad: Collection[Pair], among: Iterable[Pair] | None = None
+) -> Iterator[LinkGroup]:
+    """`among`: the links that were tried; None: all."""
     present = survey.present()
     names = [host.name for host in survey.hosts]
     if len(present) == 2 and len(bad) == 2:
@@ -71,9 +74,15 @@ def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
         return
     into = _by_end(bad, 1)
     out = _by_end(bad, 0)
-    num_others = len(present) - 1
-    closed_in = [number for number, pairs in into.items() if len(pairs) == num_others > 1]
-    closed_out = [number for number, pairs in out.items() if len(pairs) == num_others > 1]
+    tried = [*(survey.pairs() if among is None else among)]
+    num_into = Counter(target for _, target in tried)
+    num_out = Counter(source for source, _ in tried)
+    closed_in = [number for number, pairs in into.items() if len(pairs) == num_into[number] > 1]
+    closed_out = [
+        number
+        for number, pairs in out.items()
+        if len(pairs) == num_out[number] and (len(pairs) > 1 or number in closed_in)
+    ]
     reported: set[Pair] = set()
     for number in closed_in:
         # If nothing gets out either, that has the same cause.
@@ -317,8 +326,6 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
 
 
 def _slow_links(survey: Survey) -> Iterator[Finding]:
-    """Hosts all of whose links are slow, in, out or both; then the links that no such host
-    explains."""
     names = [host.name for host in survey.hosts]
     for (source, target), edge in survey.edges.items():
         if edge.error is not None and edge.bytes_per_s is None:
@@ -328,29 +335,11 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
     usual = survey.usual_speed()
     slow = {pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual}
-    left = set(slow)
-    into = _by_end(speeds, 1)
-    out = _by_end(speeds, 0)
-    for number in survey.present():
-        sides = [
-            side for side in (into.get(number), out.get(number)) if side and slow.issuperset(side)
-        ]
-        pairs = {pair for side in sides for pair in side}
-        # A single slow link may be caused by its other end; links to slow hosts do not count for
-        # this one.
-        if max(map(len, sides), default=0) < 2 or not pairs & left:
-            continue
-        left -= pairs
-        direction = "to" if into.get(number) in sides else "from"
-        if len(sides) == 2:
-            direction = "to and from"
-        rate = bit_rate(statistics.median_high([speeds[pair] for pair in pairs]))
-        what = f"all links {direction} it carry {rate}; others carry {bit_rate(usual)}"
-        yield Finding("problem", "bandwidth", names[number], what, _speed_fix(survey.hosts[number]))
-    for source, target in sorted(left):
-        what = f"it carries {bit_rate(speeds[source, target])}; others carry {bit_rate(usual)}"
-        where = f"{names[source]} -> {names[target]}"
-        yield Finding("problem", "bandwidth", where, what, _speed_fix(survey.hosts[source]))
+    for group in group_links(survey, slow, speeds):
+        rate = bit_rate(statistics.median_high([speeds[pair] for pair in group.pairs]))
+        what = f"links {group.phrase} carry {rate}; others carry {bit_rate(usual)}"
+        fix = _speed_fix(survey.hosts[group.host])
+        yield Finding("problem", "bandwidth", group.where, what, fix)
 
 
 def _speed_fix(host: HostRecord) -> str:

@@ -32,10 +32,8 @@ TOKEN_BYTES = 16
 CALL = struct.Struct("!16scQd")
 REPLY = struct.Struct("!I")
 PING = b"P"
-LARGE = b"L"
-SPEED = b"S"
+SEND = b"S"
 PING_BYTES = 16
-COUNT = struct.Struct("!Q")
 COUNT_AND_SECONDS = struct.Struct("!Qd")
 # A large message without progress for this long is lost, not slow: TCP retransmits after 0.2 s, 0.4
 # s, ...
@@ -121,10 +119,8 @@ class Listeners:
                 call.sendall(REPLY.pack(self.node))
                 while action == PING:
                     call.sendall(read_exactly(call, PING_BYTES))
-                if action == LARGE:
-                    call.sendall(COUNT.pack(_count_bytes(call, num_bytes)))
-                elif action == SPEED:
-                    _time_bytes(call, num_bytes, min(seconds, IDLE_S))
+                if action == SEND:
+                    _receive(call, num_bytes, min(seconds, IDLE_S))
         finally:
             self._calls.release()
 
@@ -140,28 +136,20 @@ def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
     return received
 
 
-def _count_bytes(call: socket.socket, num_bytes: int) -> int:
-    """How many bytes arrive before it stalls: none when large packets are lost."""
-    call.settimeout(STALLED_S)
-    buffer = bytearray(1 << 16)
-    taken = 0
-    with contextlib.suppress(TimeoutError):
-        while taken < num_bytes and (new := call.recv_into(buffer)):
-            taken += new
-    call.settimeout(IDLE_S)
-    return taken
-
-
-def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
-    """Read for a while, then send how many bytes arrived and how long it took, from the first bytes
-    on."""
+def _receive(call: socket.socket, num_bytes: int, seconds: float) -> None:
+    """Read for a while, or until it stalls; then send how many bytes arrived (none when large packets
+    are lost) and how long it took, from the first bytes on."""
     buffer = bytearray(BUFFER_BYTES)
-    taken = len(call.recv(1))
-    begin = time.monotonic()
+    taken = 0
     elapsed = 0.0
-    while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
-        taken += new
-        elapsed = time.monotonic() - begin
+    call.settimeout(STALLED_S)
+    with contextlib.suppress(TimeoutError):
+        taken = len(call.recv(1))
+        begin = time.monotonic()
+        while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
+            taken += new
+            elapsed = time.monotonic() - begin
+    call.settimeout(IDLE_S)
     call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
     # Closing with unread bytes would reset the connection, and the answer could be lost.
     while call.recv_into(buffer):
@@ -255,11 +243,11 @@ def _call(
 def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
     """How many bytes arrived, as the other side counted them; None when it could not reply."""
     try:
-        with _call(target, token, LARGE, num_bytes) as line:
+        with _call(target, token, SEND, num_bytes, IDLE_S) as line:
             # The message fits into the send buffer; the kernel sends it while we wait for the
             # count.
             line.sendall(bytes(num_bytes))
-            return int(COUNT.unpack(read_exactly(line, COUNT.size))[0])
+            return int(COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))[0])
     except OSError:
         return None
 
@@ -278,7 +266,7 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
                 line.sendall(bytes(PING_BYTES))
                 read_exactly(line, PING_BYTES)
                 times.append(time.monotonic() - sent)
-        with _call(target, token, SPEED, MAX_SPEED_BYTES, seconds) as line:
+        with _call(target, token, SEND, MAX_SPEED_BYTES, seconds) as line:
             # Until the other side replies that it has enough: our own send buffer accepts megabytes
             # at once.
             _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)

@@ -11,7 +11,7 @@ from typing import Any
 from drumline.base.text import memory_size, plural
 from drumline.net.interfaces import LOOPBACK
 from drumline.tools.doctor.finding import Finding
-from drumline.tools.doctor.pairs.coordinator import ANSWER_S, Coordinator
+from drumline.tools.doctor.pairs.examination import ANSWER_S, Coordinator
 from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
 
 CPU_PROCS = 2
@@ -56,7 +56,9 @@ async def collectives_on_hosts(
     present = survey.present()
     world_size = sum(procs[number] for number in present)
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
-    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in present})
+    await coordinator.ask_all(
+        "close", ANSWER_S, {number: {} for number in present}, lambda *_: None
+    )
     first = survey.hosts[present[0]]
     address = str(first.called if survey.by_ssh else first.address)
     requests: dict[int, dict[str, Any]] = {}
@@ -67,12 +69,14 @@ async def collectives_on_hosts(
         )
         requests[number] = asdict(ranks)
         first_rank += procs[number]
-    answers = await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests)
-    return [
-        {"host": survey.hosts[number].name, **outcome}
-        for number, answer in sorted(answers.items())
-        for outcome in answer
-    ]
+    outcomes: dict[int, list[dict[str, Any]]] = {}
+
+    def read(number: int, answer: Any) -> None:
+        host = survey.hosts[number].name
+        outcomes[number] = [{"host": host, **outcome} for outcome in answer]
+
+    await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests, read)
+    return [outcome for _, host_outcomes in sorted(outcomes.items()) for outcome in host_outcomes]
 
 
 def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str]) -> list[Finding]:

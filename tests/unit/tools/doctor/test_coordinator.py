@@ -12,7 +12,7 @@ import pytest
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs import examination, probe
-from drumline.tools.doctor.pairs.coordinator import START_S, Coordinator
+from drumline.tools.doctor.pairs.examination import START_S, Coordinator
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
@@ -82,7 +82,7 @@ def examined(*programs: str) -> Survey:
     return survey
 
 
-HELLO = """print('{"kind": "hello", "protocol": 3}', flush=True)\n"""
+HELLO = """print('{"kind": "hello", "protocol": 4}', flush=True)\n"""
 # The request `begin`, after a heartbeat.
 BEGIN = "while '\"begin\"' not in input(): pass\n"
 ANSWER = (
@@ -114,22 +114,6 @@ def test_a_node_that_fails_is_absent_with_a_reason(program: str, words: str) -> 
     assert host.absent is not None
     assert words in host.absent
     assert host.absent_fix
-
-
-def test_a_node_of_the_previous_version_is_named_though_its_hello_is_no_frame() -> None:
-    program = """
-print('{"doctor":"drumline","form":2}', flush=True)
-while input():
-    print('{"id":null,"error":"do is None; str is needed"}', flush=True)
-"""
-
-    async def try_it() -> None:
-        node = client(sys.executable, "-c", program, start_s=1.0)
-        with pytest.raises(NodeLostError, match="its version of drumline is different"):
-            await node.open()
-        await node.close()
-
-    asyncio.run(try_it())
 
 
 def test_closing_does_not_wait_for_a_host_that_has_not_answered() -> None:

@@ -65,14 +65,18 @@ def test_closed_ports() -> None:
 def test_a_large_message_that_stalls_is_counted_and_the_sizes_that_pass_are_sought(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def take_small(call: socket.socket, num_bytes: int) -> int:
+    def take_small(call: socket.socket, num_bytes: int, seconds: float) -> None:
         """As behind a hole: what is larger than a packet of 1400 bytes never comes."""
-        return num_bytes if num_bytes <= 1400 - 52 else 0
+        taken = num_bytes if num_bytes <= 1400 - 52 else 0
+        call.sendall(server.COUNT_AND_SECONDS.pack(taken, seconds))
 
-    monkeypatch.setattr(server, "_count_bytes", take_small)
+    def take_nothing(call: socket.socket, num_bytes: int, seconds: float) -> None:
+        call.sendall(server.COUNT_AND_SECONDS.pack(0, 0.0))
+
+    monkeypatch.setattr(server, "_receive", take_small)
     result = probe(Target(3, HERE, port, large=True), TOKEN)
     assert result == {"outcome": "open", "received": 0, "passes": 1400}
-    monkeypatch.setattr(server, "_count_bytes", lambda *_: 0)
+    monkeypatch.setattr(server, "_receive", take_nothing)
     assert probe(Target(3, HERE, port, large=True), TOKEN)["passes"] is None
 
 
@@ -81,7 +85,22 @@ def test_bytes_that_stop_coming_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     near, far = socket.socketpair()
     with near, far:
         near.sendall(b"x" * 100)
-        assert server._count_bytes(far, 1000) == 100
+        near.shutdown(socket.SHUT_WR)
+        server._receive(far, 1000, 3.0)
+        reply = server.read_exactly(near, server.COUNT_AND_SECONDS.size)
+        assert server.COUNT_AND_SECONDS.unpack(reply)[0] == 100
+
+
+def test_bytes_that_never_come_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALLED_S", 0.05)
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"x" * 100)
+        with pytest.raises(TimeoutError):  # the caller does not close
+            server._receive(far, 1000, 3.0)
+        reply = server.read_exactly(near, server.COUNT_AND_SECONDS.size)
+        assert server.COUNT_AND_SECONDS.unpack(reply)[0] == 100
 
 
 def test_a_port_closes(port: int) -> None:
