@@ -54,21 +54,13 @@ class MergedTrace:
 
     @contextmanager
     def adding(self, rank: int, host: str) -> Iterator[MergedRank]:
-        """A rank, which is taken out again if its trace turns out to be none."""
-        packer = self._packer.copy()
-        separator = self._separator
-        position = self._file.tell()
+        """A rank; of one whose trace turns out to be none, what was read of it."""
+        added = MergedRank(self, rank, host)
         try:
-            added = MergedRank(self, rank, host)
             yield added
+        finally:
             added.finish()
             self._num_ranks += 1
-        except BaseException:
-            self._file.seek(position)
-            self._file.truncate()
-            self._packer = packer
-            self._separator = separator
-            raise
 
     def write(self, entries: Sequence[TraceEntry]) -> None:
         if entries and self._num_ranks < MOST_RANKS_MERGED:

@@ -53,7 +53,6 @@ from drumline.tools.profile.trace_file import (
     TraceStep,
     from_events,
     read_events,
-    shifted,
 )
 
 K = TypeVar("K", bound=Hashable)
@@ -131,9 +130,12 @@ def _read_rank(
     def shift_s(base_ns: int) -> float:
         return (base_ns - first.base_ns) / 1e9 - ahead[facts.host]
 
-    events = read_events(path, lambda entries, base_ns: merged.add(entries, shift_s(base_ns)))
-    trace = from_events(*events)
-    return with_sources(shifted(trace, shift_s(trace.base_ns)), facts)
+    columns, base_ns = read_events(
+        path, lambda entries, base_ns: merged.add(entries, shift_s(base_ns))
+    )
+    added_s = shift_s(base_ns)
+    trace = from_events(columns.shifted(added_s), base_ns - round(added_s * 1e9))
+    return with_sources(trace, facts)
 
 
 def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
@@ -297,46 +299,41 @@ def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[f
 
 def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
     """Means over steps and ranks, the longest first."""
-    seconds: dict[str, float] = defaultdict(float)
-    calls: dict[str, int] = defaultdict(int)
-    for trace in traces:
-        numbers = {step.number for step in trace.steps}
-        for operation in trace.operations:
-            if operation.step in numbers:
-                seconds[operation.name] += operation.seconds
-                calls[operation.name] += operation.calls
-    num_steps = sum(len(trace.steps) for trace in traces)
-    kernels = [
-        Kernel(name=name, seconds=total_s / num_steps, calls=calls[name] / num_steps)
-        for name, total_s in seconds.items()
+    rows = (
+        (operation.name, operation.seconds, operation.calls)
+        for trace in traces
+        for operation in trace.operations
+        if operation.step in {step.number for step in trace.steps}
+    )
+    return [
+        Kernel(name=name, seconds=seconds, calls=calls)
+        for name, seconds, calls in _per_step(rows, traces)
     ]
-    return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
     rows = (
-        ((event.details.source, event.name), event.end - event.start)
+        ((event.details.source, event.name), event.end - event.start, 1)
         for trace in traces
         for event in trace.syncs
     )
-    syncs = _per_step(rows, traces)
     return [
-        HostSync(source=key[0], call=key[1], seconds=seconds, calls=calls)
-        for key, seconds, calls in syncs
+        HostSync(source=source, call=call, seconds=seconds, calls=calls)
+        for (source, call), seconds, calls in _per_step(rows, traces)
     ]
 
 
 def _per_step(
-    rows: Iterable[tuple[K, float]], traces: Sequence[RankTrace]
+    rows: Iterable[tuple[K, float, int]], traces: Sequence[RankTrace]
 ) -> list[tuple[K, float, float]]:
     """The seconds and calls of each key: means over steps and ranks, the longest first."""
-    seconds: dict[K, list[float]] = defaultdict(list)
-    for key, lasts in rows:
-        seconds[key].append(lasts)
+    seconds: dict[K, float] = defaultdict(float)
+    calls: dict[K, int] = defaultdict(int)
+    for key, lasts_s, count in rows:
+        seconds[key] += lasts_s
+        calls[key] += count
     num_steps = sum(len(trace.steps) for trace in traces)
-    means = [
-        (key, sum(times) / num_steps, len(times) / num_steps) for key, times in seconds.items()
-    ]
+    means = [(key, seconds[key] / num_steps, calls[key] / num_steps) for key in seconds]
     return sorted(means, key=lambda row: -row[1])
 
 

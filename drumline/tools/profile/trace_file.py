@@ -201,6 +201,15 @@ class EventColumns:
         values, places = np.unique([part(label) for label in self.labels], return_inverse=True)
         return places[self.label], values.tolist()
 
+    def shifted(self, shift_s: float) -> EventColumns:
+        """With this added to all times."""
+        return replace(
+            self,
+            start=self.start + shift_s,
+            end=self.end + shift_s,
+            differentiated=self.differentiated + shift_s,
+        )
+
     def times(self) -> Intervals:
         return np.stack([self.start, self.end], axis=1)
 
@@ -323,40 +332,6 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         gradients=np.sort(host.end[host.named(lambda name: name == ACCUMULATES)]),
         launches=launches,
         operations=tuple(_operation_times(work, seconds, steps)),
-    )
-
-
-def shifted(trace: RankTrace, shift_s: float) -> RankTrace:
-    """The same trace, with this added to all times."""
-
-    def moved(event: Event) -> Event:
-        return event._replace(start=event.start + shift_s, end=event.end + shift_s)
-
-    return replace(
-        trace,
-        base_ns=trace.base_ns - round(shift_s * 1e9),
-        steps=tuple(
-            TraceStep(step.number, step.start + shift_s, step.end + shift_s) for step in trace.steps
-        ),
-        compute=trace.compute + shift_s,
-        data=trace.data + shift_s,
-        collectives=tuple(_moved_call(call, shift_s) for call in trace.collectives),
-        syncs=tuple(map(moved, trace.syncs)),
-        backward=trace.backward + shift_s,
-        differentiated=trace.differentiated + shift_s,
-        clippings=trace.clippings + shift_s,
-        gradients=trace.gradients + shift_s,
-        launches=trace.launches + shift_s,
-    )
-
-
-def _moved_call(call: CollectiveCall, shift_s: float) -> CollectiveCall:
-    return replace(
-        call,
-        call=call.call + shift_s,
-        start=call.start + shift_s,
-        end=call.end + shift_s,
-        host_call=None if call.host_call is None else call.host_call + shift_s,
     )
 
 

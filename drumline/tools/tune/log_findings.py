@@ -117,8 +117,7 @@ def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]
 def _differences(log: NcclLog) -> Iterator[RankedFinding]:
     if versions := log.differing_versions():
         what = f"the version of NCCL differs across ranks: {', '.join(versions)}"
-        finding = Finding("problem", "version", "every host", what, SAME_TORCH)
-        yield RankedFinding(finding=finding, precedence="cause")
+        yield RankedFinding.of("cause", "problem", "version", "every host", what, SAME_TORCH)
     networks = {process.network for process in log.processes.values() if process.network}
     if len(networks) > 1:
         what = (
@@ -126,8 +125,7 @@ def _differences(log: NcclLog) -> Iterator[RankedFinding]:
             "InfiniBand or a plugin works on some hosts only, and different networks do not "
             "connect"
         )
-        finding = Finding("problem", "network", "every host", what, SAME_CARDS)
-        yield RankedFinding(finding=finding, precedence="explanation")
+        yield RankedFinding.of("explanation", "problem", "network", "every host", what, SAME_CARDS)
 
 
 def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
@@ -170,8 +168,7 @@ def _shared_network_findings(log: NcclLog, precedence: Precedence) -> Iterator[R
             f"{names} are in the same network ({shared.network}): the kernel's routing decides which "
             "of them sends, whatever NCCL_SOCKET_IFNAME says"
         )
-        finding = Finding(level, "shared network", shared.host, what, OTHER_SUBNET)
-        yield RankedFinding(finding=finding, precedence=precedence)
+        yield RankedFinding.of(precedence, level, "shared network", shared.host, what, OTHER_SUBNET)
 
 
 def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[RankedFinding]:
@@ -186,14 +183,14 @@ def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[Ranked
         elif link.transport.startswith("NET") and _is_inside(link, hosts):
             what = f"they are on one host ({hosts[link.source]}) and use the network: neither P2P nor shared memory"
             fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
-            finding = Finding("warning", "transport", pair, what, fix)
-            yield RankedFinding(finding=finding, precedence="condition")
+            yield RankedFinding.of("condition", "warning", "transport", pair, what, fix)
     transports = _transports_between(log, links)
-    yield from _without_gpu_direct(transports)
     for host in log.hosts_without_gpu_direct():
-        what = "this host does not use GPUDirect RDMA (no GDRDMA in its connections), and others do"
-        finding = Finding("warning", "GPUDirect RDMA off", host, what, GPU_DIRECT)
-        yield RankedFinding(finding=finding, precedence="condition")
+        what = (
+            "InfiniBand is used without GPUDirect RDMA (no GDRDMA in the connections of this host): "
+            "data goes through host memory"
+        )
+        yield RankedFinding.of("condition", "warning", "GPUDirect RDMA off", host, what, GPU_DIRECT)
     if "NET/Socket" in transports:
         yield from _missing_plugins(log)
 
@@ -203,10 +200,11 @@ def _missing_plugins(log: NcclLog) -> Iterator[RankedFinding]:
         if process.missing_plugin and process.network == "Socket":
             what = f"NCCL found neither InfiniBand nor a plugin ({process.missing_plugin}), and uses TCP"
             fix = "where there is EFA or InfiniBand: install its plugin or driver (drumline tune --hosts A,B)"
-            finding = Finding("note", "network", process.name, what, fix)
             # On AWS the plugin is what is missing; elsewhere more likely InfiniBand.
             moment = START if EC2_HOST.match(process.host) else LAST
-            yield RankedFinding(finding=finding, precedence="condition", moment=moment)
+            yield RankedFinding.of(
+                "condition", "note", "network", process.name, what, fix, moment=moment
+            )
 
 
 def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
@@ -217,25 +215,14 @@ def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
         fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
         for process in ranks.values():
             if not process.is_complete:
-                finding = Finding("problem", "initialization", process.name, what, fix)
-                yield RankedFinding(finding=finding, precedence="outcome", moment=LAST)
+                yield RankedFinding.of(
+                    "outcome", "problem", "initialization", process.name, what, fix, moment=LAST
+                )
     missing = sorted(set(range(min(log.world_size, MAX_RANKS))) - ranks.keys())
     if missing:
         what = f"no log of {len(missing)} of {log.world_size} ranks, the first is rank {missing[0]}"
         fix = "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
-        finding = Finding("note", "logs", "every host", what, fix)
-        yield RankedFinding(finding=finding, precedence="unexplained", moment=LAST)
-
-
-def _without_gpu_direct(transports: set[str]) -> Iterator[RankedFinding]:
-    rdma = {name for name in transports if name.startswith("NET/IB")}
-    if rdma and not any(name.endswith("/GDRDMA") for name in rdma):
-        what = (
-            "ranks of different hosts use InfiniBand without GPUDirect RDMA (no GDRDMA in their "
-            "connections): data goes through host memory"
-        )
-        finding = Finding("warning", "GPUDirect RDMA off", "every host", what, GPU_DIRECT)
-        yield RankedFinding(finding=finding, precedence="condition", moment=LAST)
+        yield RankedFinding.of("unexplained", "note", "logs", "every host", what, fix, moment=LAST)
 
 
 def _interface_finding(level: Level, where: str, what: str) -> RankedFinding:

@@ -69,9 +69,6 @@ class LoggedLinks:
             self.is_partial = True
 
     def hosts_without_gpu_direct(self) -> list[str]:
-        """Those that use RDMA without it beside hosts that use it."""
-        if not any(self._rdma_hosts.values()):
-            return []
         return sorted(host for host, has_it in self._rdma_hosts.items() if not has_it)
 
     def links(self, world_size: int) -> list[LoggedLink]:

@@ -216,7 +216,7 @@ class NcclLog:
         return sorted(names) if len(names) > 1 else []
 
     def hosts_without_gpu_direct(self) -> list[str]:
-        """Those that use RDMA without it beside hosts that use it."""
+        """Those that use RDMA without it."""
         return self._links.hosts_without_gpu_direct()
 
     def links(self) -> list[LoggedLink]:

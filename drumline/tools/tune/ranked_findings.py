@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import Literal, Self, cast, get_args
 
 from drumline.base.text import plural
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
@@ -64,17 +64,24 @@ NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywh
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultKinds:
-    every: Set[str]
-    failures: Set[str]
-    """Those that do not only follow from others."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankedFinding:
     finding: Finding
     precedence: Precedence
     moment: LogMoment = START
+
+    @classmethod
+    def of(
+        cls,
+        precedence: Precedence,
+        level: Level,
+        check: str,
+        where: str,
+        what: str,
+        fix: str = "",
+        moment: LogMoment = START,
+    ) -> Self:
+        finding = Finding(level, check, where, what, fix)
+        return cls(finding=finding, precedence=precedence, moment=moment)
 
     @property
     def order(self) -> tuple[int, int, LogMoment]:
@@ -121,12 +128,14 @@ def fault_findings(
 ) -> Iterator[RankedFinding]:
     """`name_of`: the name of an origin; `transports`: those between hosts; `expected_rdma`: what
     shows that InfiniBand is to be used."""
-    kinds = FaultKinds(every=faults.kinds(), failures=faults.failures())
+    kinds = faults.kinds()
+    failures = faults.failures()
     counts = Counter(fault.message.kind for fault in faults.messages.values())
     for fault in faults.messages.values():
         only_over = fault.message.only_over
         if not only_over or only_over in transports:
-            ranked = _message_finding(fault, name_of(fault.origin), kinds, faults.work)
+            where = name_of(fault.origin)
+            ranked = _message_finding(fault, where, faults.work, kinds, failures)
             is_repeated = counts[fault.message.kind] > 1
             ranked = _refined(ranked, faults, fault.places, is_repeated=is_repeated)
             is_missed = expected_rdma and fault.message.kind in NO_INFINIBAND
@@ -136,8 +145,9 @@ def fault_findings(
         yield _refined(ranked, faults, plain.places, is_repeated=False)
     if faults.num_unkept:
         what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
-        finding = Finding("warning", UNEXPLAINED, "these logs", what)
-        yield RankedFinding(finding=finding, precedence="unexplained", moment=LAST)
+        yield RankedFinding.of(
+            "unexplained", "warning", UNEXPLAINED, "these logs", what, moment=LAST
+        )
 
 
 def _refined(
@@ -154,34 +164,37 @@ def _as_missed(ranked: RankedFinding, expected_rdma: str) -> RankedFinding:
     return replace(ranked, finding=replace(ranked.finding, level="problem", what=what))
 
 
-def _message_finding(fault: LoggedFault, where: str, kinds: FaultKinds, work: str) -> RankedFinding:
+def _message_finding(
+    fault: LoggedFault, where: str, work: str, kinds: Set[str], failures: Set[str]
+) -> RankedFinding:
+    """`kinds`: of all faults; `failures`: of those that do not only follow from others."""
     message = fault.message
     what = fault.what
     if message.shows_work and work:
         what = f"{what}; the last work in the log: {work}"
     level = message.level
     precedence = cast(Precedence, message.role)
-    if not kinds.every.isdisjoint(message.explains):
+    if not kinds.isdisjoint(message.explains):
         level = "problem"
         # A failure that it does not explain is the likelier reason of what it explains.
-        is_alone = kinds.failures <= {*message.explains}
+        is_alone = failures <= {*message.explains}
         precedence = "explanation" if is_alone else "symptom"
     elif fault.is_info and precedence == "cause":
         # NCCL went on: what stopped the job is another line, if there is one.
         precedence = "explanation"
-    finding = Finding(level, message.kind, where, what, fault.fix)
-    return RankedFinding(finding=finding, precedence=precedence, moment=fault.moment)
+    return RankedFinding.of(precedence, level, message.kind, where, what, fault.fix, fault.moment)
 
 
 def _plain_finding(fault: PlainFault, where: str) -> RankedFinding:
     likes = f" ({fault.num_like_it - 1} more like it)" if fault.num_like_it > 1 else ""
     if fault.is_exception:
         what = f"the program raised {fault.text}{likes}"
-        finding = Finding("problem", "exception", where, what, EXCEPTION_FIRST)
-        return RankedFinding(finding=finding, precedence="failure", moment=fault.moment)
-    finding = Finding("warning", UNEXPLAINED, where, f"{fault.text}{likes}")
+        return RankedFinding.of(
+            "failure", "problem", "exception", where, what, EXCEPTION_FIRST, fault.moment
+        )
     precedence: Precedence = "warned" if fault.is_warning else "unexplained"
-    return RankedFinding(finding=finding, precedence=precedence, moment=fault.moment)
+    what = f"{fault.text}{likes}"
+    return RankedFinding.of(precedence, "warning", UNEXPLAINED, where, what, moment=fault.moment)
 
 
 def wait_findings(
@@ -191,15 +204,18 @@ def wait_findings(
     whose communicator was complete."""
     moment = faults.first_wait or START
     for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
-        finding = Finding("problem", wait.kind, wait.where, wait.what, wait.fix)
         precedence: Precedence = "failure" if wait.is_cause else "symptom"
-        ranked = RankedFinding(finding=finding, precedence=precedence, moment=moment)
+        ranked = RankedFinding.of(
+            precedence, "problem", wait.kind, wait.where, wait.what, wait.fix, moment
+        )
         yield _refined(ranked, faults, faults.wait_places, is_repeated=False)
-        if wait.is_early and (explained := _silent_link(wait, links)):
-            yield replace(explained, moment=moment)
+        if wait.is_early and (explained := _silent_link(wait, links, moment)):
+            yield explained
 
 
-def _silent_link(wait: WaitExplanation, links: Collection[str]) -> RankedFinding | None:
+def _silent_link(
+    wait: WaitExplanation, links: Collection[str], moment: LogMoment
+) -> RankedFinding | None:
     """The ranks were connected, and the first data never arrived."""
     if any(link.startswith("P2P") for link in links):
         path = BROKEN_P2P
@@ -213,5 +229,4 @@ def _silent_link(wait: WaitExplanation, links: Collection[str]) -> RankedFinding
     else:
         return None
     what = f"all ranks were connected, and the first collective never finished: {path}"
-    finding = Finding("problem", "silent link", wait.where, what, fix)
-    return RankedFinding(finding=finding, precedence="failure")
+    return RankedFinding.of("failure", "problem", "silent link", wait.where, what, fix, moment)
