@@ -22,9 +22,9 @@ from drumline.base.errors import Place
 from drumline.config.schema import WatchConfig
 from drumline.rank.sealed_store import SealedStore
 from drumline.tools.doctor.finding import Finding
-from drumline.tools.doctor.ranks import doctor_rank, phase_timer, rank_processes
+from drumline.tools.doctor.ranks import doctor_rank, rank_processes
 from drumline.tools.doctor.ranks.doctor_rank import LARGE, Collectives, RankReport, check_rank
-from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
+from drumline.tools.doctor.ranks.doctor_rank import PhaseTimer
 from drumline.tools.doctor.ranks.rank_processes import read_result
 from drumline.tools.doctor.ranks.run_collectives import (
     collective_findings,
@@ -267,7 +267,7 @@ class Watched:
 def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(phase_timer, "LATE_START_S", 1.0)
+    monkeypatch.setattr(doctor_rank, "LATE_START_S", 1.0)
     behind = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with behind.timers[1].phase("A"):
         with behind.timers[0].phase("A", limit_s=60):

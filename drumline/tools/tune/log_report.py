@@ -10,10 +10,9 @@ from drumline.base.text import join_names, named_ranks, plural
 from drumline.tools.doctor.doctor_report import finding_lines, once_each
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune import logged_links
-from drumline.tools.tune.log_findings import OF_GROUP, log_findings
+from drumline.tools.tune.log_findings import OF_GROUP, UNEXPLAINED, log_findings
 from drumline.tools.tune.logged_links import LoggedLink
 from drumline.tools.tune.nccl_log import NcclLog
-from drumline.tools.tune.ranked_findings import UNEXPLAINED
 
 MAX_PAIRS = 8
 MAX_HOSTS = 16

@@ -7,15 +7,97 @@ garbage; what does not match is skipped. Time is linear in the log's size, and m
 
 from __future__ import annotations
 
+import io
+import ipaddress
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
 from typing import BinaryIO
 
-from drumline.tools.tune.bounded_lines import BoundedLines
 from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LogLine
 from drumline.tools.tune.logged_links import CHANNEL, LoggedLink, LoggedLinks
 from drumline.tools.tune.logged_process import INIT, LoggedProcess
-from drumline.tools.tune.logged_routes import LoggedRoutes
+
+MAX_NETWORKS = 1_000
+SUBNET = r"(?P<network>\d{1,3}(?:\.\d{1,3}){3}/\d{1,2})"
+LINK_ROUTE = re.compile(SUBNET + r" dev (?P<interface>[\w.@-]{1,32})\b.{0,60}scope link")
+ADDRESS = re.compile(
+    r"\binet " + SUBNET + r"\b.{0,80} scope global .{0,60}?(?P<interface>[\w.-]{1,32})$"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedNetwork:
+    """Two interfaces of a host whose networks overlap."""
+
+    host: str
+    network: str
+    interfaces: tuple[str, str]
+
+
+class LoggedRoutes:
+    def __init__(self) -> None:
+        self._networks: dict[tuple[str, str], ipaddress.IPv4Network] = {}
+
+    def read(self, text: str, name: str) -> None:
+        """`name`: of the file, for lines before which no launcher wrote a host."""
+        if " scope " not in text:
+            return
+        match = LINK_ROUTE.search(text) or ADDRESS.search(text)
+        if match is None or len(self._networks) >= MAX_NETWORKS:
+            return
+        host = text[: match.start()].strip(" []():|") or name
+        try:
+            network = ipaddress.IPv4Network(match["network"], strict=False)
+        except ValueError:
+            return
+        self._networks[host, match["interface"]] = network
+
+    def shared_networks(self) -> list[SharedNetwork]:
+        """The first of each host."""
+        shared: dict[str, SharedNetwork] = {}
+        for first, second in combinations(self._networks.items(), 2):
+            (host, interface), network = first
+            (other_host, other_interface), other_network = second
+            if host == other_host and host not in shared and network.overlaps(other_network):
+                shared[host] = SharedNetwork(
+                    host=host, network=str(network), interfaces=(interface, other_interface)
+                )
+        return [*shared.values()]
+
+
+# Of a larger file or pipe only the beginning and the end are read: the connections, and the faults.
+HALF_BYTES = 48 << 20
+PART_BYTES = 1 << 20
+MAX_LINE = 4096  # NCCL writes 1 kB at most
+
+
+class BoundedLines:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.is_partial = False  # whether the middle was not read
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from _lines(self._file)
+        # It is read to its end, or the program that writes into a pipe would be stopped.
+        tail = bytearray()
+        while part := self._file.read(PART_BYTES):
+            tail += part
+            if len(tail) > HALF_BYTES:
+                self.is_partial = True
+                del tail[:-HALF_BYTES]
+        yield from _lines(io.BytesIO(tail))
+
+
+def _lines(file: BinaryIO) -> Iterable[bytes]:
+    """Lines, or parts of lines without an end, of the next bytes."""
+    left = HALF_BYTES
+    while left > 0 and (line := file.readline(min(MAX_LINE, left))):
+        left -= len(line)
+        yield line
+
 
 MAX_PROCESSES = 50_000
 PREFIX = re.compile(

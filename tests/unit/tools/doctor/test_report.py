@@ -12,14 +12,15 @@ import pytest
 from drumline.base.text import bit_rate, latency
 from drumline.net.dial import Reason
 from drumline.tools.doctor.doctor_report import (
+    all_letters,
     as_json,
     finding_lines,
+    matrix,
     plain_lines,
     report,
     result_line,
 )
 from drumline.tools.doctor.finding import Finding
-from drumline.tools.doctor.pairs.matrix import all_letters, matrix
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from tests.unit.tools.doctor.simulated import Cluster, examine
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.tools.tune import bounded_lines, logged_links
+from drumline.tools.tune import logged_links, nccl_log
 from drumline.tools.tune.log_findings import log_findings
 from drumline.tools.tune.log_report import log_as_json, log_lines
 from drumline.tools.tune.nccl_log import NcclLog
@@ -366,7 +366,7 @@ def test_no_line_is_too_long() -> None:
 def test_of_a_huge_log_the_beginning_and_the_end_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded_lines, "HALF_BYTES", 20_000)
+    monkeypatch.setattr(nccl_log, "HALF_BYTES", 20_000)
     path = tmp_path / "nccl.log"
     fault = warn("gpu-01", 102, "Cuda failure 'out of memory'")
     path.write_text(four_ranks() + "a step\n" * 50_000 + fault)
@@ -380,7 +380,7 @@ def test_of_a_huge_log_the_beginning_and_the_end_are_read(
 
 
 def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_lines, "HALF_BYTES", 20_000)
+    monkeypatch.setattr(nccl_log, "HALF_BYTES", 20_000)
     for num_steps, is_partial in ((4000, False), (7000, True)):
         begin, end = os.pipe()
         fault = warn("gpu-01", 102, "Cuda failure 'out of memory'")
