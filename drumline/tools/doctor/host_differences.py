@@ -137,32 +137,24 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """One finding per set of differing hosts, so that an old environment is one line and not
-    forty."""
-    names = sorted(
-        {name for host_facts in facts.values() for name in host_facts["packages"]}
-        - {"torch", "drumline"}
-    )
+    """One finding, so that an old environment is one line and not forty."""
+    names = {name for host_facts in facts.values() for name in host_facts["packages"]}
     rows = [
         compare_values(
             name, {host: host_facts["packages"].get(name) for host, host_facts in facts.items()}
         )
-        for name in names
+        for name in sorted(names - {"torch", "drumline"})
     ]
-    by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
-    for row in (row for row in rows if row.differs):
-        by_hosts.setdefault(row.odd_hosts, []).append(row)
-    # Most differences first; packages that differ on every host last.
-    ordered = sorted(by_hosts.items(), key=lambda item: (-len(item[1]), len(item[0])))
-    for hosts, rows_of_hosts in ordered[:MAX_FINDINGS]:
-        shown = "; ".join(f"{row.name} {row.text()}" for row in rows_of_hosts[:MAX_PACKAGES])
-        hidden = (
-            f"; and {len(rows_of_hosts) - MAX_PACKAGES} more"
-            if len(rows_of_hosts) > MAX_PACKAGES
-            else ""
+    different = [row for row in rows if row.differs]
+    if different:
+        hosts = dict.fromkeys(host for row in different for host in row.odd_hosts)
+        verb = "differs" if len(different) == 1 else "differ"
+        shown = [f"{row.name} {row.text()}" for row in different[:MAX_PACKAGES]]
+        num_hidden = len(different) - MAX_PACKAGES
+        hidden = f"; and {num_hidden} more" if num_hidden > 0 else ""
+        what = (
+            f"{plural(len(different), 'package')} {verb} across hosts: {'; '.join(shown)}{hidden}"
         )
-        verb = "differs" if len(rows_of_hosts) == 1 else "differ"
-        what = f"{plural(len(rows_of_hosts), 'package')} {verb} across hosts: {shown}{hidden}"
         fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
         yield Finding("warning", "differences", join_names(hosts), what, fix)
 

@@ -29,7 +29,7 @@ MAX_PER_THREAD = 16
 GBIT = 1e9 / 8
 PLUGIN = "libnccl-net.so"
 # One value is right for every host, whatever its cards and processors.
-CLUSTER_WIDE = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+CLUSTER_WIDE = ("NCCL_IB_DISABLE", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
 
 Facts = Mapping[str, Any]
 
@@ -129,58 +129,48 @@ def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
 def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     """NCCL loads EFA's plugin if it is called PLUGIN; since its version 1.6 the plugin chooses EFA
     by itself."""
-    gpu_hosts = _with_gpus(hosts)
-    have = [host for host, facts in gpu_hosts.items() if _cards(facts, "EFA")]
-    plugins = {host: Path(hosts[host]["cards"]["nccl_plugin"] or "").name for host in have}
-    lack = [host for host in gpu_hosts if host not in have]
-    without = [host for host in have if not plugins[host]]
-    if lack and any(plugins.values()):
-        what = f"NCCL would use EFA on {join_names(have)} and TCP on {join_names(lack)}, and not connect them"
-        yield from _on_each(hosts, "EFA", what, VariableFix("NCCL_NET", "Socket"))
-    elif without and not lack:
-        what = f"EFA is there, but not its NCCL plugin ({PLUGIN}): NCCL uses TCP, many times slower"
-        fix = "install aws-ofi-nccl (/opt/amazon/ofi-nccl), and add its folder to LD_LIBRARY_PATH"
-        yield Finding("problem", "EFA", join_names(without), what, fix)
-    else:
-        for host, name in plugins.items():
-            if name not in (PLUGIN, "") and "NCCL_NET_PLUGIN" not in hosts[host]["variables"]:
-                what = f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
-                named = VariableFix(
-                    "NCCL_NET_PLUGIN", name.removeprefix("libnccl-net-").removesuffix(".so")
-                )
-                yield Finding.of_fault("EFA", host, Fault("warning", what, named))
+    for host, facts in _with_gpus(hosts).items():
+        name = Path(facts["cards"]["nccl_plugin"] or "").name
+        if not _cards(facts, "EFA"):
+            continue
+        if not name:
+            what = f"EFA is there, but not its NCCL plugin ({PLUGIN}): NCCL uses TCP, many times slower"
+            fix = (
+                "install aws-ofi-nccl (/opt/amazon/ofi-nccl), and add its folder to LD_LIBRARY_PATH"
+            )
+            yield Finding("problem", "EFA", host, what, fix)
+        elif name != PLUGIN and "NCCL_NET_PLUGIN" not in facts["variables"]:
+            what = (
+                f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
+            )
+            short = name.removeprefix("libnccl-net-").removesuffix(".so")
+            variable = VariableFix("NCCL_NET_PLUGIN", short)
+            yield Finding.of_fault("EFA", host, Fault("warning", what, variable))
 
 
 def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     """NCCL connects only cards of one kind, and only hosts that all have some."""
-    infiniband = {}
-    roce = {}
-    for host, facts in _with_gpus(hosts).items():
-        infiniband[host] = _cards(facts, "InfiniBand")
-        roce[host] = _cards(facts, "RoCE")
-    have = [host for host in infiniband if infiniband[host] or roce[host]]
-    if not have:
-        return
-    disable = VariableFix("NCCL_IB_DISABLE", "1")
-    if lack := [host for host in infiniband if host not in have]:
+    gpu_hosts = _with_gpus(hosts)
+    infiniband = {host: _cards(facts, "InfiniBand") for host, facts in gpu_hosts.items()}
+    roce = {host: _cards(facts, "RoCE") for host, facts in gpu_hosts.items()}
+    have = [host for host in gpu_hosts if infiniband[host] or roce[host]]
+    lack = [host for host in gpu_hosts if host not in have]
+    if have and lack:
         what = (
             f"{join_names(have)} can use InfiniBand or RoCE, but {join_names(lack)} cannot: no "
             "card has an active port"
         )
-        yield from _on_each(hosts, "InfiniBand", what, disable)
-    elif not all(infiniband.values()) and not all(roce.values()):
-        with_infiniband = join_names(host for host in have if infiniband[host])
-        with_roce = join_names(host for host in have if roce[host])
-        what = f"NCCL cannot connect InfiniBand ({with_infiniband}) with RoCE ({with_roce}): no kind is on every host"
-        yield from _on_each(hosts, "InfiniBand", what, disable)
-    else:
-        usable = infiniband if all(infiniband.values()) else roce
-        for host in have:
-            if infiniband[host] and roce[host]:
-                kinds = f"InfiniBand ({join_names(infiniband[host])}) and RoCE ({join_names(roce[host])})"
-                what = f"NCCL cannot connect {kinds}: cards of one kind only"
-                fix = VariableFix("NCCL_IB_HCA", f"={','.join(usable[host])}")
-                yield Finding.of_fault("InfiniBand", host, Fault("warning", what, fix))
+        yield from _on_each(hosts, "InfiniBand", what, VariableFix("NCCL_IB_DISABLE", "1"))
+        return
+    usable = infiniband if all(infiniband.values()) else roce
+    for host in have:
+        if infiniband[host] and roce[host]:
+            kinds = (
+                f"InfiniBand ({join_names(infiniband[host])}) and RoCE ({join_names(roce[host])})"
+            )
+            what = f"NCCL cannot connect {kinds}: cards of one kind only"
+            fix = VariableFix("NCCL_IB_HCA", f"={','.join(usable[host])}")
+            yield Finding.of_fault("InfiniBand", host, Fault("warning", what, fix))
 
 
 def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:

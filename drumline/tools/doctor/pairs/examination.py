@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -205,25 +204,18 @@ def choose_addresses(survey: Survey) -> None:
     otherwise its first.
 
     Without ssh names are not used: the address from which it connected to node 0 is taken."""
-    votes: dict[int, Counter[str]] = {number: Counter() for number in survey.present()}
+    named: dict[int, list[str]] = {number: [] for number in survey.present()}
     for (_, target), edge in survey.edges.items():
-        if target in votes:
-            votes[target].update((edge.addresses or [])[:1])
-    for number, counted in votes.items():
+        if target in named:
+            named[target] += (edge.addresses or [])[:1]
+    for number, preferred in named.items():
         host = survey.hosts[number]
         if not survey.by_ssh and host.interface_of(host.address) is not None:
             continue
         reachable = host.reachable_addresses()
-        preferred = [address for address, _ in counted.most_common()]
         nccl = host.nccl["address"] if host.nccl else None
-        host.address = next(
-            (
-                address_choice
-                for address_choice in (*preferred, host.address, nccl, *reachable)
-                if address_choice in reachable
-            ),
-            None,
-        )
+        candidates = (*preferred, host.address, nccl, *reachable)
+        host.address = next((address for address in candidates if address in reachable), None)
 
 
 def other_addresses(survey: Survey, number: int) -> list[str]:

@@ -36,7 +36,6 @@ CLOCK_PROBLEM_S = 60.0
 def pair_findings(survey: Survey) -> list[Finding]:
     return [
         *_absent_hosts(survey),
-        *_double_hosts(survey),
         *_names(survey),
         *_rendezvous_port(survey),
         *_data_ports(survey),
@@ -116,26 +115,6 @@ def _absent_hosts(survey: Survey) -> Iterator[Finding]:
         for error in host.errors:
             fix = "fix that on the host; what depends on it was not checked"
             yield Finding("problem", "host", host.name, f"a check failed there: {error}", fix)
-
-
-def _double_hosts(survey: Survey) -> Iterator[Finding]:
-    """One machine under two names; then the machine that one of them should be was not checked."""
-    names_of_machine: dict[tuple[str, ...], list[str]] = {}
-    for host in (survey.hosts[number] for number in survey.present()):
-        if host.hostname and host.interfaces:
-            names_of_machine.setdefault((host.hostname, *host.reachable_addresses()), []).append(
-                host.name
-            )
-    for (hostname, *addresses), names in names_of_machine.items():
-        if len(names) > 1:
-            what = f"they are one host, {hostname}, with {join_names(addresses)}"
-            check = f"to see which host each is: for host in {' '.join(names)}; do ssh $host hostname; done"
-            fix = (
-                f"name each host once; {check}" if survey.by_ssh else "start one node on each host"
-            )
-            yield Finding(
-                "problem" if survey.by_ssh else "warning", "name", join_names(names), what, fix
-            )
 
 
 def _names(survey: Survey) -> Iterator[Finding]:

@@ -195,24 +195,6 @@ def test_a_name_that_leads_elsewhere() -> None:
     )
 
 
-def test_two_names_of_one_host() -> None:
-    survey = healthy("a", "b", "c")
-    survey.hosts[2].hostname = "b"
-    survey.hosts[2].interfaces = survey.hosts[1].interfaces
-    change(survey, "ac bc", addresses=["10.0.0.2"])
-    finding = the_only(survey)
-    assert finding.line() == "problem: b and c: they are one host, b, with 10.0.0.2"
-    assert "for host in b c; do ssh $host hostname; done" in finding.fix
-    survey.by_ssh = False
-    assert the_only(survey).level == "warning"
-
-
-def docker0(survey: Survey, number: int) -> dict[str, Any]:
-    bridge = {"name": "docker0", "address": "172.17.0.1", "mtu": 1500, "is_up": True}
-    survey.hosts[number].interfaces.append(bridge)
-    return bridge
-
-
 def test_an_interface_that_nobody_reaches() -> None:
     survey = healthy("a", "b", "c")
     survey.hosts[1].gloo = docker0(survey, 1)
