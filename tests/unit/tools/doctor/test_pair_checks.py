@@ -195,6 +195,12 @@ def test_a_name_that_leads_elsewhere() -> None:
     )
 
 
+def docker0(survey: Survey, number: int) -> dict[str, Any]:
+    bridge = {"name": "docker0", "address": "172.17.0.1", "mtu": 1500, "is_up": True}
+    survey.hosts[number].interfaces.append(bridge)
+    return bridge
+
+
 def test_an_interface_that_nobody_reaches() -> None:
     survey = healthy("a", "b", "c")
     survey.hosts[1].gloo = docker0(survey, 1)
