@@ -38,7 +38,7 @@ from drumline.tools.doctor.machine.machine_checks import machine_findings, num_v
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
 from drumline.tools.doctor.pairs import without_ssh as nodes
-from drumline.tools.doctor.ranks.run_collectives import (
+from drumline.tools.doctor.ranks.rank_processes import (
     collectives_line,
     local_collectives,
     numbers_text,

@@ -26,7 +26,7 @@ from drumline.tools.doctor.ranks import doctor_rank, rank_processes
 from drumline.tools.doctor.ranks.doctor_rank import LARGE, Collectives, RankReport, check_rank
 from drumline.tools.doctor.ranks.doctor_rank import PhaseTimer
 from drumline.tools.doctor.ranks.rank_processes import read_result
-from drumline.tools.doctor.ranks.run_collectives import (
+from drumline.tools.doctor.ranks.rank_processes import (
     collective_findings,
     local_collectives,
     measured,

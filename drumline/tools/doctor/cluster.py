@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ExitCode
+from drumline.base.text import plural
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import remote_module, ssh_words
 from drumline.launch.ssh.host_connection import HostConnection
@@ -19,16 +20,25 @@ from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.host_differences import compare_hosts
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs.examination import START_S, Coordinator, Progress, examine
+from drumline.tools.doctor.pairs.examination import (
+    ANSWER_S,
+    START_S,
+    Coordinator,
+    Progress,
+    examine,
+)
 from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
-from drumline.tools.doctor.ranks.run_collectives import collective_findings, collectives_on_hosts
+from drumline.tools.doctor.ranks.rank_processes import HostRanks, collective_findings
 
 NODE_SERVER = "drumline.tools.doctor.pairs.node_server"
 # Shorter than the time limit for a host's answer, so that ssh itself reports what is wrong.
 SSH_CONNECT_S = 6
+# Importing torch from a cold file server takes half a minute; the collectives themselves a second.
+LIMIT_S = 90.0
+ANSWER_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,37 @@ async def _examine(
     finally:
         await coordinator.close(**ending)  # an interrupted check has no result
     return result
+
+
+async def collectives_on_hosts(
+    coordinator: Coordinator, procs: Mapping[int, int], backend: str
+) -> list[dict[str, Any]]:
+    """The outcome of each rank, in the order of ranks; `procs`: how many ranks each host has."""
+    survey = coordinator.survey
+    present = survey.present()
+    world_size = sum(procs[number] for number in present)
+    coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
+    await coordinator.ask_all(
+        "close", ANSWER_S, {number: {} for number in present}, lambda *_: None
+    )
+    first = survey.hosts[present[0]]
+    address = str(first.called if survey.by_ssh else first.address)
+    requests: dict[int, dict[str, Any]] = {}
+    first_rank = 0
+    for number in present:
+        ranks = HostRanks(
+            first_rank, procs[number], world_size, address, survey.rendezvous_port, LIMIT_S, backend
+        )
+        requests[number] = asdict(ranks)
+        first_rank += procs[number]
+    outcomes: dict[int, list[dict[str, Any]]] = {}
+
+    def read(number: int, answer: Any) -> None:
+        host = survey.hosts[number].name
+        outcomes[number] = [{"host": host, **outcome} for outcome in answer]
+
+    await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests, read)
+    return [outcome for _, host_outcomes in sorted(outcomes.items()) for outcome in host_outcomes]
 
 
 def check_facts(survey: Survey) -> list[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -204,19 +203,11 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
         for name in ("files", "bytes"):
             if usual[name] != odd[name]:
                 yield f"{odd[name]} {name} instead of {usual[name]}"
-        for name, short in usual["samples"].items():
-            if odd["samples"].get(name, short) != short:
-                yield f"{name} has different content"
 
     yield from _compare_folders("data", folders, changes, "copy it again, or mount the same volume")
     if partly := [host for host, data in folders.items() if not data["complete"]]:
         what = f"the data has many files; the first {MAX_DATA_FILES:,} were compared"
         yield Finding("note", "data", join_names(partly), what)
-
-
-def _content(folder: Facts) -> str:
-    """What differs where the code or data does."""
-    return json.dumps([folder["hash"], folder.get("samples")])
 
 
 def _existing_folders(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
@@ -233,7 +224,7 @@ def _compare_folders(
 ) -> Iterator[Finding]:
     """One finding for each version of the code or data that differs from that of most hosts.
     `changes`: between two of them."""
-    row = compare_values(name, {host: _content(folder) for host, folder in folders.items()})
+    row = compare_values(name, {host: folder["hash"] for host, folder in folders.items()})
     if not row.differs:
         return
     usual = row.groups[0][1]

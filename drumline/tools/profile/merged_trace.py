@@ -20,8 +20,7 @@ import msgspec
 
 from drumline.base.untrusted import replacing
 from drumline.runs.profile_files import MERGED_FILE, MOST_RANKS_MERGED
-from drumline.tools.profile.trace_entries import TraceEntry
-from drumline.tools.profile.trace_file import ON_DEVICE
+from drumline.tools.profile.trace_file import ON_DEVICE, TraceEntry
 
 PROCESSES = 100
 """Numbers of processes for each rank: its own, its GPU's streams. They begin at 100: Perfetto takes

@@ -17,8 +17,7 @@ from typing import BinaryIO
 
 from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LogLine
-from drumline.tools.tune.logged_links import CHANNEL, LoggedLink, LoggedLinks
-from drumline.tools.tune.logged_process import INIT, LoggedProcess
+from drumline.tools.tune.logged_links import CHANNEL, INIT, LoggedLink, LoggedLinks, LoggedProcess
 
 MAX_NETWORKS = 1_000
 SUBNET = r"(?P<network>\d{1,3}(?:\.\d{1,3}){3}/\d{1,2})"

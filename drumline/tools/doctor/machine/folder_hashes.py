@@ -8,11 +8,9 @@ that takes over a second has no hashes, and is `slow`.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import os
 import stat
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +33,6 @@ SKIPPED = {
 MAX_CODE_FILES = 2_000
 MAX_DATA_FILES = 20_000
 MAX_CODE_BYTES = 1 << 20
-NUM_SAMPLES = 16
-SAMPLE_BYTES = 64 << 10
 
 
 class FileEntry(NamedTuple):
@@ -72,16 +68,13 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
 
 
 def data_facts(folder: Path) -> dict[str, Any]:
-    """The number of files and bytes, a hash of all names and sizes, and the content of a few files.
+    """The number of files and bytes, and a hash of all names and sizes.
 
-    Changes elsewhere in a file of the same size are not found. `complete`: whether all files were
+    A changed file of the same size is not found. `complete`: whether all files were
     counted."""
     if not folder.exists():
         return {"folder": str(folder), "missing": True}
     digest = hashlib.blake2b(digest_size=8)
-    # The files whose names have the largest checksums: a host that lacks a file still has nearly
-    # the same sample.
-    samples: list[tuple[int, str, FileEntry]] = []
     files = 0
     size = 0
     complete = True
@@ -97,11 +90,7 @@ def data_facts(folder: Path) -> dict[str, Any]:
             return {"folder": str(folder), "missing": False, "slow": True}
         files += 1
         size += max(0, entry.size)
-        name = entry.name.encode(errors="surrogateescape")
-        digest.update(b"%s\0%d\n" % (name, entry.size))
-        heapq.heappush(samples, (zlib.crc32(name), entry.name, entry))
-        if len(samples) > NUM_SAMPLES:
-            heapq.heappop(samples)
+        digest.update(f"{entry.name}\0{entry.size}\n".encode(errors="surrogateescape"))
     return {
         "folder": str(folder),
         "missing": False,
@@ -109,10 +98,6 @@ def data_facts(folder: Path) -> dict[str, Any]:
         "bytes": size,
         "complete": complete,
         "hash": digest.hexdigest(),
-        "samples": {
-            name: _sample_hash(entry)
-            for _, name, entry in sorted(samples, key=lambda sample: sample[1])
-        },
     }
 
 
@@ -169,16 +154,3 @@ def _code_hash(entry: FileEntry) -> str:
     except OSError:
         return "unread"
     return hashlib.blake2b(content + entry.size.to_bytes(8, "little", signed=True)).hexdigest()[:8]
-
-
-def _sample_hash(entry: FileEntry) -> str:
-    """A hash of its beginning, middle and end."""
-    digest = hashlib.blake2b(digest_size=8)
-    try:
-        with open_regular(Path(entry.path), follow_links=True) as file:
-            for start in (0, (entry.size - SAMPLE_BYTES) // 2, entry.size - SAMPLE_BYTES):
-                file.seek(max(0, start))
-                digest.update(file.read(SAMPLE_BYTES))
-    except OSError:
-        return "unread"
-    return digest.hexdigest()

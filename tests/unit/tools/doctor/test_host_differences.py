@@ -16,7 +16,7 @@ from drumline.tools.doctor.host_differences import compare_hosts
 from drumline.tools.doctor.machine import folder_hashes
 from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts, files_below
 from drumline.tools.doctor.machine.machine_checks import machine_findings
-from tests.unit.tools.doctor.machines import GIB, gpu, healthy, network
+from tests.unit.tools.doctor.machines import gpu, healthy, network
 
 
 def findings(**hosts: dict[str, Any]) -> list[Finding]:
@@ -240,16 +240,11 @@ def data(folder: Path, count: int = 40) -> Path:
     return folder
 
 
-def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path: Path) -> None:
+def test_different_data_is_found_by_its_count_its_bytes_or_its_names(tmp_path: Path) -> None:
     a = data(tmp_path / "a")
     b = data(tmp_path / "b")
     facts = data_facts(a)
-    assert (facts["files"], facts["bytes"], facts["complete"], len(facts["samples"])) == (
-        40,
-        4000,
-        True,
-        16,
-    )
+    assert (facts["files"], facts["bytes"], facts["complete"]) == (40, 4000, True)
     assert json.loads(json.dumps(facts)) == facts
 
     def said() -> list[str]:
@@ -267,11 +262,6 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path:
         ]
 
     assert said() == []
-    sampled = b / next(iter(facts["samples"]))
-    content = sampled.read_bytes()
-    sampled.write_bytes(content[:-1] + b"!")
-    assert said() == [f"{sampled.relative_to(b)} has different content"]
-    sampled.write_bytes(content)
     (b / "class-0" / "0000.bin").rename(b / "class-0" / "zero.bin")
     assert said() == ["names or sizes of files differ"]
     (b / "class-0" / "zero.bin").unlink()
@@ -280,16 +270,11 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path:
 
 def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
     file = tmp_path / "tokens.bin"
-    file.write_bytes(b"x" * GIB.bit_length() * 10_000)
+    file.write_bytes(b"x" * 310_000)
     facts = data_facts(file)
-    assert (facts["files"], facts["bytes"], list(facts["samples"])) == (1, 310_000, ["tokens.bin"])
-    for place in (0, 155_000, 309_999):
-        changed = bytearray(file.read_bytes())
-        changed[place] = 0
-        (tmp_path / "other").mkdir(exist_ok=True)
-        second = tmp_path / "other" / "tokens.bin"
-        second.write_bytes(changed)
-        assert data_facts(second)["samples"] != facts["samples"], place
+    assert (facts["files"], facts["bytes"]) == (1, 310_000)
+    file.write_bytes(b"x" * 310_001)
+    assert data_facts(file)["hash"] != facts["hash"]
     assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
 
 

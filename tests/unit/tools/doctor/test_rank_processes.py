@@ -18,8 +18,12 @@ from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.ranks import rank_processes
-from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
-from drumline.tools.doctor.ranks.run_collectives import collective_findings, collectives_line
+from drumline.tools.doctor.ranks.rank_processes import (
+    HostRanks,
+    RankProcesses,
+    collective_findings,
+    collectives_line,
+)
 
 GOOD = """
 import json, os

@@ -23,8 +23,14 @@ from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.tools.profile.breakdown import divide_steps, divided, matched
 from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
 from drumline.tools.profile.profile_analysis import analyse, reductions_of
-from drumline.tools.profile.trace_entries import TraceEntry, unpacked
-from drumline.tools.profile.trace_file import ColumnBuilder, RankTrace, from_events, read_events
+from drumline.tools.profile.trace_file import (
+    ColumnBuilder,
+    RankTrace,
+    TraceEntry,
+    from_events,
+    read_events,
+    unpacked,
+)
 from tests.unit.tools.scale.profiles import (
     AUTOGRAD,
     Entry,

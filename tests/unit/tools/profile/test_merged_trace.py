@@ -17,7 +17,7 @@ import pytest
 
 from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, MergedTrace
 from drumline.tools.profile.profile_analysis import analyse
-from drumline.tools.profile.trace_entries import TraceEntry, decodable
+from drumline.tools.profile.trace_file import TraceEntry, decodable
 from tests.unit.tools.scale.profiles import (
     MS,
     Entry,
