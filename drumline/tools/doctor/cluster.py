@@ -104,19 +104,13 @@ def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
     """The record of a node, marked absent if it has not joined."""
     node = rendezvous.options
     host = HostRecord(f"node {number}", "", address=rendezvous.addresses.get(number))
-    if number in rendezvous.joined:
-        return host
-    if refused := rendezvous.refused.get(number):
-        host.absent = refused
-        host.absent_fix = "fix that, and start it again"
-    else:
-        command = (
-            f"drumline doctor --nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
+    if number not in rendezvous.joined:
+        place = f"--nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
+        late = f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
+        host.absent = rendezvous.refused.get(number, late)
+        host.absent_fix = (
+            f"run `drumline doctor {place}` there and read its output; --wait S leaves more time"
         )
-        host.absent = (
-            f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
-        )
-        host.absent_fix = f"run `{command}` there and read its output; --wait S leaves more time"
     return host
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 Level = Literal["problem", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ kernel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,9 +76,7 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     idle_s = times.within(host.rest) / num_steps
     computes_s = times.computed(trace, host) / num_steps
     seconds = idle_s + computes_s
-    computations = Computations(
-        stacks, seconds, computes_s, times.differentiated(trace, host) / num_steps
-    )
+    differentiated_s = times.differentiated(trace, host) / num_steps
     phases_s = times.by_phase(stacks, seconds) | {
         name: length(intervals) / num_steps
         for name, intervals in host.named.items()
@@ -98,7 +96,7 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         ),
         communication_phases_s=times.by_phase(stacks, communicates_s),
         collective_lines=tuple(costliest(stacks, in_others_s, np.zeros_like(idle_s), cpu_shares)),
-        undifferentiated=tuple(computations.without_gradient()),
+        undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         anomaly_s=anomaly_seconds(stacks, seconds, trace),
         worker_starts=times.worker_starts(stacks, trace),
         off_cpu_s=float((idle_s * (1 - cpu_shares)).sum()),
@@ -300,6 +298,19 @@ class _Computation:
     differentiated_s: float = 0.0
     lines: dict[tuple[str, SampledLine], float] = field(default_factory=lambda: defaultdict(float))
 
+    def add(
+        self,
+        phase: str,
+        line: SampledLine,
+        seconds: float,
+        computes_s: float,
+        differentiated_s: float,
+    ) -> None:
+        self.seconds += seconds
+        self.computes_s += computes_s
+        self.differentiated_s += differentiated_s
+        self.lines[phase, line] += seconds
+
     @property
     def has_gradient(self) -> bool:
         return (
@@ -308,51 +319,39 @@ class _Computation:
         )
 
 
-class Computations:
-    """What the user's statements and functions compute with torch, with and without a gradient."""
+def without_gradient(
+    stacks: StackSamples, seconds: Seconds, computes_s: Seconds, differentiated_s: Seconds
+) -> Iterator[LineCost]:
+    """The user's statements that compute with torch and have no gradient, and functions in the
+    others, by their costliest line. The times are of each sample."""
+    if not stacks.statements or not differentiated_s.any():  # a captured step has no operations
+        return
+    lines = stacks.lines
+    rows = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
 
-    def __init__(
-        self, stacks: StackSamples, seconds: Seconds, computes_s: Seconds, differentiated_s: Seconds
-    ) -> None:
-        """Of each sample."""
-        self._stacks = stacks
-        self._rows = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
-        self._is_known = bool(stacks.statements) and bool(differentiated_s.any())
-
-    def without_gradient(self) -> Iterator[LineCost]:
-        """The statements that have none, and functions in the others, by their costliest line."""
-        if not self._is_known:  # a captured step has no operations
-            return
-        lines = self._stacks.lines
-        statements = self._by(lambda number: self._stacks.statements[number])
-        for statement, computation in statements.items():
-            if not computation.has_gradient and lines[statement].file:
-                caller = f"{lines[statement].file}:{lines[statement].line}"
-                yield _computation_cost(computation, caller)
-
-        def function_of(number: int) -> Hashable:
-            line = lines[self._stacks.samples[number].line]
-            is_counted = statements[self._stacks.statements[number]].has_gradient and line.file
-            return (line.file, line.function) if is_counted else None
-
-        for function, computation in self._by(function_of).items():
-            if function is not None and not computation.has_gradient:
-                yield _computation_cost(computation, "")
-
-    def _by(self, key_of: Callable[[int], Any]) -> dict[Any, _Computation]:
+    def by(key_of: Callable[[int], Any]) -> dict[Any, _Computation]:
         """By this key of the number of a sample."""
         computations: dict[Any, _Computation] = defaultdict(_Computation)
-        stacks = self._stacks
-        for number, (seconds, computes_s, differentiated_s) in enumerate(self._rows):
-            sample = stacks.samples[number]
+        for number, (sample, times) in enumerate(zip(stacks.samples, rows, strict=True)):
             phase = stacks.phases[sample.phase]
             if phase in DIFFERENTIATED_PHASES:
-                computation = computations[key_of(number)]
-                computation.seconds += seconds
-                computation.computes_s += computes_s
-                computation.differentiated_s += differentiated_s
-                computation.lines[phase, stacks.lines[sample.line]] += seconds
+                computations[key_of(number)].add(phase, lines[sample.line], *times)
         return computations
+
+    statements = by(lambda number: stacks.statements[number])
+    for statement, computation in statements.items():
+        if not computation.has_gradient and lines[statement].file:
+            caller = f"{lines[statement].file}:{lines[statement].line}"
+            yield _computation_cost(computation, caller)
+
+    def function_of(number: int) -> tuple[str, str] | None:
+        line = lines[stacks.samples[number].line]
+        is_counted = statements[stacks.statements[number]].has_gradient and line.file
+        return (line.file, line.function) if is_counted else None
+
+    for function, computation in by(function_of).items():
+        if function is not None and not computation.has_gradient:
+            yield _computation_cost(computation, "")
 
 
 def _computation_cost(computation: _Computation, caller: str) -> LineCost:

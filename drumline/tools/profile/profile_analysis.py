@@ -37,7 +37,7 @@ from drumline.tools.profile.breakdown import (
     waiting_of,
 )
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
-from drumline.tools.profile.intervals import Intervals, clipped, length
+from drumline.tools.profile.intervals import clipped, length
 from drumline.tools.profile.merged_trace import MergedRank, MergedTrace, merged_trace
 from drumline.tools.profile.phases import (
     mean_collections,
@@ -170,8 +170,20 @@ def result_of(
         for rank, trace in traces.items()
     }
     ranks = [
-        replace(
-            _rank_steps(facts[rank], steps, critical.count(rank), hosts[rank]),
+        RankSteps(
+            rank=rank,
+            host=facts[rank].host,
+            step_s=tuple(step.step.end - step.step.start for step in steps),
+            compute_s=tuple(step.parts_s["compute"] for step in steps),
+            parts_s={
+                part: statistics.fmean(step.parts_s[part] for step in steps) for part in PARTS
+            },
+            hidden_communication_s=statistics.fmean(step.hidden_s for step in steps),
+            critical_steps=critical.count(rank),
+            host_s=tuple(
+                length(clipped(hosts[rank], step.step.start, step.step.end)) for step in steps
+            ),
+            cpu_wait_s=facts[rank].cpu_wait_s,
             phases_s=phases[rank].phases_s,
             lines=phases[rank].lines,
             waited_for_s=waited_for(rank, divided),
@@ -254,22 +266,6 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
 def mean_known(numbers: Iterable[float | None]) -> float | None:
     measured = [number for number in numbers if number is not None]
     return statistics.fmean(measured) if measured else None
-
-
-def _rank_steps(
-    facts: RankFacts, steps: Sequence[StepParts], num_critical: int, host: Intervals
-) -> RankSteps:
-    return RankSteps(
-        rank=facts.rank,
-        host=facts.host,
-        step_s=tuple(step.step.end - step.step.start for step in steps),
-        compute_s=tuple(step.parts_s["compute"] for step in steps),
-        parts_s={part: statistics.fmean(step.parts_s[part] for step in steps) for part in PARTS},
-        hidden_communication_s=statistics.fmean(step.hidden_s for step in steps),
-        critical_steps=num_critical,
-        host_s=tuple(length(clipped(host, step.step.start, step.step.end)) for step in steps),
-        cpu_wait_s=facts.cpu_wait_s,
-    )
 
 
 def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:

@@ -172,8 +172,6 @@ def unpacked(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
 Mask = NDArray[np.bool_]
 MOST_US = 1e17
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
-"""What a trace without an end mark ends with."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 WAITS = frozenset(
     {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
@@ -509,10 +507,10 @@ def _steps(
         number = whole_number(event.name.removeprefix(STEP_MARK))
         if number is not None:
             starts.setdefault(number, event.start)
-    if not starts:
-        raise ValueError("it has no steps")
     ends = columns.end[columns.named(lambda name: name == END_MARK)]
-    end = ends[-1] if len(ends) else columns.end[columns.of_kinds(ENDING)].max(initial=0.0)
+    if not starts or not len(ends):
+        raise ValueError("it has no steps, or no end of the last one")
+    end = ends[-1]
     times = list(starts.values())
     if len(launches):
         times = _device_starts(times, work, launches)
@@ -645,8 +643,6 @@ def _syncs(columns: EventColumns) -> Iterator[Event]:
     """Those of the steps, by the host's time, but not of the profiler's own end."""
     low = columns.start[columns.named(lambda name: name.startswith(STEP_MARK))].min(initial=np.inf)
     high = columns.start[columns.named(lambda name: name == END_MARK)].max(initial=-np.inf)
-    if high == -np.inf:
-        high = np.inf
     is_long = columns.end - columns.start > BLOCKING_COPY_S
     is_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long
     is_wait = columns.named(lambda name: name in WAITS)

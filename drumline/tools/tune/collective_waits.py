@@ -18,7 +18,6 @@ STATUS = re.compile(
     r"PG (?:ID )?(?P<group>\w{1,20})\b.{0,120}? at work(?: sequence id)?: (?P<number>\d{1,12})"
 )
 RANK = re.compile(r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]")
-MAX_WAITS = 20_000
 MAX_SHOWN = 3
 BETWEEN_TWO = {"SEND", "RECV", "COALESCED"}  # their numbers are those of each pair
 # Ranks may have different numbers of elements in them.
@@ -110,13 +109,12 @@ class CollectiveWaits:
             elements=_number(match["elements"]),
             limit_s=int(match["limit_ms"]) / 1000,
         )
-        if len(self._waits) < MAX_WAITS:
-            self._waits.setdefault((rank, wait.number, wait.operation), wait)
+        self._waits.setdefault((rank, wait.number, wait.operation), wait)
         return True
 
     def _read_status(self, line: str, rank: int | None) -> None:
         status = STATUS.search(line)
-        if status is not None and len(self._group_of) < MAX_WAITS:
+        if status is not None:
             self._group_of[rank, int(status["number"])] = status["group"]
 
     @property

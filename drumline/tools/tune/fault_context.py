@@ -22,7 +22,6 @@ from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune.known_messages import any_of
 
 NEAR = 80  # lines of one process, or of one file
-MAX_CLUES = 20_000  # each in one process
 MAX_POSITIONS = 200  # of a clue in one process
 
 
@@ -77,10 +76,7 @@ class FaultContext:
 
     def _add(self, name: str, place: LinePlace) -> None:
         self.names.add(name)
-        key = (name, place.origin)
-        if key not in self._positions and len(self._positions) >= MAX_CLUES:
-            return
-        positions = self._positions.setdefault(key, [])
+        positions = self._positions.setdefault((name, place.origin), [])
         if len(positions) >= MAX_POSITIONS:
             positions.pop()  # the first ones and the last one
         positions.append(place.number)

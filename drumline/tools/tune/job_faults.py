@@ -11,10 +11,8 @@ from drumline.tools.tune.collective_waits import CollectiveWaits, rank_in
 from drumline.tools.tune.fault_context import FaultContext, LinePlace
 from drumline.tools.tune.known_messages import KnownMessage, Role, known_messages
 
-MAX_FAULTS = 20_000
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
-MAX_RANKS = 50_000
 MAX_WAIT_PLACES = 1000
 MAX_FAULT_PLACES = 20  # of lines that say the same
 EXCEPTION = re.compile(
@@ -130,9 +128,9 @@ class JobFaults:
         self._read_time(line.text)
         if line.rank is None:
             line.rank = rank_in(line.text)
-        if line.rank is not None and len(self.ranks) < MAX_RANKS:
+        if line.rank is not None:
             self.ranks.add(line.rank)
-        self._count(line)
+        self._num_lines_of.update({self._origin(line), line.file})
         self.context.read(line.text, self._places(line)[0])
         if self.waits.read(line.text, line.rank):
             self.first_wait = self.first_wait or self._moment()
@@ -150,11 +148,6 @@ class JobFaults:
                 places=[*self._places(line)], is_info=line.is_info,
             ))  # fmt: skip
 
-    def _count(self, line: LogLine) -> None:
-        for name in {self._origin(line), line.file}:
-            if name in self._num_lines_of or len(self._num_lines_of) < MAX_RANKS:
-                self._num_lines_of[name] += 1
-
     def _places(self, line: LogLine) -> tuple[LinePlace, ...]:
         """Among the lines of its process, and of its file: not all lines name their process."""
         names = dict.fromkeys((self._origin(line), line.file))
@@ -167,9 +160,9 @@ class JobFaults:
     def _add(self, fault: LoggedFault) -> None:
         key = (fault.message.kind, fault.what, fault.origin)
         earlier = self.messages.get(key)
-        if earlier is None and len(self.messages) < MAX_FAULTS:
+        if earlier is None:
             self.messages[key] = fault
-        elif earlier is not None and len(earlier.places) < MAX_FAULT_PLACES:
+        elif len(earlier.places) < MAX_FAULT_PLACES:
             earlier.places.extend(fault.places)
 
     def _read_unknown(self, line: LogLine) -> None:

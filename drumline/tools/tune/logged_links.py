@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-MAX_COMMUNICATORS = 100  # of a process
 INIT = re.compile(
     r"comm (?P<pointer>\S{1,20}) rank (?P<rank>\d{1,7}) nranks (?P<size>\d{1,7}) "
     r".{0,300}Init (?P<state>START|COMPLETE)"
@@ -62,8 +61,7 @@ class LoggedProcess:
         if match["state"] == "START" or communicator is None:
             self.communicators.pop(pointer, None)
             communicator = LoggedCommunicator(rank=rank, size=size)
-            if len(self.communicators) < MAX_COMMUNICATORS:
-                self.communicators[pointer] = communicator
+            self.communicators[pointer] = communicator
         communicator.is_complete = match["state"] == "COMPLETE"
 
     def possible_communicators(self, rank: int, largest_rank: int) -> list[LoggedCommunicator]:

@@ -98,7 +98,6 @@ def _lines(file: BinaryIO) -> Iterable[bytes]:
         yield line
 
 
-MAX_PROCESSES = 50_000
 PREFIX = re.compile(
     r"(?<![\w.-])(?!\d\d:\d\d:\d\d )(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] "
     r"(?P<source>(?:\S{1,300} ){0,3}?)NCCL (?P<level>INFO|WARN) "
@@ -235,16 +234,14 @@ class NcclLog:
 
     def _origin(self, process: LoggedProcess) -> str:
         origin = f"{process.host}:{process.pid}"
-        if len(self._processes_by_origin) < MAX_PROCESSES:
-            self._processes_by_origin[origin] = process
+        self._processes_by_origin[origin] = process
         return origin
 
     def _process(self, host: str, pid: int) -> LoggedProcess:
         process = self.processes.get((host, pid))
         if process is None:
             process = self._process_with_longer_name(host, pid) or LoggedProcess(host=host, pid=pid)
-            if len(self.processes) < MAX_PROCESSES:
-                self.processes[host, pid] = process
+            self.processes[host, pid] = process
         return process
 
     def _process_with_longer_name(self, name: str, pid: int) -> LoggedProcess | None:
