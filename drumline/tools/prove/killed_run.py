@@ -136,9 +136,6 @@ class LegProgress:
     def __init__(self, leg: Leg) -> None:
         self._folder = RunFolder(leg.folder)
         self._tail = Tail(self._folder.trace_file(0))
-        self._left = {
-            path: _changed_at(path) for path in self._folder.checkpoints.glob(".step-*.partial")
-        }
         self.latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
         """By kind of line: the step of the last one."""
         self.seen_at = [time.monotonic()] * 2
@@ -155,23 +152,13 @@ class LegProgress:
             return self.latest[kill.moment] >= kill.step and any(
                 self._folder.checkpoints.glob("step-*")
             )
-        # A folder that an earlier leg left when it was killed in the same save does not count.
         partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
-        changed = _changed_at(partial)
-        return self.latest["step"] >= kill.step and changed not in (None, self._left.get(partial))
+        return self.latest["step"] >= kill.step and partial.exists()
 
     def pids_of(self, ranks: Sequence[int]) -> list[int]:
         """The processes of those ranks that have started."""
         starts = (Tail(self._folder.trace_file(rank)).new()[:1] for rank in ranks)
         return [start["pid"] for first_lines in starts for start in first_lines]
-
-
-def _changed_at(path: Path) -> int | None:
-    """When a folder last changed; None: it does not exist."""
-    try:
-        return path.stat().st_ctime_ns
-    except FileNotFoundError:
-        return None
 
 
 class JobProcesses:

@@ -39,23 +39,14 @@ def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
     assert compare_checkpoints(first, two, 8, same_world=False) is None
     differences = compare_checkpoints(first, two, 8, same_world=True)
     assert differences is not None
-    assert (
-        differences.sentence
-        == "rng.safetensors of the checkpoint of step 8 differs, first in rank-00002"
-    )
+    assert differences.sentence == "rng.safetensors of the checkpoint of step 8 differs"
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"b": [0.0, 0.0, -0.0]},
-            "model.safetensors of the checkpoint of step 8 differs, first in b",
-        ),
-        (
-            {"rng": [2.0]},
-            "rng.safetensors of the checkpoint of step 8 differs, first in rank-00000",
-        ),
+        ({"b": [0.0, 0.0, -0.0]}, "model.safetensors of the checkpoint of step 8 differs"),
+        ({"rng": [2.0]}, "rng.safetensors of the checkpoint of step 8 differs"),
         ({"cursor": 9}, "progress.json of the checkpoint of step 8 differs"),
     ],
 )
