@@ -7,7 +7,6 @@ their metadata: importing torch would take seconds.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import ctypes
 import importlib.metadata
@@ -83,7 +82,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
     run_folder = Path(settings.run_folder)
     code = settings.code
     data = settings.data
-    gpus = NvidiaSmi(environment)
+    gpus = in_background(lambda: gpu_facts(environment))
     host = socket.gethostname()
     addresses = in_background(lambda: resolve_ipv4(host))
     disk = in_background(lambda: disk_facts(run_folder))
@@ -104,7 +103,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
         "packages": packages,
         **_network_facts(addresses, environment),
         "cards": card_facts(environment),
-        **gpus.facts(_left(deadline)),
+        **gpus.result(),
         "disk": _folder_facts(disk, settings.run_folder, deadline),
         "code": _folder_facts(code_found, code, deadline),
         "data": _folder_facts(data_found, data, deadline),
@@ -173,48 +172,41 @@ def _is_clock_synchronized() -> bool | None:
 # GPUs, driver and the processes on the GPUs
 
 
-class NvidiaSmi:
-    """Started at once, in parallel: without persistence mode the driver takes seconds to start."""
+def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -> dict[str, Any]:
+    """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
+    from_kernel = _known_to_kernel()
+    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None:
+        error = "nvidia-smi is not on the PATH" if from_kernel["driver"] else ""
+        return {**from_kernel, "gpu_error": error}
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        program = shutil.which("nvidia-smi", path=environment.get("PATH"))
-        queries = (
-            f"--query-gpu={','.join(GPU_FIELDS)}",
-            f"--query-compute-apps={','.join(PROCESS_FIELDS)}",
+    def query(flag: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, flag, "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=timeout_s,
         )
-        self._processes = [
-            subprocess.Popen(
-                [program, query, "--format=csv,noheader,nounits"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-            )
-            for query in queries
-            if program
-        ]
 
-    def facts(self, timeout_s: float) -> dict[str, Any]:
-        """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
-        from_kernel = _known_to_kernel()
-        if not self._processes:
-            return {
-                **from_kernel,
-                "gpu_error": "nvidia-smi is not on the PATH" if from_kernel["driver"] else "",
-            }
-        deadline = time.monotonic() + timeout_s
-        gpus, processes = (_output(process, deadline) for process in self._processes)
-        if gpus is None:
-            return {
-                **from_kernel,
-                "gpu_error": f"nvidia-smi did not answer within {timeout_s:.1f} s",
-            }
-        if self._processes[0].returncode == 0:
-            return read_nvidia_smi(gpus, processes or "")
-        has_none = "No devices" in gpus
-        first_line = (gpus.strip() or "no output").splitlines()[0]
-        return {**from_kernel, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
+    # Without persistence mode the driver takes seconds to start. A process may hang in it, where no
+    # signal reaches it: its thread is left alone.
+    gpus = in_background(lambda: query(f"--query-gpu={','.join(GPU_FIELDS)}"))
+    processes = in_background(lambda: query(f"--query-compute-apps={','.join(PROCESS_FIELDS)}"))
+    try:
+        listed = gpus.result(timeout_s)
+        apps = processes.result(timeout_s)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        error = f"nvidia-smi did not answer within {timeout_s:.1f} s"
+        return {**from_kernel, "gpu_error": error}
+    if listed.returncode == 0:
+        return read_nvidia_smi(listed.stdout, apps.stdout)
+    first_line = (listed.stdout.strip() or "no output").splitlines()[0]
+    has_none = "No devices" in listed.stdout
+    return {**from_kernel, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
 
 
 def _known_to_kernel() -> dict[str, Any]:
@@ -272,18 +264,6 @@ def _mib(text: str) -> int | None:
     """None for `[N/A]`."""
     value = _number(text)
     return None if value is None else value * MIB
-
-
-def _output(process: subprocess.Popen[str], deadline: float) -> str | None:
-    """None when it has not exited by then."""
-    try:
-        return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
-    except subprocess.TimeoutExpired:
-        process.kill()
-    # It may hang in the driver, where no signal reaches it.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=0.2)
-    return None
 
 
 def file_text(path: Path) -> str:

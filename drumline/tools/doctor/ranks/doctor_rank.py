@@ -114,8 +114,10 @@ class PhaseTimer:
         self._write("late", name)
         deadline = time.monotonic() + LATE_START_S
         while True:
-            phases = self._read("at")
-            late = self._read("late")
+            at_start = {"number": 0, "phase": "its start", "host": "?"}
+            phases = dict.fromkeys(range(self._world_size), at_start) | self._read("at")
+            late_marks = self._read("late")
+            late = [rank for rank, mark in late_marks.items() if mark["number"] == self._number]
             here = [rank for rank, mark in phases.items() if mark["number"] == self._number]
             unresponsive = [rank for rank in here if rank not in late]
             behind = [rank for rank, mark in phases.items() if mark["number"] < self._number]
@@ -131,19 +133,12 @@ class PhaseTimer:
             self._store.set(f"doctor/{kind}/{self._rank}", json.dumps(mark))
 
     def _read(self, kind: str) -> dict[int, Any]:
-        """Every rank's last mark; `late` has only those of this phase."""
+        """The last mark of each rank that has one."""
         assert self._store is not None
-        marks = {}
-        for rank in range(self._world_size):
-            if (mark := self._store.peek(f"doctor/{kind}/{rank}")) is not None:
-                marks[rank] = json.loads(mark)
-            elif kind == "at":
-                marks[rank] = {"number": 0, "phase": "its start", "host": "?"}
-        return {
-            rank: mark
-            for rank, mark in marks.items()
-            if kind == "at" or mark["number"] == self._number
+        marks = {
+            rank: self._store.peek(f"doctor/{kind}/{rank}") for rank in range(self._world_size)
         }
+        return {rank: json.loads(mark) for rank, mark in marks.items() if mark is not None}
 
 
 def _findings(

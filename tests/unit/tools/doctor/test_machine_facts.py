@@ -21,9 +21,9 @@ from drumline.tools.doctor.machine.known_variables import NOT_SHOWN, shown_varia
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import (
     HostSettings,
-    NvidiaSmi,
     disk_facts,
     file_system_of,
+    gpu_facts,
     host_facts,
     installed_packages,
     read_nvidia_smi,
@@ -119,13 +119,13 @@ def test_an_nvidia_smi_that_fails_or_hangs(
         "Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\nVideo BIOS: \t\n"
     )
     monkeypatch.setattr(machine_facts, "DRIVER_FOLDER", tmp_path)
-    smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    gpu_facts = smi.facts(0.3 if "sleep" in script else 20)
-    assert (gpu_facts["driver"], gpu_facts["gpu_error"]) == ("570.172.08", gpu_error)
-    assert [(gpu["index"], gpu["name"], gpu["uuid"]) for gpu in gpu_facts["gpus"]] == [
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    seen = gpu_facts(environment, 0.3 if "sleep" in script else 20)
+    assert (seen["driver"], seen["gpu_error"]) == ("570.172.08", gpu_error)
+    assert [(gpu["index"], gpu["name"], gpu["uuid"]) for gpu in seen["gpus"]] == [
         (0, "NVIDIA H200", "GPU-1f0a")
     ]
-    facts = healthy(**gpu_facts)
+    facts = healthy(**seen)
     rows = dict(machine_rows(facts))
     assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
     assert not has_problems(machine_findings(facts)), "it may only be slow"

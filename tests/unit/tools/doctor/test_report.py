@@ -15,8 +15,7 @@ from drumline.tools.doctor.doctor_report import (
     all_letters,
     as_json,
     finding_lines,
-    matrix,
-    plain_lines,
+    matrix_lines,
     report,
     result_line,
 )
@@ -26,7 +25,7 @@ from tests.unit.tools.doctor.simulated import Cluster, examine
 
 
 def test_two_hosts_are_shown_in_numbers() -> None:
-    lines = list(plain_lines(matrix(examine(Cluster(2)))))
+    lines = list(matrix_lines(examine(Cluster(2))))
     assert lines == [
         "every pair: bits per second, and latency",
         "from \\ to  n000       n001",
@@ -42,17 +41,17 @@ def test_what_is_wrong_stands_where_the_numbers_would() -> None:
     survey.edge(1, 0).rendezvous = Reason.NO_ANSWER
     survey.edge(3, 0).bytes_per_s = None
     assert all_letters(survey) == [" C..-", "R N.-", ".. M-", "?.. -", "---- "]
-    cells = [cell.strip() for line in plain_lines(matrix(survey)) for cell in line.split("  ")]
+    cells = [cell.strip() for line in matrix_lines(survey) for cell in line.split("  ")]
     assert {"closed", "no rendezvous", "no name", "MTU hole", "?", "absent"} <= set(cells)
 
 
 def test_a_slow_link_is_marked_beside_its_number() -> None:
-    text = "\n".join(plain_lines(matrix(examine(Cluster(4, slow=[1])))))
+    text = "\n".join(matrix_lines(examine(Cluster(4, slow=[1]))))
     assert "800M slow 50us" in text
 
 
 def test_dozens_of_hosts_are_shown_in_letters_of_which_each_is_explained() -> None:
-    lines = list(plain_lines(matrix(examine(Cluster(64, closed={(3, 60)}, slow=[9])))))
+    lines = list(matrix_lines(examine(Cluster(64, closed={(3, 60)}, slow=[9]))))
     assert max(map(len, lines[:-2])) <= 80
     row = next(line for line in lines if line.startswith(" 3  n003"))
     assert row.split("  ")[-1] == "... .....s" + "." * 50 + "C..."
@@ -157,7 +156,7 @@ def report_of(num_hosts: int) -> None:
     unnamed = {(number, 3) for number in range(num_hosts)}
     survey = examine(Cluster(num_hosts, closed={(1, 2)}, unnamed=unnamed))
     findings = pair_findings(survey)
-    list(plain_lines(matrix(survey)))
+    list(matrix_lines(survey))
     as_json(findings, survey=survey)
 
 
