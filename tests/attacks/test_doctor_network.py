@@ -24,7 +24,7 @@ from drumline.net.frames import FrameError, FrameReader, Session, decode, encode
 from drumline.net.handshake import Agreed, answer
 from drumline.net.interfaces import Interface
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError
+from drumline.tools.doctor.pairs.examination import NodeClient, NodeLostError
 from drumline.tools.doctor.pairs.node_server import PROTOCOL, NodeServer
 from drumline.tools.doctor.pairs.without_ssh import NodeOptions, join
 

@@ -23,13 +23,18 @@ from drumline.config.schema import WatchConfig
 from drumline.rank.sealed_store import SealedStore
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.ranks import doctor_rank, rank_processes
-from drumline.tools.doctor.ranks.doctor_rank import LARGE, Collectives, RankReport, check_rank
-from drumline.tools.doctor.ranks.doctor_rank import PhaseTimer
-from drumline.tools.doctor.ranks.rank_processes import read_result
+from drumline.tools.doctor.ranks.doctor_rank import (
+    LARGE,
+    Collectives,
+    PhaseTimer,
+    RankReport,
+    check_rank,
+)
 from drumline.tools.doctor.ranks.rank_processes import (
     collective_findings,
     local_collectives,
     measured,
+    read_result,
 )
 from drumline.training.manager import RunManager
 from tests.ranks import RanksFailed, run_ranks

@@ -24,10 +24,10 @@ from drumline.tools.doctor.pairs.examination import (
     ANSWER_S,
     START_S,
     Coordinator,
+    NodeClient,
     Progress,
     examine,
 )
-from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions

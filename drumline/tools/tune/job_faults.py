@@ -8,8 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from drumline.tools.tune.collective_waits import CollectiveWaits, rank_in
-from drumline.tools.tune.fault_context import FaultContext, LinePlace
-from drumline.tools.tune.known_messages import KnownMessage, Role, known_messages
+from drumline.tools.tune.known_messages import (
+    FaultContext,
+    KnownMessage,
+    LinePlace,
+    Role,
+    known_messages,
+)
 
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200

@@ -11,8 +11,8 @@ from typing import Literal, Self, cast, get_args
 from drumline.base.text import join_names, plural
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
 from drumline.tools.tune.collective_waits import WaitExplanation
-from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
+from drumline.tools.tune.known_messages import LinePlace
 from drumline.tools.tune.logged_links import LoggedLink
 from drumline.tools.tune.nccl_log import NcclLog
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import BinaryIO
 
-from drumline.tools.tune.fault_context import LinePlace
 from drumline.tools.tune.job_faults import JobFaults, LogLine
+from drumline.tools.tune.known_messages import LinePlace
 from drumline.tools.tune.logged_links import CHANNEL, INIT, LoggedLink, LoggedLinks, LoggedProcess
 
 MAX_NETWORKS = 1_000
@@ -37,6 +37,9 @@ class SharedNetwork:
 
 
 class LoggedRoutes:
+    """Networks of the interfaces of hosts, as the output of `ip route` and `ip address` in a log
+    shows them."""
+
     def __init__(self) -> None:
         self._networks: dict[tuple[str, str], ipaddress.IPv4Network] = {}
 
@@ -74,6 +77,9 @@ MAX_LINE = 4096  # NCCL writes 1 kB at most
 
 
 class BoundedLines:
+    """The lines of a file or a pipe; of a long one only those of the beginning and the end, so that
+    memory is bounded."""
+
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.is_partial = False  # whether the middle was not read

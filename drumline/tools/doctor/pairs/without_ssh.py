@@ -38,7 +38,7 @@ from drumline.net.handshake import (
 )
 from drumline.net.interfaces import interfaces
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError
+from drumline.tools.doctor.pairs.examination import NodeClient, NodeLostError
 from drumline.tools.doctor.pairs.node_server import MAX_NODES, NodeServer
 
 PURPOSE = "doctor"

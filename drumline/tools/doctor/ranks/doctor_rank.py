@@ -53,6 +53,13 @@ INSPECT_FIX = (
 
 
 class PhaseTimer:
+    """A time limit for every phase of the collectives; when one is exceeded, the rank that blocks it
+    is named.
+
+    A collective that hangs cannot report itself, and torch's timeouts name no rank. So each rank
+    writes its phase to the store, and when a phase takes too long, a timer checks which ranks are
+    behind and which do not respond."""
+
     def __init__(
         self,
         *,

@@ -14,8 +14,7 @@ from typing import Any
 
 from drumline.net.dial import Reason
 from drumline.tools.doctor.pairs import examination
-from drumline.tools.doctor.pairs.examination import Coordinator
-from drumline.tools.doctor.pairs.node_client import NodeLostError
+from drumline.tools.doctor.pairs.examination import Coordinator, NodeLostError
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 
 FAST = 1.2e9

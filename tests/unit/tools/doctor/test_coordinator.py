@@ -12,8 +12,13 @@ import pytest
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs import examination, probe
-from drumline.tools.doctor.pairs.examination import START_S, Coordinator
-from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
+from drumline.tools.doctor.pairs.examination import (
+    START_S,
+    Coordinator,
+    NodeClient,
+    NodeLostError,
+    NodeRequestError,
+)
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from tests.unit.tools.doctor.simulated import Cluster, examine

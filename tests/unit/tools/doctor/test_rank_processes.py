@@ -16,7 +16,7 @@ import pytest
 from drumline.base.processes import parent_of
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import HostConnection
-from drumline.tools.doctor.pairs.node_client import NodeClient
+from drumline.tools.doctor.pairs.examination import NodeClient
 from drumline.tools.doctor.ranks import rank_processes
 from drumline.tools.doctor.ranks.rank_processes import (
     HostRanks,

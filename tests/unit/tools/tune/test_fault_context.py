@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.tools.tune.fault_context import NEAR, context_data
-from drumline.tools.tune.known_messages import known_messages
+from drumline.tools.tune.known_messages import NEAR, context_data, known_messages
 from drumline.tools.tune.log_findings import log_findings
 from tests.unit.tools.tune.test_job_faults import timed_out
 from tests.unit.tools.tune.test_nccl_log import four_ranks, read
