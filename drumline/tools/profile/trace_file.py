@@ -83,8 +83,8 @@ else wrote in another way is decoded in one part."""
 class TraceReader:
     """Reads the entries of a torch.profiler trace. One of some steps has a hundred MB: it is unpacked
     and decoded in parts, and arguments stay as they are until somebody asks for them. A trace is a
-    file of a run folder: it may be damaged, hostile or huge, and is read within limits. Raises OSError for a file that cannot be read, ValueError for one that is no
-    trace."""
+    file of a run folder: it may be damaged, hostile or huge, and is read within limits. Raises
+    OSError for a file that cannot be read, ValueError for one that is no trace."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from drumline.base.text import duration, join_names, named_ranks, plural
+from drumline.tools.doctor.finding import Finding
 
 WATCHDOG = re.compile(
     r"aught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d{1,12}), )?"
@@ -79,12 +80,9 @@ class WaitExplanation:
     """What the waits of one group show; of several ranks in different collectives or with a rank
     that is known to be late it is a cause."""
 
-    kind: str
-    where: str
-    what: str
-    fix: str
-    is_cause: bool
-    is_early: bool
+    finding: Finding
+    is_cause: bool = False
+    is_early: bool = False
 
 
 class CollectiveWaits:
@@ -175,17 +173,13 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     for rank, wait in sorted(waits.items()):
         ranks_in.setdefault(wait.details, []).append(rank)
     places = [f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()]
-    return WaitExplanation(
-        kind="mismatch",
-        where=named_ranks(sorted(waits)),
-        what=(
-            f"ranks wait in different collectives: {join_names(places, most=MAX_SHOWN)}; some got "
-            "a different number of batches (uneven data), or ran code that not all ranks run"
-        ),
-        fix=SAME_COLLECTIVES,
-        is_cause=True,
-        is_early=False,
+    what = (
+        f"ranks wait in different collectives: {join_names(places, most=MAX_SHOWN)}; some got a "
+        "different number of batches (uneven data), or ran code that not all ranks run"
     )
+    where = named_ranks(sorted(waits))
+    finding = Finding("problem", "mismatch", where, what, SAME_COLLECTIVES)
+    return WaitExplanation(finding=finding, is_cause=True)
 
 
 def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) -> WaitExplanation:
@@ -193,12 +187,11 @@ def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) ->
     waiting = sorted({wait.rank for wait in waits if wait.rank is not None})
     late_ranks = late_ranks | _gaps(waiting)
     is_first = wait.number is not None and wait.number <= 1
+    where = named_ranks(waiting) if waiting else "a rank"
+    what = _why_it_waits(wait, waiting, sorted(late_ranks), work)
+    fix = SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS
     return WaitExplanation(
-        kind="collective timeout",
-        where=named_ranks(waiting) if waiting else "a rank",
-        what=_why_it_waits(wait, waiting, sorted(late_ranks), work),
-        fix=SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS,
-        is_cause=False,
+        finding=Finding("problem", "collective timeout", where, what, fix),
         is_early=is_first or (not late_ranks and wait.is_early),
     )
 

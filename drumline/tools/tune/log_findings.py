@@ -10,7 +10,6 @@ from typing import Literal, Self, cast, get_args
 
 from drumline.base.text import join_names, plural
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
-from drumline.tools.tune.collective_waits import WaitExplanation
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.known_messages import LinePlace
 from drumline.tools.tune.logged_links import LoggedLink
@@ -207,17 +206,13 @@ def wait_findings(
     moment = faults.first_wait or START
     for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
         precedence: Precedence = "failure" if wait.is_cause else "symptom"
-        ranked = RankedFinding.of(
-            precedence, "problem", wait.kind, wait.where, wait.what, wait.fix, moment
-        )
+        ranked = RankedFinding(finding=wait.finding, precedence=precedence, moment=moment)
         yield _refined(ranked, faults, faults.wait_places, is_repeated=False)
-        if wait.is_early and (explained := _silent_link(wait, links, moment)):
+        if wait.is_early and (explained := _silent_link(wait.finding.where, links, moment)):
             yield explained
 
 
-def _silent_link(
-    wait: WaitExplanation, links: Collection[str], moment: LogMoment
-) -> RankedFinding | None:
+def _silent_link(where: str, links: Collection[str], moment: LogMoment) -> RankedFinding | None:
     """The ranks were connected, and the first data never arrived."""
     if any(link.startswith("P2P") for link in links):
         path = BROKEN_P2P
@@ -231,7 +226,7 @@ def _silent_link(
     else:
         return None
     what = f"all ranks were connected, and the first collective never finished: {path}"
-    return RankedFinding.of("failure", "problem", "silent link", wait.where, what, fix, moment)
+    return RankedFinding.of("failure", "problem", "silent link", where, what, fix, moment)
 
 
 MAX_RANKS = 50_000
@@ -365,23 +360,22 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
                 "link of this board, which most often reaches no other host"
             )
             level: Level = "problem" if is_unreached else "warning"
-            yield replace(_interface_finding(level, host, what), precedence=precedence)
+            yield _interface_finding(level, host, what, precedence)
     yield from _shared_network_findings(log, precedence if is_unreached else "condition")
     if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
         names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
-        yield replace(_interface_finding("problem", "every host", what), precedence=precedence)
+        yield _interface_finding("problem", "every host", what, precedence)
 
 
 def _shared_network_findings(log: NcclLog, precedence: Precedence) -> Iterator[RankedFinding]:
     level: Level = "warning" if precedence == "condition" else "problem"
-    for shared in log.routes.shared_networks():
-        names = join_names(shared.interfaces)
+    for host, interfaces in log.routes.shared_networks().items():
         what = (
-            f"{names} are in the same network ({shared.network}): the kernel's routing decides which "
-            "of them sends, whatever NCCL_SOCKET_IFNAME says"
+            f"{interfaces}: the kernel's routing decides which of them sends, whatever "
+            "NCCL_SOCKET_IFNAME says"
         )
-        yield RankedFinding.of(precedence, level, "shared network", shared.host, what, OTHER_SUBNET)
+        yield RankedFinding.of(precedence, level, "shared network", host, what, OTHER_SUBNET)
 
 
 def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[RankedFinding]:
@@ -438,9 +432,10 @@ def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
         yield RankedFinding.of("unexplained", "note", "logs", "every host", what, fix, moment=LAST)
 
 
-def _interface_finding(level: Level, where: str, what: str) -> RankedFinding:
-    finding = Finding(level, "interface", where, what, OTHER_INTERFACE)
-    return RankedFinding(finding=finding, precedence="explanation")
+def _interface_finding(
+    level: Level, where: str, what: str, precedence: Precedence = "explanation"
+) -> RankedFinding:
+    return RankedFinding.of(precedence, level, "interface", where, what, OTHER_INTERFACE)
 
 
 def _network_of(address: str) -> str:

@@ -11,7 +11,6 @@ import io
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from typing import BinaryIO
 
@@ -25,15 +24,6 @@ LINK_ROUTE = re.compile(SUBNET + r" dev (?P<interface>[\w.@-]{1,32})\b.{0,60}sco
 ADDRESS = re.compile(
     r"\binet " + SUBNET + r"\b.{0,80} scope global .{0,60}?(?P<interface>[\w.-]{1,32})$"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedNetwork:
-    """Two interfaces of a host whose networks overlap."""
-
-    host: str
-    network: str
-    interfaces: tuple[str, str]
 
 
 class LoggedRoutes:
@@ -57,17 +47,16 @@ class LoggedRoutes:
             return
         self._networks[host, match["interface"]] = network
 
-    def shared_networks(self) -> list[SharedNetwork]:
-        """The first of each host."""
-        shared: dict[str, SharedNetwork] = {}
+    def shared_networks(self) -> dict[str, str]:
+        """Two interfaces of a host whose networks overlap, in words; the first of each host."""
+        shared: dict[str, str] = {}
         for first, second in combinations(self._networks.items(), 2):
             (host, interface), network = first
             (other_host, other_interface), other_network = second
-            if host == other_host and host not in shared and network.overlaps(other_network):
-                shared[host] = SharedNetwork(
-                    host=host, network=str(network), interfaces=(interface, other_interface)
-                )
-        return [*shared.values()]
+            if host == other_host and network.overlaps(other_network):
+                words = f"{interface} and {other_interface} are in the same network ({network})"
+                shared.setdefault(host, words)
+        return shared
 
 
 # Of a larger file or pipe only the beginning and the end are read: the connections, and the faults.
