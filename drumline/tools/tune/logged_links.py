@@ -64,16 +64,13 @@ class LoggedProcess:
             self.communicators[pointer] = communicator
         communicator.is_complete = match["state"] == "COMPLETE"
 
-    def possible_communicators(self, rank: int, largest_rank: int) -> list[LoggedCommunicator]:
-        """Those that a channel of this rank of the process may belong to."""
-        candidates = [
-            communicator
+    def possible_sizes(self, rank: int, largest_rank: int) -> frozenset[int]:
+        """Of the communicators that a channel of this rank of the process may belong to."""
+        return frozenset(
+            communicator.size
             for communicator in self.communicators.values()
             if communicator.rank == rank and largest_rank < communicator.size
-        ]
-        # Up to NCCL 2.21 it connects while it initializes, later at the first collective.
-        initializing = [communicator for communicator in candidates if not communicator.is_complete]
-        return initializing or candidates
+        )
 
 
 MAX_CONNECTIONS = 50_000
@@ -124,13 +121,12 @@ class LoggedLinks:
             has_gpu_direct = self._rdma_hosts.get(process.host, False)
             self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")
         this_rank = target if match["way"] == "receive" else source
-        candidates = process.possible_communicators(int(this_rank), max(int(source), int(target)))
         group = ChannelGroup(
             transport,
             process.devices.get(f"{name}/{match['device'] or ''}", ""),
             int(source),
             int(target),
-            frozenset(communicator.size for communicator in candidates),
+            process.possible_sizes(int(this_rank), max(int(source), int(target))),
         )
         if group in self._channels or len(self._channels) < MAX_CONNECTIONS:
             self._channels.setdefault(group, set()).add((channel, number or ""))
