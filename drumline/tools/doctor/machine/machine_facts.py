@@ -47,10 +47,9 @@ NCCL_FOLDERS = (
     "/usr/local/lib",
 )
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
-PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
+PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name")
 DRIVER_FOLDER = Path("/proc/driver/nvidia")
 SYSTEM_CLASSES = Path("/sys/class")
-CARD_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 CARD_KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 EFA_DRIVER = "efa"
 NCCL_PLUGINS = ("libnccl-net.so", "libnccl-net-ofi.so", "libnccl-net-aws-ofi.so")
@@ -107,7 +106,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
         "disk": _folder_facts(disk, settings.run_folder, deadline),
         "code": _folder_facts(code_found, code, deadline),
         "data": _folder_facts(data_found, data, deadline),
-        "clock": {"time": time.time(), "synchronised": _is_clock_synchronized()},
+        "clock": {"synchronised": _is_clock_synchronized()},
     }
 
 
@@ -248,7 +247,7 @@ def _process(row: Mapping[str, str]) -> dict[str, Any]:
     # Only the program's name: arguments may contain secrets.
     words = row["process_name"].split()
     name = PurePath(words[0]).name if words and not words[0].startswith("[") else "?"
-    return {"pid": _number(row["pid"]), "name": name, "memory_bytes": _mib(row["used_memory"])}
+    return {"pid": _number(row["pid"]), "name": name}
 
 
 def _rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
@@ -340,11 +339,8 @@ def _active_ports(card: Path) -> list[dict[str, Any]]:
     active = []
     for port in _entries(card / "ports"):
         kind = "EFA" if is_efa else CARD_KINDS.get(file_text(port / "link_layer").strip())
-        rate = CARD_RATE.match(file_text(port / "rate"))
         if kind and "ACTIVE" in file_text(port / "state"):
-            active.append(
-                {"name": card.name, "kind": kind, "gbit": float(rate[1]) if rate else None}
-            )
+            active.append({"name": card.name, "kind": kind})
     return active
 
 

@@ -197,8 +197,7 @@ class Coordinator:
     ) -> None:
         """Ask these hosts at once, as far as they are present. `read` gets the number of a host and
         its answer. If the host is lost or the request fails, the survey has the reason."""
-        present = set(self.survey.present())
-        numbers = [number for number in requests if number in present]
+        numbers = [number for number in requests if self.survey.hosts[number].absent is None]
         asking = (self._ask(number, action, limit_s, requests[number], read) for number in numbers)
         await asyncio.gather(*asking)
 
@@ -262,21 +261,17 @@ class Coordinator:
 
 async def examine(hosts: Coordinator) -> None:
     survey = hosts.survey
-    started = time.monotonic()
-    try:
-        await hosts.start()
-        facts = asyncio.create_task(_collect_facts(hosts))
-        hosts.progress("every pair: names, then ports")
-        await _resolve_names(hosts)
-        choose_addresses(survey)
-        ports = await _open_ports(hosts)
-        await _probe_ports(hosts, ports)
-        await facts
-        await _measure_speed(hosts, ports)
-        for number in survey.present():
-            survey.hosts[number].clock_s = hosts.clients[number].clock_ahead_s
-    finally:
-        survey.elapsed_s = time.monotonic() - started
+    await hosts.start()
+    facts = asyncio.create_task(_collect_facts(hosts))
+    hosts.progress("every pair: names, then ports")
+    await _resolve_names(hosts)
+    choose_addresses(survey)
+    ports = await _open_ports(hosts)
+    await _probe_ports(hosts, ports)
+    await facts
+    await _measure_speed(hosts, ports)
+    for number in survey.present():
+        survey.hosts[number].clock_s = hosts.clients[number].clock_ahead_s
 
 
 async def _collect_facts(hosts: Coordinator) -> None:

@@ -88,7 +88,6 @@ class Survey:
     """False: nodes connected to node 0 themselves, so its port is open, and addresses are used, not
     names."""
     edges: dict[Pair, Edge] = field(default_factory=dict)
-    elapsed_s: float = 0.0
 
     def edge(self, source: int, target: int) -> Edge:
         edge = self.edges.get((source, target))
@@ -120,5 +119,4 @@ class Survey:
                 {"from": names[source], "to": names[target], **edge.as_json()}
                 for (source, target), edge in self.edges.items()
             ],
-            "elapsed_s": self.elapsed_s,
         }

@@ -60,6 +60,6 @@ def healthy(host: str = "node-a", **changes: Any) -> dict[str, Any]:
         },
         "code": None,
         "data": None,
-        "clock": {"time": 1.0, "synchronised": True},
+        "clock": {"synchronised": True},
         **changes,
     }

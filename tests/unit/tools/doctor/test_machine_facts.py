@@ -37,8 +37,8 @@ GPUS = """\
 1, GPU-2f0a2c7e-9a52-7c39-8a05-3f1d1f0a2c7e, NVIDIA H200, 143771, [N/A], 570.172.08
 """
 PROCESSES = """\
-GPU-2f0a2c7e-9a52-7c39-8a05-3f1d1f0a2c7e, 4711, /opt/env/bin/python --token hidden, 2048
-GPU-2f0a2c7e-9a52-7c39-8a05-3f1d1f0a2c7e, 4712, [Not Found], [N/A]
+GPU-2f0a2c7e-9a52-7c39-8a05-3f1d1f0a2c7e, 4711, /opt/env/bin/python --token hidden
+GPU-2f0a2c7e-9a52-7c39-8a05-3f1d1f0a2c7e, 4712, [Not Found]
 """
 
 
@@ -85,10 +85,9 @@ def test_nvidia_smi_is_read() -> None:
     assert (first["index"], first["name"], first["processes"]) == (0, "NVIDIA H200", [])
     assert (first["memory_bytes"] >> 20, first["used_bytes"] >> 20) == (143771, 1)
     assert second["used_bytes"] is None
-    assert second["processes"] == [
-        {"pid": 4711, "name": "python", "memory_bytes": 2048 << 20},
-        {"pid": 4712, "name": "?", "memory_bytes": None},
-    ], "arguments of other people's programs are not shown"
+    assert second["processes"] == [{"pid": 4711, "name": "python"}, {"pid": 4712, "name": "?"}], (
+        "arguments of other people's programs are not shown"
+    )
     assert read_nvidia_smi("", "") == {"driver": None, "gpus": [], "gpu_error": ""}
 
 
@@ -174,7 +173,7 @@ def test_a_machine_is_shown_in_lines() -> None:
         cpus={"count": 8, "usable": 4, "quota": 2.5},
         memory={"bytes": 2048, "available_bytes": None, "limit_bytes": 1024},
         disk={"folder": "runs", "unreachable": "no answer within 1 s"},
-        clock={"time": 0.0, "synchronised": None},
+        clock={"synchronised": None},
     )
     shown = dict(machine_rows(bare))
     assert (shown["torch"], shown["driver"], shown["GPUs"]) == ("not installed", "none", "none")

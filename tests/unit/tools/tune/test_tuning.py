@@ -23,7 +23,7 @@ GBIT = 1e9 / 8
 
 def cards(*rdma: tuple[str, str], gbit: float | None = None, **facts: Any) -> dict[str, Any]:
     return {
-        "rdma": [{"name": name, "kind": kind, "gbit": 200.0} for name, kind in rdma],
+        "rdma": [{"name": name, "kind": kind} for name, kind in rdma],
         "interfaces": {"eth0": {"gbit": gbit, "vendor": "0x15b3"}},
         "nccl_plugin": None,
         **facts,
@@ -291,8 +291,8 @@ def test_cards_are_read_from_sys(tmp_path: Path) -> None:
     (tmp_path / "infiniband/rdmap0/device/driver").symlink_to(tmp_path / "drivers/efa")
     (tmp_path / "libnccl-net.so").touch()
     facts = card_facts({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, tmp_path)
-    assert [(card["name"], card["kind"], card["gbit"]) for card in facts["rdma"]] == [
-        ("mlx5_0", "InfiniBand", 400.0), ("rdmap0", "EFA", None),
+    assert [(card["name"], card["kind"]) for card in facts["rdma"]] == [
+        ("mlx5_0", "InfiniBand"), ("rdmap0", "EFA"),
     ]  # fmt: skip
     assert facts["interfaces"]["eth0"] == {"gbit": 100.0, "vendor": "0x15b3"}
     assert (
