@@ -370,13 +370,15 @@ class OuterSync:
 
 def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
     """Of the model on its device."""
-    is_diloco = settings.sync.startswith("diloco")
+    # Without an outer optimizer, the step along the mean change is a whole one.
+    rates = {"local": (1.0, 0.0), "diloco": (settings.outer_lr, settings.outer_momentum)}
+    outer_lr, outer_momentum = rates[settings.sync.partition(":")[0]]
     plan = SyncPlan(
         every=sync_interval(settings.sync) or 1,
         parts=settings.sync_parts,
         overlap=settings.sync_overlap,
-        lr=settings.outer_lr if is_diloco else 1.0,
-        momentum=settings.outer_momentum if is_diloco else 0.0,
+        lr=outer_lr,
+        momentum=outer_momentum,
         wire=settings.outer_dtype,
     )
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)

@@ -74,8 +74,8 @@ def make_replica_groups(
 def encode(rows: Tensor, wire: Wire) -> Tensor:
     """Rows of values as rows of bytes; for `int8` their length is a multiple of `BLOCK`."""
     if wire != "int8":
-        sent = rows.to(torch.bfloat16) if wire == "bf16" else rows
-        return sent.contiguous().view(torch.uint8)
+        sent_dtype = {"fp32": rows.dtype, "bf16": torch.bfloat16}[wire]
+        return rows.to(sent_dtype).contiguous().view(torch.uint8)
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
     rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)

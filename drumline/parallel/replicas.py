@@ -116,6 +116,7 @@ class ReplicaComparison:
                 "step, look for code that differs across ranks",
                 place=place,
             )
+        assert self.on_difference == "broadcast", self.on_difference
         names = difference.tensors if dist.get_rank() in difference.hosts else ()
         for name in names:
             _broadcast(tensors[name], difference.source, self.device, self._group)

@@ -306,14 +306,6 @@ def _chosen_transports(log: NcclLog) -> set[str]:
     return {"NET/Socket" for process in log.processes.values() if process.network == "Socket"}
 
 
-def _chosen_transports(log: NcclLog) -> set[str]:
-    """Those of processes whose connections to other hosts may not be in the log."""
-    hosts = _hosts_of_ranks(log)
-    if len(hosts) == log.world_size and len(set(hosts.values())) == 1:
-        return set()
-    return {"NET/Socket" for process in log.processes.values() if process.network == "Socket"}
-
-
 def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]:
     """Those of a job whose communicators are complete."""
     processes = log.ranks.values()
