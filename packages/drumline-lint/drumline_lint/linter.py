@@ -23,12 +23,10 @@ from drumline_lint.findings import (
     problem,
     split_lines,
 )
-from drumline_lint.flow.dead_code import is_dead
 from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
 from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import statement_at
 from drumline_lint.reading.launchers import Launch, launches, training_file
 from drumline_lint.reading.manifest import Manifest
 from drumline_lint.reading.parse import Reading, decode, read_file
@@ -151,8 +149,7 @@ def run_rules(
     sources = list(_parsed(readings, progress))
     groups = projects(sources)
     launched = launches_by_file(scripts)
-    texts = {source.path.name: source.text for source in sources}
-    check_part = functools.partial(_check_part, chosen, progress, launched, texts, os.getpid())
+    check_part = functools.partial(_check_part, chosen, progress, launched, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(groups, jobs)):
         results.findings += part.findings
@@ -229,7 +226,6 @@ def _check_part(
     rules: RuleModules,
     progress: Progress | None,
     launched: Mapping[Path, Sequence[Launch]],
-    texts: Mapping[str, str],
     first_process: int,
     part: Sequence[list[Source]],
 ) -> Results:
@@ -238,7 +234,7 @@ def _check_part(
     num_files = sum(map(len, part))
     num_checked = 0
     for project in part:
-        for _ in _check_project(results, project, rules, launched, texts):
+        for _ in _check_project(results, project, rules, launched):
             num_checked += 1
             if progress is not None and os.getpid() == first_process:
                 progress("looking at", num_checked, num_files)
@@ -250,7 +246,6 @@ def _check_project(
     project: list[Source],
     rules: RuleModules,
     launched: Mapping[Path, Sequence[Launch]],
-    texts: Mapping[str, str],
 ) -> Iterator[Source]:
     """Yields each file before it is checked."""
     applicable = {number: module for number, module in rules.items() if hasattr(module, "check")}
@@ -262,7 +257,6 @@ def _check_project(
         }
     program, distributed = _resolved(results, project)
     program.launches = launched
-    program.texts = texts
     for source in program.sources:
         yield source
         for number, module in applicable.items():
@@ -284,14 +278,11 @@ def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
-    """The findings of a rule in a file, without those in code that is never reached."""
+    """The findings of a rule in a file; in a test, as notes."""
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        is_here = finding.place.path == str(source.path) and not source.is_notebook
-        statement = statement_at(program.tree(source), finding.place.line) if is_here else None
-        if statement is None or not is_dead(program, statement):
-            yield replace(finding, severity=Severity.NOTE) if source.is_test else finding
+        yield replace(finding, severity=Severity.NOTE) if source.is_test else finding
 
 
 def _check_scripts(results: Results, scripts: list[Script], rules: RuleModules) -> None:

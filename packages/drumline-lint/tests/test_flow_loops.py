@@ -6,16 +6,8 @@ import ast
 import textwrap
 from pathlib import Path
 
-from drumline_lint.flow.loops import (
-    batch_loops,
-    calls_made_in,
-    evaluation_loops,
-    is_backward,
-    makes,
-    outer_loops,
-)
+from drumline_lint.flow.loops import batch_loops, evaluation_loops, outer_loops
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import last_name
 from drumline_lint.reading.source import Source
 
 
@@ -73,48 +65,6 @@ def test_a_while_loop_and_its_helper() -> None:
     assert batches(text) == ["while step < 100:"]
 
 
-def test_a_method_of_ones_own_that_is_called_backward() -> None:
-    text = """
-    class Engine:
-        def backward(self, loss):
-            loss.backward()
-
-    class Nothing:
-        def backward(self, loss):
-            pass
-
-    engine = Engine()
-    for b in loader:
-        engine.backward(f(b))
-    """
-    program, source = read(text)
-    assert batches(text) == ["for b in loader:"]
-    engine, nothing = program.index(source).every(ast.FunctionDef)
-    assert [makes(program, place, is_backward) for place in (engine, nothing)] == [True, False]
-
-
-def test_a_generator_trains_and_so_does_who_iterates_over_it() -> None:
-    text = """
-    def steps(loader):
-        model.train()
-        for b in loader:
-            loss = f(b)
-            loss.backward()
-            yield loss
-
-    for loss in steps(loader):
-        optimizer.step()
-    """
-    assert batches(text) == ["for b in loader:", "for loss in steps(loader):"]
-    program, source = read(text)
-    consumer = batch_loops(program, source)[1]
-    assert [last_name(call.func) for call in calls_made_in(program, consumer)] == [
-        "f",
-        "backward",
-        "step",
-    ]
-
-
 def test_what_a_loop_iterates_over_and_its_else_are_done_once() -> None:
     assert batches("for e in train(f().backward()):\n    pass\nelse:\n    g().backward()") == []
     assert batches("while f().backward():\n    pass") == ["while f().backward():"]
@@ -133,24 +83,6 @@ def test_functions_that_call_each_other() -> None:
         f(b)
     """
     assert batches(text) == ["for b in loader:"]
-
-
-def test_a_helper_in_which_many_call_many_is_read_once() -> None:
-    functions = "".join(
-        f"def f{n}(x):\n" + "".join(f"    f{m}(x)\n" for m in range(n)) + "    x.a()\n"
-        for n in range(40)
-    )
-    program, source = read(f"{functions}\nfor b in loader:\n    f39(b)\n")
-    assert len(list(calls_made_in(program, source.tree))) == sum(range(40)) + 40 + 1
-    looked: list[ast.Call] = []
-
-    def is_meant(_: Program, call: ast.Call) -> bool:
-        looked.append(call)
-        return False
-
-    for node in program.index(source).every(ast.FunctionDef):
-        assert not makes(program, node, is_meant)
-    assert len(looked) == len(set(looked)) == sum(range(40)) + 40
 
 
 def test_outer_loops_in_callers_inmost_first() -> None:

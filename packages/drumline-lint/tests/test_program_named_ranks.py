@@ -19,9 +19,6 @@ SET = "import os, torch\nfrom config import cfg\ncfg.local_rank = "
         ([SET + "int(cfg.local_rank)"], "local"),
         ([SET + "int(os.environ['LOCAL_RANK'])"], "local"),
         (["other.local_rank = choose()()"], "local"),
-        ([SET + "choose()()"], "spawned"),
-        ([SET + "0", SET + "choose()()"], "spawned"),
-        ([SET + "torch.distributed.get_rank()"], "spawned"),
     ],
 )
 def test_what_is_put_there_elsewhere(others: list[str], kind: str) -> None:

@@ -69,48 +69,15 @@ GLOO = (
     "    return torch.nn.parallel.DistributedDataParallel(model.cuda())\n"
 )
 SEVERITIES = {
-    "one GPU for all ranks": ("DL007", GLOO.replace("BACKEND", "nccl"), Severity.WARNING),
-    "one GPU for all ranks, with gloo": ("DL007", GLOO.replace("BACKEND", "gloo"), Severity.NOTE),
-    "a save of each batch": (
-        "DL014",
-        OWNERS.replace("SKIP", "if batch is None:"),
-        Severity.WARNING,
-    ),
-    "a save of each batch by its owner": (
-        "DL014",
-        OWNERS.replace("SKIP", "if owner != self.process_idx:"),
-        Severity.NOTE,
-    ),
     "a save of the training": (
         "DL014",
         MODES.replace("PLACE_OF_TRAINING", SAVING).replace("PLACE_OF_OTHERS", "pass"),
         Severity.WARNING,
     ),
-    "a save of another mode": (
-        "DL014",
-        MODES.replace("PLACE_OF_OTHERS", SAVING).replace("PLACE_OF_TRAINING", "pass"),
-        Severity.NOTE,
-    ),
-    "a deletion in a program of ranks": (
-        "DL046",
-        START + "os.remove('old.pt')\n",
-        Severity.WARNING,
-    ),
-    "a deletion in a page for a browser": (
-        "DL046",
-        "import os\nimport gradio\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
-        "def show():\n    accelerator.backward(loss)\nos.remove('old.png')\n",
-        Severity.NOTE,
-    ),
     "long work before a barrier": (
         "DL025",
         WORK.replace("CALL", "data.map(tokenize)") + "dist.barrier()\n",
         Severity.WARNING,
-    ),
-    "an evaluation before a barrier": (
-        "DL025",
-        WORK.replace("CALL", "evaluate(data)") + "dist.barrier()\n",
-        Severity.NOTE,
     ),
     "the same data in the same order": (
         "DL003",
@@ -119,20 +86,10 @@ SEVERITIES = {
     ),
     "the same data in an order of each rank": ("DL003", SAME_DATA, Severity.WARNING),
     "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.ERROR),
-    "a spawn under another condition": (
-        "DL067",
-        SPAWN + "if parent:\n    mp.spawn(work, nprocs=2)\n",
-        Severity.WARNING,
-    ),
     "a barrier of rank 0": (
         "DL017",
         START + "if dist.get_rank() == 0:\n    dist.barrier()\n",
         Severity.ERROR,
-    ),
-    "a barrier of the first ranks": (
-        "DL017",
-        START + "if dist.get_rank() < count:\n    dist.barrier()\n",
-        Severity.WARNING,
     ),
     "a load of weights from elsewhere": (
         "DL019",
@@ -194,13 +151,6 @@ SEVERITIES = {
         NORM + "if dist.get_rank() == 0:\n    model(x)\n",
         Severity.WARNING,
     ),
-    "the local rank as the rank": (
-        "DL074",
-        "import os\nimport torch.distributed as dist\n"
-        "dist.init_process_group('nccl', rank=int(os.environ['LOCAL_RANK']),"
-        " world_size=int(os.environ['WORLD_SIZE']))\n",
-        Severity.NOTE,
-    ),
     "a state of the wrapper, and loaded into it": (
         "DL016",
         WRAPPED + "net.load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
@@ -217,13 +167,6 @@ SEVERITIES = {
         + "import json\nwith open('scores.json', 'w') as file:\n    json.dump(scores, file)\n",
         Severity.WARNING,
     ),
-    "a file that every rank downloads": (
-        "DL014",
-        START
-        + "def download():\n    with open('data.zip', 'wb') as file:\n        file.write(part)\n"
-        + "download()\n",
-        Severity.NOTE,
-    ),
     "a checkpoint of every rank": (
         "DL014",
         START + "torch.save(net, 'last.pt')\n",
@@ -234,50 +177,9 @@ SEVERITIES = {
         IMPORTS + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
-    "a checkpoint behind a flag that may be a guard": (
-        "DL014",
-        START + "if args.should_save:\n    torch.save(net, 'last.pt')\n",
-        Severity.NOTE,
-    ),
-    "a checkpoint behind a caller's flag": (
-        "DL014",
-        START + "def save():\n    torch.save(net, 'last.pt')\nif writer:\n    save()\n",
-        Severity.NOTE,
-    ),
-    "a checkpoint of a method that nothing calls": (
-        "DL014",
-        IMPORTS + "class Trainer:\n    def __init__(self):\n        dist.init_process_group()\n"
-        "    def save(self):\n        torch.save(net, 'last.pt')\n",
-        Severity.NOTE,
-    ),
-    "a checkpoint before the group is joined": (
-        "DL014",
-        IMPORTS + "def run():\n    torch.save(net, 'last.pt')\nrun()\ndist.init_process_group()\n",
-        Severity.NOTE,
-    ),
     "a file that is prepared once": (
         "DL014",
         START + "def preprocess():\n    torch.save(x, 'features.pt')\npreprocess()\n",
-        Severity.NOTE,
-    ),
-    "a file with the settings": (
-        "DL014",
-        START + "with open(out_dir + '/config.json', 'w') as file:\n    file.write(text)\n",
-        Severity.NOTE,
-    ),
-    "a folder of every rank": (
-        "DL046",
-        START + "if not os.path.exists(folder):\n    os.makedirs(folder)\n",
-        Severity.WARNING,
-    ),
-    "lines in one file": (
-        "DL014",
-        START + "with open('log', 'w') as file:\n    file.write('a')\n",
-        Severity.NOTE,
-    ),
-    "an exit of ranks of which there may be none": (
-        "DL018",
-        START + "def run(rank):\n    if rank >= count:\n        return\n    dist.barrier()\n",
         Severity.NOTE,
     ),
     "an exit of the first rank": (
@@ -285,41 +187,11 @@ SEVERITIES = {
         START + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
         Severity.ERROR,
     ),
-    "a second update, of a loss that is scaled after the first": (
-        "DL060",
-        SCALED + "    scaler.update()\n    scaler.scale(b(x)).backward()\n"
-        "    scaler.step(slow)\n    scaler.update()\n",
-        Severity.NOTE,
-    ),
-    "a second update of two losses that are scaled before": (
-        "DL060",
-        SCALED + "    scaler.scale(b(x)).backward()\n    scaler.update()\n"
-        "    scaler.step(slow)\n    scaler.update()\n",
-        Severity.ERROR,
-    ),
-    "a listing on one host": ("DL047", LISTED, Severity.NOTE),
     "a listing on several nodes": ("DL047", "# torchrun --nnodes 2\n" + LISTED, Severity.WARNING),
-    "a checkpoint of a spawn of one process": (
-        "DL014",
-        SPAWNED.replace("COUNT", "1"),
-        Severity.NOTE,
-    ),
     "a checkpoint of a spawn of several": (
         "DL014",
         SPAWNED.replace("COUNT", "4"),
         Severity.WARNING,
-    ),
-    "a checkpoint beside a group that is never begun": (
-        "DL014",
-        IMPORTS + "if False:\n    dist.init_process_group()\nnet = DDP(net)\n"
-        "torch.save(net, 'last.pt')\n",
-        Severity.NOTE,
-    ),
-    "a folder of a caller's first rank": (
-        "DL046",
-        START + "def log(folder):\n    if folder is not None:\n        os.makedirs(folder)\n"
-        "log('logs' if is_main_process() else None)\n",
-        Severity.NOTE,
     ),
     "a folder of an evaluation": (
         "DL046",
@@ -336,18 +208,6 @@ SEVERITIES = {
         IMPORTS + "if args.local_rank != -1:\n    dist.init_process_group()\n"
         "net = torch.nn.parallel.DistributedDataParallel(net)\nos.makedirs('out')\n",
         Severity.NOTE,
-    ),
-    "a load of the state of a sampler": (
-        "DL019",
-        START
-        + "state = torch.load('last.pt')\nsampler.load_state_dict(state['sampler'])\n"
-        + "torch.save(net.state_dict(), 'last.pt')\n",
-        None,
-    ),
-    "a folder named by the clock": (
-        "DL046",
-        START + "import time\nos.makedirs(time.strftime('%H'), exist_ok=True)\n",
-        Severity.WARNING,
     ),
     "a flag of an unknown launcher": (
         "DL056",

@@ -74,30 +74,20 @@ ONE = "torchrun --nproc-per-node=1 --nnodes=1 train.py\n"
 EIGHT = "torchrun --nproc-per-node=8 train.py\n"
 OLD = "python -m torch.distributed.launch --nproc_per_node=8 train.py\n"
 STARTED = {
-    "a clock of one process": ("DL045", ONE, CLOCK, Severity.NOTE),
     "a clock of eight processes": ("DL045", EIGHT, CLOCK, Severity.WARNING),
     "a clock of one process, and of eight": ("DL045", ONE + EIGHT, CLOCK, Severity.WARNING),
-    "a clock of python alone": ("DL045", "python train.py\n", CLOCK, Severity.NOTE),
     "a clock of several pythons": (
         "DL045",
         "export RANK=$1\npython train.py\n",
         CLOCK,
         Severity.WARNING,
     ),
-    "a save of one process": ("DL014", ONE, INIT + "torch.save(net, 'a.pt')\n", Severity.NOTE),
     "a save of eight processes": (
         "DL014",
         EIGHT,
         INIT + "torch.save(net, 'a.pt')\n",
         Severity.WARNING,
     ),
-    "a folder that the script makes": (
-        "DL046",
-        "mkdir -p $OUT\ntorchrun --nproc-per-node=8 train.py --out $OUT\n",
-        FOLDER,
-        Severity.NOTE,
-    ),
-    "a folder that no script makes": ("DL046", EIGHT, FOLDER, Severity.WARNING),
     "a program that takes the local rank of older releases": (
         "DL106",
         OLD,

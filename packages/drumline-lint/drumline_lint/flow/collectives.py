@@ -5,17 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
-from drumline_lint.flow.call_values import CallFrame, is_on_parameter, truth
-from drumline_lint.flow.conditions import (
-    conditions,
-    rank_tests,
-    rank_tests_at,
-    rest_of_block,
-    split_condition,
-)
+from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.guards import says_distributed
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import (
     ACCELERATOR,
@@ -27,24 +21,22 @@ from drumline_lint.program.names import (
 )
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query, recursive_query
-from drumline_lint.program.ranks import is_about_being_distributed
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     FunctionNode,
     ScopeNode,
-    ancestors,
-    branches_of,
+    called_name,
     enclosing_class,
     enclosing_function,
     last_name,
     nodes_in,
-    parent_of,
+    owner_of,
     scope_of,
 )
 from drumline_lint.program.value import CallResult, ConstantValue, Library, RankTest
-from drumline_lint.reading.source import Source
 
-DEEPEST = 20
+DEEPEST = 2
+"""How many calls are followed to a collective."""
 # It reports which rank is missing, so whoever uses it does so on purpose.
 _LEFT_OUT = {"torch.distributed.monitored_barrier"}
 _OF_FRAMEWORKS = {
@@ -119,8 +111,8 @@ def _is_of_one(program: Program, trainer: ast.Call) -> bool:
 def _of_engine(program: Program, call: ast.Call) -> str:
     """`engine.save_checkpoint` of what deepspeed.initialize returned, `trainer.save_checkpoint` in
     a hook of Lightning."""
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    method = last_name(call.func)
+    owner = owner_of(call)
+    method = called_name(call)
     if owner is None or f"{DEEPSPEED}.{method}" not in _OF_FRAMEWORKS:
         return ""
     origins = [origin for origin in written_values(program, owner) if isinstance(origin, ast.Call)]
@@ -169,20 +161,40 @@ def _is_group(program: Program, value: ast.expr) -> bool:
     return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
 
 
-def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
+def collectives_in(
+    program: Program, node: ast.AST, depth: int = 0
+) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
     """All collectives that are called in it, with the chain of calls: the last is the collective
-    itself."""
+    itself. Of a function that is called, those that it calls under no condition."""
     likely = likely_collective_names(program)
     for call in nodes_in(node, ast.Call):
-        if last_name(call.func) not in likely:
+        if called_name(call) not in likely or (depth and _may_be_left_out(program, call)):
             continue
         if name := collective(program, call):
             yield name, (call,)
-            continue
-        function = program.function_of(call)
-        if function is not None and not has_group(program, call):
-            for inner, chain in collectives_of(program, function):
+        elif depth < DEEPEST and not has_group(program, call):
+            function = program.function_of(call)
+            for inner, chain in collectives_of(program, function, depth) if function else ():
                 yield inner, (call, *chain)
+
+
+@cached_query
+def collectives_of(
+    program: Program, function: FunctionNode, depth: int
+) -> list[tuple[str, tuple[ast.Call, ...]]]:
+    """The collectives that a function calls, the first of each name."""
+    chains: dict[str, tuple[ast.Call, ...]] = {}
+    for name, chain in collectives_in(program, function, depth + 1):
+        chains.setdefault(name, chain)
+    return list(chains.items())
+
+
+def _may_be_left_out(program: Program, call: ast.Call) -> bool:
+    """Whether a condition decides that is not known from here; that there are several processes
+    is."""
+    return any(
+        says_distributed(program, test) is not holds for test, holds in conditions(program, call)
+    )
 
 
 @cached_query
@@ -221,185 +233,26 @@ def _name_around(scope: ScopeNode) -> str:
     return function.name if owner is None else owner.name
 
 
-@recursive_query((), DEEPEST)
-def collectives_of(
-    program: Program, function: FunctionNode
-) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
-    """The collectives that a function calls, the first of each name."""
-    chains: dict[str, tuple[ast.Call, ...]] = {}
-    for name, chain in collectives_in(program, function):
-        chains.setdefault(name, chain)
-    return tuple(chains.items())
-
-
 def short_name(name: str) -> str:
     """`barrier` of `torch.distributed.barrier`."""
     return name.rpartition(".")[2]
 
 
-MOST_CALLS = 60
-DEEPEST_CALL = 6
-Chain = tuple[ast.Call, ...]
-
-
-def reached_in(
-    program: Program, node: ast.AST, tests: Sequence[RankTest]
-) -> Iterator[tuple[str, Chain]]:
-    """As `collectives_in`, for ranks on which the tests hold, without those that may not be
-    reached."""
-    likely = likely_collective_names(program)
-    for call in nodes_in(node, ast.Call):
-        if last_name(call.func) in likely:
-            yield from reached_by(program, call, tests)
-
-
-def reached_by(
-    program: Program, call: ast.Call, tests: Sequence[RankTest]
-) -> list[tuple[str, Chain]]:
-    """The collectives that one call makes, directly or not, the first of each name, with the chain
-    of calls."""
-    chains: dict[str, Chain] = {}
-    for name, chain in _CollectiveWalk(program).through(
-        call, CallFrame(None, call, None, tuple(tests))
-    ):
-        chains.setdefault(name, chain)
-    return list(chains.items())
-
-
-class _CollectiveWalk:
-    """Follows one call into the functions that it runs, each with its arguments."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.num_looked = 0
-
-    def through(self, call: ast.Call, place: CallFrame) -> Iterator[tuple[str, Chain]]:
-        """`place`: the function that the call is in."""
-        self.num_looked += 1
-        if name := collective(self.program, call):
-            yield name, (call,)
-            return
-        if (
-            self.num_looked > MOST_CALLS
-            or place.depth > DEEPEST_CALL
-            or has_group(self.program, call)
-        ):
-            return
-        function = self.program.function_of(call)
-        if (
-            function is None
-            or place.is_within(function)
-            or not collectives_of(self.program, function)
-        ):
-            return
-        inner = CallFrame(function, call, place, place.tests)
-        likely = likely_collective_names(self.program)
-        for inner_call in nodes_in(function, ast.Call):
-            if last_name(inner_call.func) in likely and _is_reached(
-                self.program, inner_call, inner
-            ):
-                yield from (
-                    (name, (call, *chain)) for name, chain in self.through(inner_call, inner)
-                )
-
-
-def _is_reached(program: Program, node: ast.AST, place: CallFrame) -> bool:
-    """Whether a place of the entered function is certainly reached; an unknown parameter may
-    prevent it."""
-    held = _held_at(program, node)
-    return all(
-        _may_be(program, part, part_holds, place)
-        for test, holds in held
-        if not _is_likely(test, holds) or truth(program, test, place) is not None
-        for part, part_holds in split_condition(test, holds)
-    )
-
-
-@cached_query
-def _held_at(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
-    return list(conditions(program, node))
-
-
-def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> bool:
-    if _is_on_counter(program, test):
-        return False
-    is_true = truth(program, test, place)
-    if is_true is not None:
-        return is_true == holds
-    if _is_first_time(test):
-        return False
-    is_always = is_about_being_distributed(test) and not rank_tests(program, test)
-    return is_always or not is_on_parameter(program, test, place)
-
-
-def _is_first_time(test: ast.expr) -> bool:
-    """`if not hasattr(function, "_group")`, `if _GROUP is None`, `if not Group.instance`: what is
-    made once may have been made before."""
-    if isinstance(test, ast.Attribute):
-        return test.attr.strip("_").endswith("instance")
-    if isinstance(test, ast.Compare):
-        compared = test.comparators[0]
-        is_none = isinstance(compared, ast.Constant) and compared.value is None
-        return is_none and isinstance(test.ops[0], ast.Is | ast.Eq)
-    return any(last_name(call.func) == "hasattr" for call in nodes_in(test, ast.Call))
-
-
-def _is_on_counter(program: Program, test: ast.expr) -> bool:
-    """`if DEPTH >= 1: return`, where functions count a global name up and down, also behind a
-    function that returns it."""
-    counters = _counters(program, program.source_of(test))
-    functions = [program.function_of(call) for call in nodes_in(test, ast.Call) if counters]
-    places = [test, *(function for function in functions if function is not None)]
-    return bool(counters) and any(
-        name.id in counters for place in places for name in nodes_in(place, ast.Name)
-    )
-
-
-@cached_query
-def _counters(program: Program, source: Source) -> set[str]:
-    index = program.index(source)
-    shared = {name for statement in index.every(ast.Global) for name in statement.names}
-    return shared & {last_name(statement.target) for statement in index.every(ast.AugAssign)}
-
-
-def _is_likely(test: ast.expr, holds: bool) -> bool:
-    """Whether it holds in correct code: a loop's condition, and the code after `if bad: raise`."""
-    statement = parent_of(test)
-    left = (
-        [] if not isinstance(statement, ast.If) else statement.orelse if holds else statement.body
-    )
-    return isinstance(statement, ast.While) or (bool(left) and isinstance(left[-1], ast.Raise))
-
-
-# Finds calls in a node: the name of each, and the chain of calls.
-Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
-
-
-def has_counterpart(
-    program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find
-) -> bool:
-    """Whether the excluded ranks call the same elsewhere in the function."""
-    instead = [node for branch in _other_branches(program, call) for node in branch]
-    if any(name == name_instead for node in instead for name_instead, _ in find(node)):
-        return True
+def has_counterpart(program: Program, call: ast.Call, name: str) -> bool:
+    """Whether the ranks that a condition keeps away call the same elsewhere in the function."""
     function = enclosing_function(call) or program.source_of(call).tree
-    tests_written = _written(program, call)
-    for candidate_name, chain in find(function):
-        candidate = chain[0]
-        if (
-            candidate_name != name
-            or candidate is call
-            or _written(program, candidate) == tests_written
-        ):
-            continue
-        candidate_tests = _needed_tests(program, candidate)
-        if any(
-            _are_opposite(test, candidate_test)
-            for test in tests
-            for candidate_test in candidate_tests
-        ):
-            return True
-    return False
+    written = _written(program, call)
+    return any(
+        other_name == name and chain[0] is not call and _written(program, chain[0]) != written
+        for other_name, chain in collectives_in(program, function)
+        if any(rank_tests_at(program, chain[0]))
+    )
+
+
+def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
+    """The conditions on ranks around it."""
+    held = conditions(program, node)
+    return [(ast.dump(test), holds) for test, holds in held if rank_tests(program, test)]
 
 
 def who_calls(test: RankTest) -> str:
@@ -408,50 +261,3 @@ def who_calls(test: RankTest) -> str:
             "only one process of each node calls" if test.kind == "local" else "only rank 0 calls"
         )
     return "only some ranks call" if test.is_main is None else "all ranks but one call"
-
-
-@cached_query
-def _needed_tests(program: Program, node: ast.AST) -> list[RankTest]:
-    return [test for test in rank_tests_at(program, node) if test.is_needed]
-
-
-@cached_query
-def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
-    return [
-        (ast.dump(test), holds)
-        for test, holds in conditions(program, node)
-        if rank_tests(program, test)
-    ]
-
-
-def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
-    """What the excluded ranks run instead, if a condition on ranks decides."""
-    inner: ast.AST = node
-    for outer in ancestors(node):
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return
-        if not isinstance(outer, (ast.If, ast.IfExp)) or inner is outer.test:
-            pass
-        elif rank_tests(program, outer.test):
-            yield _instead(program, outer, inner)
-        inner = outer
-
-
-def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) -> list[ast.AST]:
-    if isinstance(branching, ast.IfExp):
-        return [branching.orelse if taken is branching.body else branching.body]
-    taken_branch, other_branch = branches_of(branching, taken)
-    following = rest_of_block(branching) if _may_exit(taken_branch) else []
-    return [*other_branch, *following]
-
-
-def _may_exit(block: list[ast.stmt]) -> bool:
-    """Whether some of the ranks that take it do not come to what follows."""
-    return any(nodes_in(part, ast.Return, ast.Continue, ast.Break) for part in block)
-
-
-def _are_opposite(test: RankTest, candidate: RankTest) -> bool:
-    """Whether one is for rank 0 and the other for the rest; other conditions are not comparable."""
-    if test.is_main is None or candidate.is_main is None:
-        return test.is_main is candidate.is_main
-    return test.kind == candidate.kind and test.is_main != candidate.is_main

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query, recursive_query
-from drumline_lint.program.tree import ancestors, block_of, last_name, nodes_in
-from drumline_lint.program.value import NOTHING, Rank, RankTest, Value, Values
+from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import ancestors, block_of, called_name, last_name
+from drumline_lint.program.value import RankTest
 
-
-def is_joined(test: ast.expr) -> bool:
-    return isinstance(test, ast.BoolOp) or (
-        isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    )
-
-
-def decided(test: ast.expr, value_of: Callable[[ast.expr], bool | None]) -> bool | None:
-    """The value of a condition from the values of its parts; None if unknown."""
-    if isinstance(test, ast.UnaryOp):
-        inner = value_of(test.operand)
-        return None if inner is None else not inner
-    parts = {value_of(part) for part in test.values} if isinstance(test, ast.BoolOp) else {None}
-    deciding = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or)
-    return deciding if deciding in parts else None if None in parts else not deciding
-
-
-Conditions = Sequence[tuple[ast.expr, bool]]
-"""Conditions, each with whether it holds."""
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
@@ -51,73 +32,25 @@ def rank_tests_at(
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
     """The tests of the rank in a condition that holds, or does not; `if rank:` selects all but rank
     0."""
-    values = NOTHING if _is_number_of_gpu(test) else _asked(program, test)
-    if not any(isinstance(value, (Rank, RankTest)) for value in values):
-        values |= _of_optional(program, test)
+    if _asks_for_other(test):
+        return []
+    values = program.values(test)
     as_test = values if holds else ranks.negated(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
         as_test = ranks.negated(ranks.negated(values))
     return [value for value in as_test if isinstance(value, RankTest)]
 
 
-def _is_number_of_gpu(test: ast.expr) -> bool:
-    """`if config.gpu:` asks whether there is a GPU, and not for its number."""
+def _asks_for_other(test: ast.expr) -> bool:
+    """`x is None`, `mode == "train"`; and `if config.gpu:`, whether there is a GPU."""
+    if isinstance(test, ast.Compare):
+        value = test.comparators[0]
+        is_constant = isinstance(value, ast.Constant) and len(test.ops) == 1
+        number = value.value if isinstance(value, ast.Constant) else None
+        is_number = isinstance(number, int) or str(number).isdecimal()
+        return is_constant and not is_number
     name = test.operand if isinstance(test, ast.UnaryOp) else test
-    is_name = isinstance(name, (ast.Name, ast.Attribute))
-    return is_name and last_name(name) in ("gpu", "gpu_id")
-
-
-def _of_optional(program: Program, test: ast.expr) -> Values:
-    """`folder is not None`, if only some ranks have set it before."""
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        compared = test.comparators[0]
-        is_none = isinstance(compared, ast.Constant) and compared.value is None
-        values = _of_optional(program, test.left) if is_none else NOTHING
-        return ranks.negated(values) if isinstance(test.ops[0], (ast.Is, ast.Eq)) else values
-    return _tests_of_setting(program, test) if isinstance(test, ast.Name) else NOTHING
-
-
-@recursive_query(NOTHING)
-def _tests_of_setting(program: Program, name: ast.Name) -> Values:
-    bindings = [binding for binding in program.bindings(name) if binding.kind == "assign"]
-    is_empty = [
-        isinstance(binding.value, ast.Constant) and not binding.value.value for binding in bindings
-    ]
-    if not any(is_empty) or all(is_empty) or len(bindings) < len(program.bindings(name)):
-        return NOTHING
-    nodes = [binding.node for binding, empty in zip(bindings, is_empty, strict=True) if not empty]
-    every = [frozenset(rank_tests_at(program, node)) for node in nodes]
-    return frozenset[Value]().union(*every) if all(every) else NOTHING
-
-
-def _asked(program: Program, test: ast.expr) -> Values:
-    values = program.values(test)
-    is_known = any(isinstance(value, (Rank, RankTest)) for value in values)
-    return values if is_known else values | _yielded(program, test)
-
-
-def _yielded(program: Program, test: ast.expr) -> Values:
-    """For `with first() as lead:`, the value that the generator `first` yields; for `lead and ...`,
-    the same."""
-    if isinstance(test, ast.BoolOp):
-        operands = [_asked(program, operand) for operand in test.values]
-        return ranks.combined(test, operands)
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return ranks.negated(_yielded(program, test.operand))
-    bindings = program.bindings(test) if isinstance(test, ast.Name) else []
-    calls = [
-        binding.value
-        for binding in bindings
-        if binding.kind == "entered" and isinstance(binding.value, ast.Call)
-    ]
-    functions = [program.function_of(call) for call in calls]
-    yielded = [
-        statement.value
-        for function in functions
-        if function
-        for statement in nodes_in(function, ast.Yield)
-    ]
-    return frozenset().union(*(program.values(value) for value in yielded))
+    return isinstance(name, (ast.Name, ast.Attribute)) and last_name(name) in ("gpu", "gpu_id")
 
 
 def conditions(
@@ -146,10 +79,8 @@ def conditions(
         inner = outer
 
 
-def held_conditions(
-    program: Program, node: ast.AST, *, with_exits: bool = True
-) -> list[tuple[ast.expr, bool]]:
-    held = conditions(program, node, with_exits=with_exits)
+def held_conditions(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
+    held = conditions(program, node)
     return [part for test, holds in held for part in split_condition(test, holds)]
 
 
@@ -186,29 +117,15 @@ def _exits_of_block(program: Program, first: ast.stmt) -> list[tuple[int, ast.ex
 
 
 def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
-    if isinstance(statement, (ast.With, ast.AsyncWith)):
-        for inner in statement.body:
-            yield from _passed(program, inner)
-    if not isinstance(statement, ast.If):
-        return
-    ends = always_exits(program, statement.body)
-    others_end = always_exits(program, statement.orelse)
-    if ends != others_end:
-        yield statement.test, others_end
-    elif not ends and not statement.orelse and _is_always(program, statement.test):
-        for inner in statement.body:
-            yield from _passed(program, inner)
-
-
-def _is_always(program: Program, test: ast.expr) -> bool:
-    """Whether it always holds in distributed code: `if dist.is_initialized():`."""
-    return _is_about_being_distributed(program, test) and not rank_tests(program, test)
-
-
-@cached_query
-def _is_about_being_distributed(program: Program, test: ast.expr) -> bool:
-    """Each statement is asked about from every later one of its block."""
-    return ranks.is_about_being_distributed(test)
+    is_entered = isinstance(statement, ast.With)
+    if isinstance(statement, ast.If):
+        others_end = always_exits(program, statement.orelse)
+        if always_exits(program, statement.body) != others_end:
+            yield statement.test, others_end
+        elif not statement.orelse and ranks.is_about_being_distributed(statement.test):
+            is_entered = not rank_tests(program, statement.test)  # `if dist.is_initialized():`
+    for inner in getattr(statement, "body", ()) if is_entered else ():
+        yield from _passed(program, inner)
 
 
 def always_exits(program: Program, block: list[ast.stmt]) -> bool:
@@ -239,23 +156,19 @@ _FIRST = RankTest("global", True, is_needed=False)
 
 
 def _is_for_first(manager: ast.expr) -> bool:
-    return isinstance(manager, ast.Call) and last_name(manager.func).endswith("_first")
+    return isinstance(manager, ast.Call) and called_name(manager).endswith("_first")
 
 
-def are_exclusive(
-    program: Program, first: ast.AST, second: ast.AST, *, with_exits: bool = True
-) -> bool:
+def are_exclusive(program: Program, first: ast.AST, second: ast.AST) -> bool:
     """Whether one runs if a condition holds, and the other if it does not."""
-    held = _plain_conditions(program, first, with_exits)
-    excluded = {(text, not holds) for text, holds in _plain_conditions(program, second, with_exits)}
+    held = {_plain(test, holds) for test, holds in _known(program, first)}
+    excluded = {_plain(test, not holds) for test, holds in _known(program, second)}
     return not held.isdisjoint(excluded)
 
 
-def _plain_conditions(program: Program, node: ast.AST, with_exits: bool) -> set[tuple[str, bool]]:
-    """As a whole, and their parts: `a and b` in one branch, and neither known in the other."""
-    whole = list(conditions(program, node, with_exits=with_exits))
-    split = [part for test, holds in whole for part in split_condition(test, holds)]
-    return {_plain(test, holds) for test, holds in (*whole, *split)}
+def _known(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
+    """As a whole, and their parts."""
+    return [*conditions(program, node), *held_conditions(program, node)]
 
 
 def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from drumline_lint.program.calls import argument
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import calls_near, with_imported
-from drumline_lint.program.names import FRAMEWORKS, INIT, STARTS
+from drumline_lint.program.imports import with_imported
+from drumline_lint.program.names import FRAMEWORKS, STARTS
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
-from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 _WORDS = (
@@ -37,24 +35,13 @@ def distributed_sources(program: Program) -> set[Source]:
     file that does. Importing from such a file, or reading a rank, is not enough.
     """
     return {
-        source
-        for source in with_imported(program, _starting(program))
-        if not _is_group_of_one(program, source) and not _is_mocked(source)
+        source for source in with_imported(program, _starting(program)) if not _is_mocked(source)
     }
 
 
 def _is_mocked(source: Source) -> bool:
     """Whether it is a test that replaces the process group: one process stands for all."""
     return source.is_test and ("mock" in source.text or "monkeypatch" in source.text)
-
-
-def _is_group_of_one(program: Program, source: Source) -> bool:
-    """Whether every process group of a file, and of those that it runs with, is given a
-    `world_size` of 1."""
-    inits = calls_near(program, source, INIT)
-    return bool(inits) and all(
-        program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits
-    )
 
 
 @cached_query

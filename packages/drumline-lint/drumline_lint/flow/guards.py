@@ -1,265 +1,230 @@
-"""Which ranks reach a place: the conditions there, and on every chain of calls that leads to it."""
+"""Which ranks reach a place: the conditions there, and on a short chain of calls that leads to it.
+
+Nothing is assumed: where no chain is seen from code that joins a process group, it is unknown who
+comes, and rules are silent.
+"""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, replace
+import re
+from enum import IntEnum
 
-from drumline_lint.flow.conditions import Conditions, conditions, early_exits_before, rank_tests_at
-from drumline_lint.flow.dead_code import is_switched_off
-from drumline_lint.flow.single_process import (
-    has_start,
-    is_in_single_process_run,
-    is_single_process_here,
-    may_start,
-)
-from drumline_lint.program.names import DDP, FSDP, INIT, STARTS
+from drumline_lint.flow.conditions import are_exclusive, conditions, rank_tests_at, split_condition
+from drumline_lint.program.names import ACCELERATOR, COLLECTIVES, DDP, DEEPSPEED, FABRIC, FSDP, INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import leads_to, recursive_query
-from drumline_lint.program.ranks import OF_VARIABLE
+from drumline_lint.program.ranks import OF_VARIABLE, is_world_size
 from drumline_lint.program.tree import (
     FUNCTIONS,
     FunctionNode,
-    ancestors,
+    called_name,
+    calls_beside,
     enclosing_class,
     enclosing_function,
+    is_after,
     last_name,
     nodes_in,
-    parent_of,
+    scope_of,
 )
-from drumline_lint.program.value import Function, Instance, RankTest
-from drumline_lint.reading.source import Source
+from drumline_lint.program.value import ConstantValue, Function, Rank, RankTest
 
 Guards = frozenset[RankTest]
-MOST_WAYS = 60
-_GUARDING_DECORATORS = (
-    "rank_zero",
-    "rank0",
-    "main_process",
-    "master",
-    "main_only",
-    "main_rank",
-    "is_main",
+MOST_CALLERS = 20
+DEEPEST = 2
+_JOINING = COLLECTIVES | {INIT, DDP, *FSDP, FABRIC, DEEPSPEED, "drumline.DDPManager"}
+_JOINING_NAME = re.compile(r"init\w*(dist|process_group|ddp)|setup\w*(dist|ddp)", re.IGNORECASE)
+# Flags that may let a single rank through, and objects that only a single rank may have.
+_GUARDING = re.compile(
+    r"(^|_)(main|master|rank|rank0|primary|chief|leader|root|zero|coordinator|writer?|writes?|saver?|saves?|saving"
+    r"|logger|tracker|recorder|wandb|tb|tensorboard|verbose|local)(_|\d|$)|should|is_first"
 )
-# An object that calls one of these is of a rank; collectives are in libraries as well.
-_OWNING = frozenset({INIT, "drumline.DDPManager", DDP, *FSDP})
-_SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_GUARDED_NAME = re.compile(r"rank_?0|rank_?zero|main_process|master|main_only|main_rank|is_main")
+_WAITING = ("barrier", "synchronize", "wait_for_everyone")
+_FLAGS = set(
+    "ddp dist distributed is_ddp is_dist is_dist_avail_and_initialized is_distributed is_initialized "
+    "is_parallel multi_gpu multigpu multiprocessing_distributed parallel use_ddp use_dist "
+    "use_distributed".split()
+)
+_COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
 
-@dataclass(frozen=True)
-class CallPath:
-    """One chain of calls to a place."""
+class Reach(IntEnum):
+    """How far a chain of calls shows that every rank comes to a place."""
 
-    guards: Guards
-    """All conditions on ranks on it."""
-    begins: str
-    """ranks: in code that every rank runs; unknown: in code that nothing calls; parent: outside of
-    ranks.
-
-    `parent` is the process that starts the ranks, a single process, or code that is never reached.
-    """
+    UNKNOWN = 0
+    CALLED = 1
+    """A chain without a possible guard, but nothing on it joins a process group."""
+    JOINED = 2
 
 
-def call_paths(program: Program, node: ast.AST) -> list[CallPath]:
-    """All chains of calls on which a place is reached, as far as known."""
-    paths = _ways(program, node)[:MOST_WAYS]
-    return paths or [CallPath(frozenset(rank_tests_at(program, node)), "unknown")]
+def is_on_every_rank(program: Program, node: ast.AST) -> bool:
+    """Whether a chain of calls shows it, from a function that joins the group before it goes on."""
+    return reach_of(program, node) is Reach.JOINED
 
 
-def _ways(program: Program, node: ast.AST) -> list[CallPath]:
-    tests = frozenset(rank_tests_at(program, node))
+def reach_of(program: Program, node: ast.AST) -> Reach:
+    if may_be_guarded(program, node) or is_single_process(program, node):
+        return Reach.UNKNOWN
     function = enclosing_function(node)
-    if is_of_no_rank(program, node):
-        return [CallPath(tests, "parent")]
-    if function is None and is_in_single_process_run(program, node):
-        return [CallPath(tests, "parent")]
-    if function is None:
-        return [CallPath(tests, _beginning_of_file(program, program.source_of(node)))]
-    tests |= guards_of_decorators(program, function)
-    return [
-        CallPath(tests | way.guards, way.begins) for way in _ways_to_function(program, function)
-    ]
+    if function is not None:
+        reach = _reach_of_function(program, function)
+    else:
+        reach = Reach.UNKNOWN if program.source_of(node).is_notebook else Reach.CALLED
+    is_joining = reach is Reach.CALLED and _joins_before(program, node)
+    return Reach.JOINED if is_joining else reach
 
 
-@recursive_query([])  # a recursive call adds no chain
-def _ways_to_function(
-    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
-) -> list[CallPath]:
-    calls = program.callers(function)
-    if not calls and (perhaps := _perhaps_callers(program, function)):
-        # their guards count; whether ranks begin there, the function itself says
-        begins = _beginning(program, function)
-        paths = _ways_by_calls(program, function, perhaps)
-        return [path if path.begins == "parent" else replace(path, begins=begins) for path in paths]
+def _reach_of_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Reach:
+    answers = program.answers[_reach_of_function]
+    if function not in answers:
+        answers[function] = Reach.UNKNOWN  # for a function that calls itself
+        answers[function] = _find_reach(program, function)
+    reach: Reach = answers[function]
+    return reach
+
+
+def _find_reach(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Reach:
+    if guards_of_decorators(program, function) or _GUARDED_NAME.search(function.name.lower()):
+        return Reach.UNKNOWN
+    calls = program.callers(function)[:MOST_CALLERS]
     if not calls:
-        tests = frozenset(rank_tests_at(program, function))
-        return [CallPath(tests, _beginning(program, function))]
-    return _ways_by_calls(program, function, calls)
+        return Reach.CALLED if enclosing_class(function) is None else Reach.UNKNOWN
+    return max(_reach_by(program, function, call) for call in calls)
 
 
-def _ways_by_calls(
-    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef, calls: list[ast.Call]
-) -> list[CallPath]:
-    paths: list[CallPath] = []
-    for call in calls:
-        if function in program.started_functions(call) and last_name(call.func) != "Thread":
-            # A new process: the conditions of its parent do not apply.
-            is_lone = enclosing_function(call) is None and is_in_single_process_run(program, call)
-            paths.append(CallPath(frozenset(), "parent" if is_lone else "ranks"))
-        else:
-            paths += _ways(program, call)
-        if len(paths) > MOST_WAYS:
-            break
-    return list(dict.fromkeys(paths))
+def _reach_by(program: Program, function: FunctionNode, call: ast.Call) -> Reach:
+    """A process that a call starts has neither the conditions nor the group of its parent."""
+    is_process = called_name(call) != "Thread" and function in program.started_functions(call)
+    return Reach.CALLED if is_process else reach_of(program, call)
 
 
-def _perhaps_callers(
-    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
-) -> list[ast.Call]:
-    if enclosing_class(function) is None:
-        return []
-    return [
-        call
-        for source in program.files.calling.get(function.name, ())
-        for call in program.index(source).calls.get(function.name, ())
-        if isinstance(call.func, ast.Attribute) and not program.values(call.func)
-    ]
-
-
-def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """For a function without callers: ranks begin there if it joins a group, itself or in a
-    function that it calls, or if its class does."""
-    if starts_ranks(program, function):
-        return "parent"
-    owner = enclosing_class(function)
-    methods = [] if owner is None else nodes_in(owner, ast.FunctionDef, into_functions=True)
-    called = [program.function_of(call) for call in nodes_in(function, ast.Call)]
-    joining = [*methods, *(callee for callee in called if callee is not None)]
-    is_start = bool(_names_of_calls(program, function) & STARTS) or any(
-        _names_of_calls(program, place) & _OWNING for place in joining
-    )
-    return "ranks" if is_start else "unknown"
-
-
-def _names_of_calls(program: Program, node: ast.AST) -> set[str]:
-    return {program.name_of(call.func) for call in nodes_in(node, ast.Call)}
-
-
-def _beginning_of_file(program: Program, source: Source) -> str:
-    if starts_ranks(program, source.tree):
-        return "parent"
-    # a notebook is one process, whatever its cells show how to call
-    is_start = not source.is_notebook and (
-        _joins_group(program, source.tree) or bool(_names_of_calls(program, source.tree) & STARTS)
-    )
-    return "ranks" if is_start else "unknown"
-
-
-def is_of_no_rank(program: Program, node: ast.AST) -> bool:
-    held = list(conditions(program, node))
-    return bool(held) and (
-        is_single_process_here(program, node, held)
-        or _is_without_ranks(program, held)
-        or is_switched_off(program, held)
-    )
-
-
-def _is_without_ranks(program: Program, held: Conditions) -> bool:
-    """Code after `if "RANK" in os.environ: ...; return` is for processes without a launcher."""
-    for test, holds in held:
-        if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
-            is_in = isinstance(test.ops[0], ast.In)
-            asks_for_rank = isinstance(test.left, ast.Constant) and test.left.value in (
-                *OF_VARIABLE,
-                "WORLD_SIZE",
-            )
-            if asks_for_rank and is_in != holds:
-                return True
-    return False
-
-
-def starts_ranks(program: Program, node: ast.AST) -> bool:
-    """Whether it starts the ranks' processes, directly or not."""
-    return leads_to(program, node, _starts_here, _functions_called)
-
-
-def _starts_here(program: Program, node: ast.AST) -> bool:
+def may_be_guarded(program: Program, node: ast.AST) -> bool:
+    """Whether a condition on ranks is around it, or one whose names may be such."""
+    if any(rank_tests_at(program, node)) or takes_turns(program, node):
+        return True
     return any(
-        program.name_of(call.func) in _SPAWNING
-        or any(_is_rank(program, started) for started in program.started_functions(call))
-        for call in nodes_in(node, ast.Call)
+        says_distributed(program, test) is None and _names_guard(test)
+        for test, _ in conditions(program, node)
     )
 
 
-def _functions_called(program: Program, node: ast.AST) -> list[FunctionNode]:
-    functions = [program.function_of(call) for call in nodes_in(node, ast.Call)]
-    return [function for function in functions if function is not None]
+def _names_guard(test: ast.expr) -> bool:
+    """By its words; and `folder is not None`, where only some may have one."""
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
+        return True
+    words = [last_name(name) for name in nodes_in(test, ast.Name, ast.Attribute)]
+    words += [str(constant.value) for constant in nodes_in(test, ast.Constant)]
+    return "__name__" not in words and any(_GUARDING.search(word.lower()) for word in words)
 
 
-def _is_rank(program: Program, started: FunctionNode) -> bool:
-    """Not every started process is one."""
-    is_direct = bool(_names_of_calls(program, started) & STARTS)
-    return is_direct or _joins_group(program, started)
+def takes_turns(program: Program, node: ast.AST) -> bool:
+    """`if rank != 0: dist.barrier()` before it: the others wait until the first is done."""
+    return any(
+        is_after(node, barrier) and any(rank_tests_at(program, barrier))
+        for barrier in calls_beside(node)
+        if called_name(barrier) in _WAITING
+    )
 
 
-def _joins_group(program: Program, node: ast.AST) -> bool:
-    """Whether it joins a process group, directly or not."""
-    return leads_to(program, node, _joins_here, _functions_run)
+def _joins_before(program: Program, node: ast.AST) -> bool:
+    """Whether its function has joined the group when it comes there, or has read the launcher's
+    variables."""
+    scope = scope_of(node)
+    return any(
+        is_after(node, part) and joins(program, part) and not are_exclusive(program, part, node)
+        for part in nodes_in(scope, ast.Call, ast.Subscript)
+    )
 
 
-def _joins_here(program: Program, node: ast.AST) -> bool:
-    return any(_may_join(program, call) for call in nodes_in(node, ast.Call))
+def joins(program: Program, part: ast.AST) -> bool:
+    """Whether a call joins the group, or an expression reads a launcher's variable:
+    `os.environ["RANK"]`."""
+    if isinstance(part, ast.Subscript):
+        key = part.slice.value if isinstance(part.slice, ast.Constant) else None
+        is_set = key in (*OF_VARIABLE, "WORLD_SIZE") and isinstance(part.ctx, ast.Load)
+        return is_set and program.name_of(part.value) == "os.environ"
+    if not isinstance(part, ast.Call):
+        return False
+    name = program.name_of(part.func)
+    if name == ACCELERATOR:  # tools of one process make one as well
+        return "backward(" in program.source_of(part).text
+    function = program.function_of(part)
+    is_by_name = function is None and _JOINING_NAME.search(called_name(part)) is not None
+    return name in _JOINING or is_by_name or (function is not None and _joins_in(program, function))
 
 
-def _functions_run(program: Program, node: ast.AST) -> list[FunctionNode]:
-    """What calls run; in a `with`, also what enters it."""
-    functions: list[FunctionNode | None] = [*_functions_called(program, node)]
-    for call in nodes_in(node, ast.Call):
-        if isinstance(parent_of(call), ast.withitem):
-            instances = [value for value in program.values(call) if isinstance(value, Instance)]
-            functions += [program.method(instance.of, "__enter__") for instance in instances]
-    return [function for function in functions if function is not None]
+def _joins_in(program: Program, function: FunctionNode) -> bool:
+    answers = program.answers[_joins_in]
+    if function not in answers:
+        answers[function] = False  # for a function that calls itself
+        inner = nodes_in(function, ast.Call, ast.Subscript)
+        answers[function] = any(joins(program, part) for part in inner)
+    return bool(answers[function])
 
 
-def _may_join(program: Program, call: ast.Call) -> bool:
-    """Where nothing is seen to start a group, whatever only ranks call is a sign of it; else a
-    library's collectives are not: one process calls them, too."""
-    if not has_start(program):
-        return program.name_of(call.func) in STARTS
-    return may_start(program, call)
+def is_single_process(program: Program, node: ast.AST) -> bool:
+    """Whether a condition in its function says that there is one process."""
+    return any(
+        says_distributed(program, part) is (not part_holds)
+        for test, holds in conditions(program, node)
+        for part, part_holds in split_condition(test, holds)
+    )
 
 
-def guards(program: Program, node: ast.AST) -> Guards:
-    """The conditions on ranks under which it is reached; empty: every rank comes here, as far as
-    known."""
-    every = [way.guards for way in call_paths(program, node) if way.begins != "parent"]
-    if not every or not all(every):
-        return frozenset()
-    return frozenset.intersection(*every) or frozenset.union(*every)
+def says_distributed(program: Program, test: ast.expr) -> bool | None:
+    """True if the condition means several processes, False if it means one; None: something
+    else."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = says_distributed(program, test.operand)
+        return None if inner is None else not inner
+    if isinstance(test, ast.Constant):
+        return bool(test.value)  # under `if 0:` there is nobody
+    if isinstance(test, ast.BoolOp):
+        deciding = isinstance(test.op, ast.And)
+        answers = {says_distributed(program, part) for part in test.values}
+        return deciding if deciding in answers else None
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _said_by_comparison(program, test)
+    is_flag = _named(test) in _FLAGS
+    values = program.assigned(test) if isinstance(test, ast.Name) else []
+    is_computed = len(values) == 1 and isinstance(values[0], (ast.Compare, ast.Call))
+    return True if is_flag else says_distributed(program, values[0]) if is_computed else None
+
+
+def _named(test: ast.expr) -> str:
+    """`dist` of `opt.dist`, `opt["dist"]` and `opt.get("dist")`."""
+    key = test.slice if isinstance(test, ast.Subscript) else None
+    if isinstance(test, ast.Call) and called_name(test) == "get" and test.args:
+        key = test.args[0]
+    name = key.value if isinstance(key, ast.Constant) else last_name(getattr(test, "func", test))
+    return str(name).lower().strip("_")
+
+
+def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
+    operator = test.ops[0]
+    left = test.left
+    if isinstance(operator, (ast.In, ast.NotIn)):
+        is_variable = isinstance(left, ast.Constant) and left.value in (*OF_VARIABLE, "WORLD_SIZE")
+        return isinstance(operator, ast.In) if is_variable else None
+    values = program.values(test.comparators[0])
+    constants = [value.value for value in values if isinstance(value, ConstantValue)]
+    if _named(left) == "launcher" and constants in (["none"], [None]):
+        return isinstance(operator, (ast.NotEq, ast.IsNot))
+    is_rank = any(isinstance(value, Rank) for value in program.values(left))
+    if is_rank and constants in ([-1], [None]):
+        return isinstance(operator, (ast.NotEq, ast.IsNot, ast.Gt))
+    is_int = isinstance(left, ast.Call) and called_name(left) == "int" and bool(left.args)
+    counted = left.args[0] if isinstance(left, ast.Call) and is_int else left
+    is_count = _named(counted) in _COUNTS
+    if (is_count or is_world_size(counted)) and constants in ([1], [2], [0]):
+        return isinstance(operator, (ast.Gt, ast.GtE, ast.NotEq))
+    return None
 
 
 def is_main_only(tests: Guards) -> bool:
     """Whether these conditions select one process of the whole job."""
     kinds = {test.kind for test in tests if test.is_main and test.is_needed}
     return bool(kinds & {"global", "spawned"}) or {"local", "node"} <= kinds
-
-
-def is_on_main_only(program: Program, node: ast.AST) -> bool:
-    """Whether only one process of the whole job comes here."""
-    return all(
-        way.begins == "parent" or is_main_only(way.guards) for way in call_paths(program, node)
-    )
-
-
-def is_on_some_only(program: Program, node: ast.AST) -> bool:
-    """Whether some ranks come here and others do not."""
-    return all(way.begins == "parent" or way.guards for way in call_paths(program, node))
-
-
-def is_on_every_rank(program: Program, node: ast.AST) -> bool:
-    """Whether it is certain that all ranks come here; not for a function without callers in the
-    given files."""
-    return any(way.begins == "ranks" and not way.guards for way in call_paths(program, node))
 
 
 def guards_of_decorators(
@@ -273,11 +238,7 @@ def guards_of_decorators(
         for decorating in functions:
             tests.update(_guards_in_wrapper(program, decorating))
         name = last_name(named).lower()
-        if (
-            not functions
-            and any(part in name for part in _GUARDING_DECORATORS)
-            and "first" not in name
-        ):
+        if not functions and _GUARDED_NAME.search(name) and "first" not in name:
             tests.add(RankTest("local" if "local" in name else "global", True))
     return frozenset(tests)
 
@@ -296,35 +257,13 @@ def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
     return frozenset.intersection(*every) if every else frozenset()
 
 
-def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Whether a condition between it and an outer node holds only sometimes: `if step % 100 ==
-    0`."""
-    inner: ast.AST = node
-    for outer in ancestors(node):
-        if (
-            isinstance(outer, (ast.If, ast.IfExp))
-            and inner is not outer.test
-            and _is_sometimes(outer.test)
-        ):
-            return True
-        if isinstance(inner, ast.stmt):
-            before = early_exits_before(program, inner)
-            if any(_is_sometimes(test) for test, _ in before):
-                return True
-        if outer is until:
-            return False
-        inner = outer
-    return False
-
-
-def _is_sometimes(test: ast.expr) -> bool:
-    """A remainder, a comparison of steps or times, or a flag computed from one; not `if train:`."""
-    if any(isinstance(operation.op, ast.Mod) for operation in nodes_in(test, ast.BinOp)):
-        return True
-    words = {last_name(name).lower() for name in nodes_in(test, ast.Name, ast.Attribute)}
-    return any(part in word for word in words for part in _SOMETIMES)
-
-
-_SOMETIMES = tuple(
-    "log report print verbose debug every interval is_last should sync time boundary".split()
-)
+def guards(program: Program, node: ast.AST, depth: int = 0) -> Guards:
+    """The conditions on ranks around it, and those around all calls of its function."""
+    tests = frozenset(rank_tests_at(program, node))
+    function = enclosing_function(node)
+    if function is None or depth == DEEPEST:
+        return tests
+    tests |= guards_of_decorators(program, function)
+    calls = program.callers(function)[:MOST_CALLERS]
+    around = [guards(program, call, depth + 1) for call in calls]
+    return tests | frozenset.intersection(*around) if around else tests

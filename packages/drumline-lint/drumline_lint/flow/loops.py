@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query, leads_to
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     LOOPS,
     SCOPES,
     FunctionNode,
     Loop,
     ancestors,
+    called_name,
+    calls_beside,
     calls_written,
     enclosing_function,
+    is_after,
     last_name,
     nodes_in,
     position,
-    scope_of,
 )
 from drumline_lint.reading.source import Source
 
+DEEPEST = 3
+"""How many calls are followed from a loop."""
 NO_GRADIENTS = (
     "torch.no_grad",
     "torch.inference_mode",
@@ -30,17 +33,14 @@ NO_GRADIENTS = (
     "torch.autograd.inference_mode",
 )
 # Iterables that are not data.
-NOT_BATCHES = tuple(
+_NOT_BATCHES = set(
     "range trange parameters named_parameters modules named_modules children items keys values".split()
 )
 
 
 def batch_loops(program: Program, source: Source) -> list[Loop]:
     """The loops of a file that call `.backward()` in every round, there or in a function that they
-    call.
-
-    A loop over epochs, which contains it only in another loop, is not one.
-    """
+    call; not those that contain it only in another loop."""
     every = _loops_around_backward(program)
     return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
 
@@ -50,43 +50,28 @@ def _loops_around_backward(program: Program) -> list[Loop]:
     """From each `.backward()` outwards, and through the callers of its function, up to the first
     loop."""
     loops: dict[Loop, None] = {}
-    functions: set[ast.AST] = set()
-    pending: list[ast.AST] = [
-        call
+    pending: list[tuple[ast.AST, int]] = [
+        (call, 0)
         for source in program.sources
         if "backward" in source.text
         for call in program.index(source).calls.get("backward", ())
-        if isinstance(call.func, ast.Attribute)
+        if is_backward(call)
     ]
     while pending:
-        node = pending.pop()
+        node, depth = pending.pop()
         loop = loop_around(node)
         function = enclosing_function(node)
         if loop is not None:
             loops[loop] = None
-        if (
-            function is not None
-            and function not in functions
-            and (loop is None or _is_generator(loop))
-        ):
-            functions.add(function)
-            callers = program.callers(function)
-            pending += callers if loop is None else []
-            if _is_generator(function):
-                loops.update(
-                    dict.fromkeys(
-                        caller_loop
-                        for caller_loop in map(_loop_over, callers)
-                        if caller_loop is not None
-                    )
-                )
+        elif function is not None and depth < DEEPEST:
+            pending += [(call, depth + 1) for call in program.callers(function)]
     return list(loops)
 
 
 def loop_around(node: ast.AST) -> Loop | None:
     inner = node
     for outer in ancestors(node):
-        if isinstance(outer, LOOPS) and (inner in repeated(outer)):
+        if isinstance(outer, LOOPS) and inner in repeated(outer):
             return outer
         if isinstance(outer, SCOPES):
             return None
@@ -94,63 +79,28 @@ def loop_around(node: ast.AST) -> Loop | None:
     return None
 
 
-def _loop_over(call: ast.AST) -> ast.For | None:
-    """The loop that iterates over the result of a call: `for x in tqdm(steps())`."""
-    for outer in ancestors(call):
-        if isinstance(outer, ast.For):
-            return outer if call in nodes_in(outer.iter, ast.Call) else None
-        if isinstance(outer, ast.stmt):
-            return None
-    return None
+def outer_loops(program: Program, node: ast.AST, depth: int = 0) -> Iterator[Loop]:
+    """The loops around a node, in its function and in its callers, innermost first."""
+    yield from (outer for outer in ancestors(node) if isinstance(outer, LOOPS))
+    function = enclosing_function(node)
+    for call in program.callers(function) if function is not None and depth < DEEPEST else ():
+        yield from outer_loops(program, call, depth + 1)
 
 
+@cached_query
 def evaluation_loops(program: Program, source: Source) -> list[Loop]:
     """Loops over batches without a `.backward()`, with gradients off or the model in `eval()`
     mode."""
     return [
         loop
-        for kind in (ast.For, ast.AsyncFor)
-        for loop in program.index(source).every(kind)
+        for loop in program.index(source).every(ast.For)
         if _may_be_batches(program, loop)
         and _is_without_gradients(program, loop)
-        and not makes(program, loop, is_backward)
+        and not any(is_backward(call) for call in calls_made_in(program, loop))
     ]
 
 
-def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
-    """The loops around a loop, in its function and in its callers, innermost first."""
-    visited: set[ast.AST] = set()
-    pending = [loop]
-    while pending:
-        node = pending.pop(0)
-        for outer in ancestors(node):
-            if isinstance(outer, LOOPS) and outer not in visited:
-                visited.add(outer)
-                yield outer
-        function = enclosing_function(node)
-        if function is not None and function not in visited:
-            visited.add(function)
-            pending += program.callers(function)
-
-
-def makes(program: Program, node: ast.AST, is_meant: Callable[[Program, ast.Call], bool]) -> bool:
-    """Whether such a call is made in it, or in a function of the given files that it calls."""
-    return leads_to(program, node, _writes(is_meant), _callees)
-
-
-@cache
-def _writes(is_meant: Callable[[Program, ast.Call], bool]) -> Callable[[Program, ast.AST], bool]:
-    return lambda program, node: any(
-        is_meant(program, call) for call, _ in _calls_and_callees(program, node)
-    )
-
-
-def _callees(program: Program, node: ast.AST) -> list[FunctionNode]:
-    pairs = _calls_and_callees(program, node)
-    return [function for _, function in pairs if function is not None]
-
-
-def is_backward(program: Program, call: ast.Call) -> bool:
+def is_backward(call: ast.Call) -> bool:
     """Whether it is `something.backward()`."""
     return isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
 
@@ -172,67 +122,45 @@ def repeated(node: ast.AST) -> list[ast.AST]:
     return [node]
 
 
-def calls_made_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
-    """All calls that are made in it: those written there, and those in the functions that they
-    call, in order.
+def calls_made_in(program: Program, node: ast.AST) -> list[ast.Call]:
+    """The calls that are written in it, and those in the functions that they call, in order. A
+    function is followed once."""
+    return _calls_made(program, node, 0, set())
 
-    A function is followed once, at its first call. A loop over a generator also runs the
-    generator's loop.
-    """
-    visited: set[FunctionNode] = set()
-    stack = [iter(_calls_and_callees(program, node))]
-    while stack:
-        for call, function in stack[-1]:
-            yield call
-            if function is not None and function not in visited:
-                visited.add(function)
-                stack.append(iter(_calls_and_callees(program, function)))
-                break
-        else:
-            stack.pop()
+
+def _calls_made(
+    program: Program, node: ast.AST, depth: int, visited: set[FunctionNode]
+) -> list[ast.Call]:
+    calls: list[ast.Call] = []
+    for call, function in callees(program, node):
+        calls.append(call)
+        if function is not None and function not in visited and depth < DEEPEST:
+            visited.add(function)
+            calls += _calls_made(program, function, depth + 1, visited)
+    return calls
 
 
 @cached_query
-def _calls_and_callees(
-    program: Program, node: ast.AST
-) -> list[tuple[ast.Call, FunctionNode | None]]:
+def callees(program: Program, node: ast.AST) -> list[tuple[ast.Call, FunctionNode | None]]:
     """The calls that are written in it, each with the function of the given files that it runs at
     once: not with a generator."""
-    parts = repeated(node)
-    if isinstance(node, ast.For):
-        parts = [*_generating(program, node), *parts]
-    calls = [call for part in parts for call in calls_written(part)]
-    pairs = [(call, program.function_of(call)) for call in calls]
+    pairs = [(call, program.function_of(call)) for call in calls_in(node)]
     return [
-        (call, None if function is None or _is_generator(function) else function)
+        (call, None if function is None or nodes_in(function, ast.Yield) else function)
         for call, function in pairs
     ]
 
 
-def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:
-    """What a generator of the given files runs for each item that it yields to the loop."""
-    made = program.iterated(loop.iter)
-    function = program.function_of(made) if isinstance(made, ast.Call) else None
-    for inner in nodes_in(function, *LOOPS) if function is not None else ():
-        if _is_generator(inner):
-            yield from repeated(inner)
-            return
-
-
-def _is_generator(node: ast.AST) -> bool:
-    return bool(nodes_in(node, ast.Yield, ast.YieldFrom))
-
-
-def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:
+def _may_be_batches(program: Program, loop: ast.For) -> bool:
     over = program.iterated(loop.iter)
     if isinstance(over, (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Constant)):
         return False
-    return not (isinstance(over, ast.Call) and last_name(over.func) in NOT_BATCHES)
+    return not (isinstance(over, ast.Call) and called_name(over) in _NOT_BATCHES)
 
 
 def _is_without_gradients(program: Program, loop: Loop) -> bool:
-    if any(_is_off(program, block) for block in nodes_in(loop, ast.With)) or is_in_evaluation(
-        program, loop
+    if is_in_evaluation(program, loop) or any(
+        _is_off(program, block) for block in nodes_in(loop, ast.With)
     ):
         return True
     function = enclosing_function(loop)
@@ -256,19 +184,16 @@ def is_in_evaluation(program: Program, node: ast.AST) -> bool:
         return True
     modes = [
         call
-        for call in nodes_in(scope_of(node), ast.Call)
+        for call in calls_beside(node)
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("eval", "train")
-        if position(call) < position(node)
+        if is_after(node, call)
     ]
-    last = modes[-1] if modes else None
-    return last is not None and (last_name(last.func) == "eval") != _is_given_false(last)
+    return bool(modes) and (last_name(modes[-1].func) == "eval") != _is_given_false(modes[-1])
 
 
 def _is_given_false(call: ast.Call) -> bool:
     """`model.train(False)` is `model.eval()`."""
-    return any(
-        isinstance(argument, ast.Constant) and argument.value is False for argument in call.args
-    )
+    return any(isinstance(value, ast.Constant) and value.value is False for value in call.args)
 
 
 def _is_off(program: Program, block: ast.With) -> bool:

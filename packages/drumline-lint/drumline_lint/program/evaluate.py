@@ -1,35 +1,62 @@
-"""What an expression may be, by the kind of its node."""
+"""What an expression, a name, or an attribute may be.
+
+Of a name: from the bindings that may be the last before a use, in its file or in one that it
+imports.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
-from drumline_lint.program import ranks
-from drumline_lint.program.bindings import of_name
-from drumline_lint.program.functions import called_as, name_of_owner, returned
-from drumline_lint.program.members import of_attribute, of_item
+from drumline_lint.program import names, ranks
+from drumline_lint.program.files import package_of
+from drumline_lint.program.functions import (
+    ancestry,
+    called_as,
+    name_of_owner,
+    of_parameter,
+    returned,
+)
 from drumline_lint.program.names import SYNC_BATCH_NORM
-from drumline_lint.program.queries import ProgramView, any_of, entries
-from drumline_lint.program.tree import last_name
+from drumline_lint.program.queries import ProgramView, any_of, cached_query, each, unpacked
+from drumline_lint.program.tree import (
+    LOOPS,
+    Binding,
+    FunctionNode,
+    ancestors,
+    block_of,
+    branches_of,
+    called_name,
+    dotted,
+    enclosing_class,
+    is_after,
+    last_name,
+    parent_of,
+    scope_of,
+    source_of,
+)
 from drumline_lint.program.value import (
     NOTHING,
     CallResult,
     Class,
     ConstantValue,
-    Entries,
     Function,
     Instance,
     Items,
     Library,
     LoopItem,
     Method,
+    Module,
     Rank,
     RankTest,
     Value,
     Values,
+    from_library,
     of_constant,
     union,
 )
+from drumline_lint.reading.source import Source
 
 # They return their argument, or an equivalent.
 PASSED_THROUGH = {
@@ -44,9 +71,9 @@ PASSING_METHODS = set(
 def of_call(program: ProgramView, node: ast.Call) -> Values:
     callees = program.values(node.func)
     values = union(_called(program, callee, node) for callee in callees)
-    if not values and last_name(node.func):
+    if not values and called_name(node):
         named = frozenset(callee for callee in callees if isinstance(callee, (Rank, RankTest)))
-        return named or ranks.by_name(last_name(node.func))
+        return named or ranks.by_name(called_name(node))
     return values
 
 
@@ -99,7 +126,8 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             values = _of_comparison(program, expression)
         # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
         case ast.BinOp():
-            values = _of_arithmetic(program, expression)
+            left = program.values(expression.left)
+            values = ranks.computed(expression.op, left, program.values(expression.right))
         case ast.BoolOp():
             values = ranks.combined(
                 expression, [program.values(operand) for operand in expression.values]
@@ -108,30 +136,12 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             values = _of_unary(program, expression)
         case ast.Tuple() | ast.List() | ast.Set():
             values = frozenset({Items(tuple(expression.elts))})
-        case ast.Dict():
-            values = frozenset({Entries(tuple(expression.keys), tuple(expression.values))})
-        case ast.ListComp():
-            values = frozenset({Entries((None,), (expression.elt,))})
-        case ast.DictComp():
-            values = frozenset({Entries((None,), (expression.value,))})
         case ast.IfExp():
             values = program.values(expression.body) | program.values(expression.orelse)
         case ast.NamedExpr() | ast.Await():
             values = program.values(expression.value)
         case ast.Lambda():
             values = frozenset({Function(expression)})
-    return values
-
-
-def _of_arithmetic(program: ProgramView, node: ast.BinOp) -> Values:
-    """Also `number * count + gpu`: what is added to a product is the last part of a global rank."""
-    values = ranks.computed(node.op, program.values(node.left), program.values(node.right))
-    sides = (node.left, node.right)
-    products = [
-        side for side in sides if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult)
-    ]
-    if isinstance(node.op, ast.Add) and products and values & {Rank("local"), Rank("spawned")}:
-        return frozenset({Rank("global")})
     return values
 
 
@@ -154,8 +164,7 @@ def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
     right = node.comparators[0]
     if ranks.is_world_size(right) or ranks.is_world_size(node.left):
         return NOTHING
-    # one helper may read RANK and WORLD_SIZE from the environment
-    if last_name(node.left) in ("size", "my_size", "comm_size"):
+    if last_name(node.left).endswith("size"):  # one helper may read RANK and WORLD_SIZE
         return NOTHING
     right_values = program.values(right)
     for value in list(right_values):
@@ -176,8 +185,256 @@ def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
                     values |= program.values(value.items[key])
         elif isinstance(value, LoopItem):
             values.add(value)
-        else:
-            values |= entries(program, value, keys)
     if not values and keys and isinstance(keys[0], str):
-        return of_item(program, node.value, keys[0])
+        return ranks.by_name(keys[0])
     return frozenset(values)
+
+
+# Names
+
+_LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
+    """Of the bindings of this name in its scope: those that may have been the last before the
+    use."""
+    around = [use, *ancestors(use)]
+    plain = []
+    for binding in bindings:
+        if not isinstance(binding.node, ast.comprehension):
+            plain.append(binding)
+        elif parent_of(binding.node) in around and binding.value not in around:
+            return [binding]
+    if len(plain) < 2:
+        return plain or bindings
+    before = [binding for binding in plain if _is_before(binding, use, around)]
+    certain = [number for number, binding in enumerate(before) if _is_certain(binding, around)]
+    reaching = [
+        binding
+        for binding in before[certain[-1] if certain else 0 :]
+        if not _is_in_other_branch(binding, around)
+    ]
+    loops = [node for node in around if isinstance(node, LOOPS)]
+    is_fresh = bool(certain) and bool(loops) and loops[-1] in ancestors(before[certain[-1]].node)
+    if loops and not is_fresh:
+        reaching += [
+            binding
+            for binding in plain
+            if binding not in before and loops[-1] in ancestors(binding.node)
+        ]
+    return reaching or plain
+
+
+def _is_before(binding: Binding, use: ast.Name, around: Sequence[ast.AST]) -> bool:
+    node = binding.node
+    if node in around:
+        is_block = isinstance(node, (*LOOPS, ast.With, ast.AsyncWith))
+        return is_block and any(part in around for part in getattr(node, "body", ()))
+    is_of_scope = isinstance(node, ast.arg) or scope_of(node) is not scope_of(use)
+    return is_of_scope or is_after(use, node)
+
+
+def _is_certain(binding: Binding, around: Sequence[ast.AST]) -> bool:
+    """Whether everything that comes to the use has come past it."""
+    node = binding.node
+    if isinstance(node, ast.arg) or node in around:
+        return True
+    return any(statement in around for statement in block_of(node))
+
+
+def _is_in_other_branch(binding: Binding, around: Sequence[ast.AST]) -> bool:
+    """Of a condition around the use, or of one whose branch is left."""
+    inner = binding.node
+    for outer in ancestors(inner):
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            taken, other = branches_of(outer, inner)
+            if outer in around:
+                return any(statement in around for statement in other)
+            if isinstance(taken[-1], _LEAVING):
+                return True
+        if outer in around:
+            return False
+        inner = outer
+    return False
+
+
+def of_name(program: ProgramView, node: ast.Name) -> Values:
+    bindings = bindings_of(program, node)
+    if bindings is None:
+        return _of_unbound(program, node)
+    return union(bound(program, binding) for binding in bindings) or ranks.by_name(node.id)
+
+
+@cached_query
+def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
+    """The bindings that may have been the last before this use; None if the name is not bound at
+    all."""
+    scopes = program.files.index(source_of(node)).scopes
+    scope = scopes.get(scope_of(node))
+    is_own = True
+    while scope is not None:
+        is_class_seen_from_method = isinstance(scope.node, ast.ClassDef) and not is_own
+        if node.id in scope.names and not is_class_seen_from_method:
+            every = scope.names[node.id]
+            return reaching_bindings(every, node) if is_own else every
+        scope = scope.outer
+        is_own = False
+    return None
+
+
+def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
+    """The expressions that may have been assigned to a name, without loops and functions."""
+    bindings = bindings_of(program, name) or []
+    return [
+        binding.value
+        for binding in bindings
+        if binding.value is not None and binding.kind in ("assign", "entered")
+    ]
+
+
+def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
+    source = source_of(node)
+    for binding in program.files.index(source).scopes[source.tree].names.get("*", ()):
+        module = program.files.module(binding.imported, source)
+        if module is not None and (values := exported(program, module, node.id)):
+            return values
+        if module is None and binding.imported.startswith("torch"):
+            return from_library(names.canonical(f"{binding.imported}.{node.id}"))
+    return ranks.by_name(node.id) or from_library(node.id)
+
+
+def exported(program: ProgramView, source: Source, name: str) -> Values:
+    return program.meanings.once((source, name), lambda: _export(program, source, name), NOTHING)
+
+
+def _export(program: ProgramView, source: Source, name: str) -> Values:
+    every = program.files.index(source).scopes[source.tree].names
+    values = union(bound(program, binding) for binding in every.get(name, ()))
+    for star in every.get("*", ()):
+        module = program.files.module(star.imported, source)
+        if not values and module is not None:
+            values = exported(program, module, name)
+    return values
+
+
+def bound(program: ProgramView, binding: Binding) -> Values:
+    return program.meanings.memo(binding, lambda: _bind(program, binding))
+
+
+def _bind(program: ProgramView, binding: Binding) -> Values:
+    if binding.kind == "import":
+        return _imported(program, binding.imported, source_of(binding.node))
+    if binding.kind == "function":
+        assert isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        return frozenset({Function(binding.node)})
+    if binding.kind == "class":
+        assert isinstance(binding.node, ast.ClassDef)
+        return frozenset({Class(binding.node)})
+    if binding.kind == "parameter":
+        assert isinstance(binding.node, ast.arg)
+        return of_parameter(program, binding.node)
+    if binding.kind == "each":
+        return each(program, binding)
+    if binding.value is None:
+        return NOTHING
+    return unpacked(program, program.values(binding.value), binding.path)
+
+
+def _imported(program: ProgramView, name: str, source: Source) -> Values:
+    whole = program.files.module(name, source)
+    if whole is not None:
+        return frozenset({Module(whole)})
+    package = package_of(name)
+    last = name.rpartition(".")[2]
+    if package:
+        home = program.files.module(package, source)
+        if home is not None and home is not source:
+            return exported(program, home, last) or ranks.by_name(last)
+    if name.startswith("."):
+        return ranks.by_name(last)
+    return ranks.of_library(name) or from_library(names.canonical(name))
+
+
+# Attributes
+
+
+def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
+    owners = program.values(node.value)
+    values = union(_member(program, owner, node.attr) for owner in owners)
+    if not any(isinstance(owner, (Instance, Module, Class)) for owner in owners):
+        values = union((values, _assigned_nearby(program, node)))
+    makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
+    named = ranks.of_member(makers, last_name(node.value), node.attr)
+    says_less = all(isinstance(value, (Method, ConstantValue)) for value in values)
+    return named if named and says_less and not ranks.is_other_number(values) else values
+
+
+def _member(program: ProgramView, owner: Value, name: str) -> Values:
+    if isinstance(owner, Library):
+        full = names.canonical(f"{owner.name}.{name}")
+        return ranks.of_library(full) or from_library(full)
+    if isinstance(owner, Module):
+        inner = program.files.submodule(owner.source, name)
+        as_module: Values = NOTHING if inner is None else frozenset({Module(inner)})
+        return exported(program, owner.source, name) or as_module
+    if isinstance(owner, CallResult):
+        if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
+            return program.values(owner.call.args[0])
+        return frozenset({Method(owner, name)})
+    if isinstance(owner, (Instance, Class)):
+        return program.meanings.memo((owner, name), lambda: _find_member(program, owner, name))
+    return frozenset({owner}) if isinstance(owner, LoopItem) else NOTHING
+
+
+def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Values:
+    places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
+    for place in places:
+        if not isinstance(place, str) and (values := _own_member(program, place, name, owner)):
+            return frozenset(values)
+    is_of_library = any(isinstance(place, str) for place in places)
+    return (
+        frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
+    )
+
+
+def _own_member(
+    program: ProgramView, node: ast.ClassDef, name: str, owner: Instance | Class
+) -> set[Value]:
+    """The attribute of one class, from its body or from assignments in its methods."""
+    index = program.files.index(source_of(node))
+    values: set[Value] = set()
+    for binding in index.scopes[node].names.get(name, ()):
+        for value in bound(program, binding):
+            if not isinstance(value, Function) or not isinstance(owner, Instance):
+                values.add(value)
+            elif _is_property(value.node):
+                values |= returned(program, value.node)
+            else:
+                values.add(Function(value.node, owner))
+    for target, binding in index.attributes.get(name, ()):
+        if _is_self_of(target.value, node):
+            values |= bound(program, binding)
+    return values
+
+
+def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
+    """Whether it is the first parameter of one of the class's methods."""
+    function = scope_of(expression)
+    if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
+        return False
+    every = [*function.args.posonlyargs, *function.args.args]
+    return enclosing_class(function) is node and bool(every) and every[0].arg == expression.id
+
+
+def _is_property(function: FunctionNode) -> bool:
+    decorators = getattr(function, "decorator_list", [])
+    return any(last_name(decorator) in ("property", "cached_property") for decorator in decorators)
+
+
+def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
+    """`args.gpu` is what the same file assigns to it."""
+    written = dotted(node.value)
+    targets = program.files.index(source_of(node)).attributes.get(node.attr, ()) if written else ()
+    return union(
+        bound(program, binding) for target, binding in targets if dotted(target.value) == written
+    )

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from drumline_lint.program.tree import COMPACT, FIELDS, SCOPES, Binding, Index, Scope, last_name
+from drumline_lint.program.tree import COMPACT, FIELDS, SCOPES, Binding, Index, Scope, called_name
 from drumline_lint.reading.source import Source
 
 _SCOPE_KINDS = frozenset(SCOPES)
@@ -206,7 +206,7 @@ def _nothing(node: Any, scope: Scope, index: Index) -> None:
 
 
 def _call(node: ast.Call, scope: Scope, index: Index) -> None:
-    if name := last_name(node.func):
+    if name := called_name(node):
         index.calls[name].append(node)
 
 

@@ -17,10 +17,9 @@ from drumline_lint.program.calls import (
 )
 from drumline_lint.program.queries import ProgramView, any_of, cached_query, unpacked
 from drumline_lint.program.tree import (
-    Binding,
     FunctionNode,
+    called_name,
     enclosing_class,
-    last_name,
     nodes_in,
     parent_of,
     position,
@@ -183,7 +182,7 @@ def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode
 
 def target_of(call: ast.Call) -> ast.expr | None:
     """The function that a call starts, if it starts one."""
-    if last_name(call.func) not in STARTING:
+    if called_name(call) not in STARTING:
         return None
     return argument(call, 0, "fn") or argument(call, None, "target")
 
@@ -230,7 +229,7 @@ def _passed(
 
 def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
     """The arguments of a function in a new process: its number, if it is passed, and `args`."""
-    if number is not None and last_name(call.func) in _NUMBERING:
+    if number is not None and called_name(call) in _NUMBERING:
         if number == 0:
             return frozenset({Rank("spawned")})
         number -= 1
@@ -243,7 +242,7 @@ def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) 
 
 def _is_range(iterated: ast.expr) -> bool:
     """`for i in range(n): Process(target=main, args=(i,))` numbers the processes."""
-    return isinstance(iterated, ast.Call) and last_name(iterated.func) == "range"
+    return isinstance(iterated, ast.Call) and called_name(iterated) == "range"
 
 
 def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:
@@ -261,11 +260,3 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
             left_out = None if has_unknown_arguments(call) else default
             arguments.append(argument(call, number, parameter.arg) or left_out)
     return arguments or [None]
-
-
-def expressions_of(program: ProgramView, binding: Binding) -> list[ast.expr | None]:
-    """The expressions that a binding assigns: for a parameter the arguments of all callers; None if
-    unknown."""
-    if isinstance(binding.node, ast.arg):
-        return arguments_for(program, binding.node)
-    return [binding.value if binding.kind == "assign" and not binding.path else None]

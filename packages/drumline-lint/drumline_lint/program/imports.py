@@ -16,11 +16,9 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
     """The given files that a file imports, wherever in it."""
     index = program.index(source)
     statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
-    return list(
-        dict.fromkeys(
-            imported for statement in statements for imported in imported_by(program, statement)
-        )
-    )
+    names = dict.fromkeys(name for statement in statements for name in _modules(statement))
+    modules = [program.module(name, source) for name in names]
+    return [module for module in modules if module is not None and module is not source]
 
 
 def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
@@ -81,14 +79,6 @@ def _components(program: Program) -> dict[Source, frozenset[Source]]:
         if source not in components:
             components |= dict.fromkeys(component, frozenset(component))
     return components
-
-
-@cached_query
-def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> list[Source]:
-    """The given files that one statement imports: packages before what is in them."""
-    source = program.source_of(statement)
-    modules = [program.module(name, source) for name in _modules(statement)]
-    return [module for module in modules if module is not None and module is not source]
 
 
 def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:

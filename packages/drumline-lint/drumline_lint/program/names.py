@@ -15,7 +15,6 @@ FSDP = (
     "torch.distributed._composable.fsdp.fully_shard",
 )
 INIT = "torch.distributed.init_process_group"
-DESTROY = "torch.distributed.destroy_process_group"
 SYNC_BATCH_NORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 
 # Every rank must call them, or those that do wait.

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline_lint.program import bindings, calls, functions, queries
-from drumline_lint.program.evaluate import evaluate
+from drumline_lint.program import calls, evaluate, functions, queries
 from drumline_lint.program.files import Files
-from drumline_lint.program.queries import NO_LIMIT, Found, QueryCache
+from drumline_lint.program.queries import Found, QueryCache
 from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
 from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
 from drumline_lint.reading.launchers import Launch
@@ -34,12 +33,9 @@ class Program:
         self._names: dict[ast.expr, str] = {}
         self._functions: dict[ast.Call, FunctionNode | None] = {}
         self._calls: dict[tuple[str, ...], dict[Source, tuple[ast.Call, ...]]] = defaultdict(dict)
-        self._asked: dict[str, QueryCache] = {}
         self.answers: dict[object, dict[Any, Any]] = defaultdict(dict)
         self.launches: Mapping[Path, Sequence[Launch]] = {}
         """What scripts start, by the path of the file."""
-        self.texts: Mapping[str, str] = {}
-        """The text of every Python file that is checked, also of other programs, by its name."""
 
     # The files.
 
@@ -67,24 +63,6 @@ class Program:
         result: Found = answers[key]
         return result
 
-    def once(
-        self,
-        question: str,
-        node: ast.AST,
-        find: Callable[[], Found],
-        meanwhile: Found,
-        deepest: int = NO_LIMIT,
-    ) -> Found:
-        """The same for a recursive query about nodes: the inner query gets `meanwhile`.
-
-        So does a query that is nested too deeply. Such results are not cached, since other queries
-        find better ones; but if many functions call each other, they are, or each query would visit
-        all of them.
-        """
-        if question not in self._asked:
-            self._asked[question] = QueryCache(deepest, far=10 * deepest)
-        return self._asked[question].once(node, find, meanwhile)
-
     # Values of expressions.
 
     def values(self, expression: ast.expr | None) -> Values:
@@ -93,7 +71,7 @@ class Program:
         if expression in self._results:
             values: Values = self._results[expression]
             return values
-        return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
+        return self.meanings.once(expression, lambda: evaluate.evaluate(self, expression), NOTHING)
 
     def made(self, expression: ast.expr | None, *full_names: str) -> list[CallResult]:
         return [
@@ -146,13 +124,12 @@ class Program:
     callers = functions.callers
     started_functions = functions.started_functions
     arguments_for = functions.arguments_for
-    expressions_of = functions.expressions_of
     method = functions.method
     ancestry = functions.ancestry
     is_module = functions.is_module
-    assigned = bindings.assigned
+    assigned = evaluate.assigned
     iterated = staticmethod(queries.iterated)
     source_of = staticmethod(source_of)
 
     def bindings(self, name: ast.Name) -> list[Binding]:
-        return bindings.bindings_of(self, name) or []
+        return evaluate.bindings_of(self, name) or []

@@ -8,25 +8,14 @@ expression. So these modules get the whole program as an argument, and none of t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from drumline_lint.program.files import Files
-from drumline_lint.program.tree import Binding, last_name
-from drumline_lint.program.value import (
-    NOTHING,
-    CallResult,
-    Class,
-    Entries,
-    Instance,
-    Items,
-    LoopItem,
-    Value,
-    Values,
-    union,
-)
+from drumline_lint.program.tree import Binding, called_name, last_name
+from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values, union
 from drumline_lint.reading.source import Source
 
 Found = TypeVar("Found")
@@ -137,19 +126,8 @@ class ProgramView(Protocol):
     def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before."""
 
-    def once(
-        self,
-        question: str,
-        node: ast.AST,
-        find: Callable[[], Found],
-        meanwhile: Found,
-        deepest: int = NO_LIMIT,
-    ) -> Found:
-        """The cached result, or `meanwhile` for a recursive query."""
-
 
 View = TypeVar("View", bound=ProgramView)
-Node = TypeVar("Node", bound=ast.AST)
 Parameters = ParamSpec("Parameters")
 
 
@@ -168,54 +146,6 @@ def cached_query(
         return result
 
     return ask
-
-
-def recursive_query(
-    meanwhile: Any, deepest: int = NO_LIMIT
-) -> Callable[[Callable[[View, Node], Found]], Callable[[View, Node], Found]]:
-    """The same for a recursive query about a node: the inner result is `meanwhile`."""
-
-    def decorate(find: Callable[[View, Node], Found]) -> Callable[[View, Node], Found]:
-        question = f"{find.__module__}.{find.__qualname__}"
-
-        @wraps(find)
-        def ask(program: View, node: Node) -> Found:
-            result: Found = program.once(
-                question, node, lambda: find(program, node), meanwhile, deepest
-            )
-            return result
-
-        return ask
-
-    return decorate
-
-
-def leads_to(
-    program: ProgramView,
-    start: ast.AST,
-    is_there: Callable[[Any, Any], bool],
-    following: Callable[[Any, Any], Iterable[ast.AST]],
-) -> bool:
-    """Whether something is at a node, or at one of those that follow it, and so on.
-
-    The answers are kept: all questions with one `is_there` together visit a node about once.
-    """
-    answers: dict[ast.AST, bool] = program.answers[is_there]
-    if start in answers:
-        return answers[start]
-    answers[start] = False  # for a question that leads back to itself
-    pending = [start]
-    visited = {start}
-    while pending:
-        node = pending.pop()
-        if answers.get(node) or is_there(program, node):
-            answers[node] = answers[start] = True
-            return True
-        added = [after for after in following(program, node) if answers.get(after, True)]
-        pending += [after for after in added if after not in visited]
-        visited.update(added)
-    answers.update(dict.fromkeys(visited, False))
-    return False
 
 
 # They yield the items of their first argument.
@@ -245,41 +175,11 @@ def each(program: ProgramView, binding: Binding) -> Values:
     for value in program.values(binding.value):
         if isinstance(value, Items):
             values.update(*map(program.values, value.items))
-    values |= _viewed(program, binding)
     if not values:
         if is_counter(binding):
             return NOTHING
         values.add(LoopItem(iterated(binding.value)))
     return frozenset(values)
-
-
-def _viewed(program: ProgramView, binding: Binding) -> Values:
-    """The instances that `for meter in self.meters.values()` goes over, or `.items()`."""
-    view = binding.value.func if isinstance(binding.value, ast.Call) else None
-    path = {"values": (), "items": (1,)}
-    if not isinstance(view, ast.Attribute) or path.get(view.attr) != binding.path:
-        return NOTHING
-    held = [entries(program, value) for value in program.values(view.value)]
-    return frozenset(value for values in held for value in values if isinstance(value, Instance))
-
-
-def entries(program: ProgramView, value: Value, keys: Sequence[object] = ()) -> Values:
-    """What a dictionary or a comprehension holds, for some keys or for any; of
-    `defaultdict(Meter)`, an instance."""
-    if isinstance(value, CallResult) and value.name == "collections.defaultdict":
-        makers = program.values(value.call.args[0]) if value.call.args else NOTHING
-        return frozenset(Instance(maker.node) for maker in makers if isinstance(maker, Class))
-    if not isinstance(value, Entries):
-        return NOTHING
-    pairs = zip(value.keys, value.values, strict=True)
-    return any_of(
-        program,
-        [
-            entry
-            for key, entry in pairs
-            if not keys or not isinstance(key, ast.Constant) or key.value in keys
-        ],
-    )
 
 
 def is_counter(binding: Binding) -> bool:
@@ -292,7 +192,7 @@ def iterated(expression: ast.expr) -> ast.expr:
     """The iterable inside `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or its
     first loader."""
     while isinstance(expression, ast.Call) and expression.args:
-        if last_name(expression.func) not in _GIVING_ON:
+        if called_name(expression) not in _GIVING_ON:
             break
         expression = expression.args[0]
     return expression

@@ -178,25 +178,6 @@ def branches_of(branching: ast.If, taken: ast.AST) -> tuple[list[ast.stmt], list
     return branching.orelse, branching.body
 
 
-def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
-    """The innermost statement at a line."""
-    pending: list[ast.AST] = [tree]
-    innermost = None
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.stmt):
-            if not position(node)[0] <= line <= end_position(node)[0]:
-                continue
-            innermost = node
-            pending = []
-        pending += [
-            child
-            for child in children(node)
-            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case))
-        ]
-    return innermost
-
-
 def position(node: ast.AST) -> tuple[int, int]:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
@@ -212,10 +193,23 @@ def last_name(expression: ast.expr) -> str:
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
-def is_called(node: ast.AST) -> bool:
-    """Whether it is the function of a call, and not only named."""
-    call = parent_of(node)
-    return isinstance(call, ast.Call) and call.func is node
+def called_name(call: ast.Call) -> str:
+    """`barrier` of `dist.barrier()`."""
+    return last_name(call.func)
+
+
+def owner_of(call: ast.Call) -> ast.expr | None:
+    """`model` of `model.eval()`; None if it is no method."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def calls_beside(node: ast.AST) -> list[ast.Call]:
+    """All calls of its function, or of the file outside of functions."""
+    return nodes_in(scope_of(node), ast.Call)
+
+
+def is_after(node: ast.AST, earlier: ast.AST) -> bool:
+    return position(node) > position(earlier)
 
 
 def dotted(expression: ast.expr) -> str:

@@ -72,17 +72,6 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """A dictionary that is written out, or a comprehension, which has any key."""
-
-    keys: tuple[ast.expr | None, ...]
-    values: tuple[ast.expr, ...]
-
-    def __hash__(self) -> int:
-        return _of_node(self.values[0]) + 7 if self.values else 7
-
-
-@dataclass(frozen=True, slots=True)
 class LoopItem:
     """An item of an iterable, or a part of one."""
 
@@ -184,7 +173,6 @@ Value: TypeAlias = (
     | CallResult
     | ConstantValue
     | Items
-    | Entries
     | LoopItem
     | Module
     | Function

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import are_exclusive
-from drumline_lint.flow.hosts import meets_on_one_host, speaks_of_nodes
+from drumline_lint.flow.hosts import NODES
 from drumline_lint.program.origins import parts, previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
@@ -19,38 +19,27 @@ _OF_SCHEDULERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
-    if meets_on_one_host(program, source):
-        return
+    """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`. A note unless a
+    scheduler that has several nodes gives the rank, or the file speaks of nodes."""
     lines = set()
     for device in (
-        number for argument in devices_given(program, source) for number in _numbers(argument)
+        number for given in devices_given(program, source) for number in _numbers(given)
     ):
-        ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-        # A parameter that is named so, and of which no caller is seen, may be the number of a
-        # process of mp.spawn.
-        is_seen = not any(
-            isinstance(origin, ast.Name) for origin in written_values(program, device)
-        )
-        is_global = ranks == {"global"} and is_seen and program.source_of(device) is source
-        if any(are_exclusive(program, value, device) for value in _assigned(program, device)):
+        origins = written_values(program, device)
+        kinds = {value.kind for value in program.values(device) if isinstance(value, Rank)}
+        # a parameter of which no caller is seen may be the number of a process of mp.spawn
+        is_seen = kinds == {"global"} and not any(isinstance(part, ast.Name) for part in origins)
+        earlier = [value for value in previous_values(program, device) if value is not None]
+        if any(are_exclusive(program, value, device) for value in earlier):
             continue  # it is the global rank in another branch
-        if is_global and device.lineno not in lines:
+        if is_seen and program.source_of(device) is source and device.lineno not in lines:
             lines.add(device.lineno)
-            is_sure = _is_of_scheduler(program, device) or speaks_of_nodes(program, source)
-            severity = Severity.WARNING if is_sure else Severity.NOTE
+            constants = [part for part in parts(program, device) if isinstance(part, ast.Constant)]
+            is_sure = any(constant.value in _OF_SCHEDULERS for constant in constants)
+            is_sure = is_sure or NODES.search(source.text) is not None
             message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
+            severity = Severity.WARNING if is_sure else Severity.NOTE
             yield RULE.at(source, device, message, severity=severity)
-
-
-def _assigned(program: Program, device: ast.expr) -> list[ast.expr]:
-    return [value for value in previous_values(program, device) if value is not None]
-
-
-def _is_of_scheduler(program: Program, device: ast.expr) -> bool:
-    """Who starts ranks by Slurm or MPI has several nodes."""
-    constants = [part for part in parts(program, device) if isinstance(part, ast.Constant)]
-    return any(constant.value in _OF_SCHEDULERS for constant in constants)
 
 
 def _numbers(device: ast.expr) -> list[ast.expr]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.collectives import collectives_in, reached_in, short_name
-from drumline_lint.flow.conditions import are_exclusive, conditions, rank_tests, rank_tests_at
-from drumline_lint.flow.exits import Exit, exits, what_others_do
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.collectives import collectives_in, short_name
+from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at, rest_of_block
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
-from drumline_lint.program.ranks import negated
-from drumline_lint.program.tree import ancestors, block_of
-from drumline_lint.program.value import RankTest
+from drumline_lint.program.tree import LOOPS, ancestors, block_of, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
 
@@ -22,78 +19,62 @@ RULE = rule("DL018")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Exits under a condition on ranks."""
-    for exit_ in exits(program, source):
-        tests = _tests(program, exit_)
-        # a rank within a group says nothing about other groups
-        needed = [test for test in tests if test.is_needed and test.kind != "group"]
-        if any(test.is_main is None for test in needed) and _is_asked_more(program, exit_):
-            continue
-        is_sure = bool(needed) and not _fails(exit_) and not _tries_again(exit_)
-        missed = _missed(program, exit_, tests) if is_sure else ""
-        if missed:
-            # `rank >= count` may hold on none
-            is_known = all(test.is_main is not None for test in needed)
-            yield RULE.at(
-                source,
-                exit_,
-                f"{_who(needed[0])} here, and the other ranks block in {missed}",
-                severity=None if is_known else Severity.NOTE,
-            )
+    """`return`, `break` and `continue` under a condition that asks which rank this is."""
+    index = program.index(source)
+    for kind in (ast.Return, ast.Break, ast.Continue):
+        for exit_ in index.every(kind):
+            who = _who_leaves(program, exit_)
+            missed = _missed(program, exit_) if who else ""
+            if missed:
+                yield RULE.at(source, exit_, f"{who} here, and the other ranks block in {missed}")
 
 
-def _is_asked_more(program: Program, exit_: Exit) -> bool:
-    """Whether a condition on something else decides, too."""
+def _who_leaves(program: Program, exit_: ast.stmt) -> str:
+    """In words; empty if it is not known who."""
+    left = loop_around(exit_) if isinstance(exit_, (ast.Break, ast.Continue)) else None
+    if isinstance(exit_, ast.Continue) and isinstance(left, ast.While):
+        return ""  # the rank comes to the collective later
     held = conditions(program, exit_, with_exits=False)
-    return not all(rank_tests(program, test, holds) for test, holds in held)
+    inside = [(test, holds) for test, holds in held if left is None or left in ancestors(test)]
+    tests = [part for test, holds in inside for part in rank_tests(program, test, holds)]
+    every = [test for test in tests if test.is_needed and test.kind != "group"]
+    if not every or any(test.is_main is None for test in every):
+        return ""
+    if not every[0].is_main:
+        return "all ranks but one leave"
+    return "one process of each node leaves" if every[0].kind == "local" else "rank 0 leaves"
 
 
-def _fails(exit_: Exit) -> bool:
-    """`sys.exit(1)`: the launcher ends the other ranks as well."""
-    call = exit_.value if isinstance(exit_, ast.Expr) else None
-    code = call.args[0] if isinstance(call, ast.Call) and call.args else None
-    return isinstance(code, ast.Constant) and bool(code.value)
-
-
-def _tries_again(exit_: Exit) -> bool:
-    """`continue` in a loop without end: the rank comes to the collective later."""
-    loop = loop_around(exit_) if isinstance(exit_, ast.Continue) else None
-    return isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
-
-
-def _tests(program: Program, exit_: Exit) -> list[RankTest]:
-    """What is asked of the rank on the way to it, from where all ranks are together."""
-    left = loop_around(exit_) if isinstance(exit_, ast.Break | ast.Continue) else None
-    tests = []
-    for test, holds in conditions(program, exit_, with_exits=False):
-        if left is None or left in ancestors(test):
-            tests += rank_tests(program, test, holds)
-    return tests
-
-
-def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
+def _missed(program: Program, exit_: ast.stmt) -> str:
     """What the others block in; empty if they do not."""
     done = {name for node in block_of(exit_) for name, _ in collectives_in(program, node)}
-    remaining_tests = [
-        test for test in negated(frozenset(tests)) if isinstance(test, RankTest) and test.is_needed
-    ]
-    for node in what_others_do(program, exit_):
-        for name, chain in reached_in(program, node, remaining_tests):
-            is_other_run = are_exclusive(program, exit_, chain[0], with_exits=False)
+    for node in _what_others_do(exit_):
+        for name, chain in collectives_in(program, node):
             # A collective for some ranks is a mistake of its own.
-            is_for_some = any(
-                test.is_needed for test in rank_tests_at(program, chain[0], with_exits=False)
-            )
-            if name not in done and not is_for_some and not is_other_run:
+            is_for_some = any(rank_tests_at(program, chain[0], with_exits=False))
+            if name not in done and not is_for_some and not _is_left_before(node, chain[0]):
                 return f"{short_name(name)} ({program.source_of(chain[0]).where(chain[0])})"
-        if wraps_any(program) and has_backward(program, [node]):
+        if wraps_any(program) and has_backward(program, node):
             return "the backward pass"
     return ""
 
 
-def _who(test: RankTest) -> str:
-    if test.is_main is None:
-        return "some ranks leave"
-    if test.is_main:
-        return "one process of each node leaves" if test.kind == "local" else "rank 0 leaves"
-    return "all ranks but one leave"
+def _is_left_before(node: ast.AST, call: ast.Call) -> bool:
+    """Whether the other ranks may return before they come to the call."""
+    returns = [] if isinstance(node, LOOPS) else nodes_in(node, ast.Return)
+    return any(left.lineno < call.lineno for left in returns)
+
+
+def _what_others_do(exit_: ast.stmt) -> Iterator[ast.AST]:
+    """The rest of the blocks around it, and the loops that continue."""
+    inner: ast.stmt = exit_
+    for outer in ancestors(exit_):
+        yield from rest_of_block(inner)
+        if isinstance(outer, LOOPS) and not isinstance(exit_, ast.Return):
+            if isinstance(exit_, ast.Break):
+                yield from outer.body
+            return
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        if isinstance(outer, ast.stmt):
+            inner = outer

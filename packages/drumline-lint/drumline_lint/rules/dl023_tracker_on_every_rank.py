@@ -6,40 +6,30 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.shown import is_shown_on_every_rank
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import depends_on_rank
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import nodes_in
 from drumline_lint.reading.source import Source
 
-RULE = rule("DL023")
+RULE = rule("DL023", in_tests=False)
 _TRACKERS = (
     "wandb.init mlflow.start_run neptune.init_run comet_ml.Experiment swanlab.init aim.Run".split()
 )
-_WRITERS = [
-    f"{module}.SummaryWriter"
-    for module in ("torch.utils.tensorboard", "torch.utils.tensorboard.writer", "tensorboardX")
-]
+_WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls that begin a run, on every rank; not of a run or a group that is named by rank."""
     for call in program.calls(source, *_TRACKERS, *_WRITERS):
-        is_grouped = argument(call, None, "group") is not None
-        if is_grouped or has_unknown_arguments(call) or _names_rank(program, call):
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        tests = [branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)]
+        is_grouped = argument(call, None, "group") is not None or has_unknown_arguments(call)
+        if is_grouped or any(depends_on_rank(program, part) for part in (*arguments, *tests)):
             continue
-        if is_shown_on_every_rank(program, call):
+        if is_on_every_rank(program, call):
             is_writer = program.name_of(call.func) in _WRITERS
             what = "is opened on every rank, with the same folder"
-            message = (
-                f"{source.code(call.func)} {what if is_writer else 'begins a run on every rank'}"
-            )
-            yield RULE.at(source, call, message)
-
-
-def _names_rank(program: Program, call: ast.Call) -> bool:
-    """Whether an argument depends on the rank: a name, a folder, `mode`."""
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    conditions = [branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)]
-    return any(depends_on_rank(program, part) for part in (*arguments, *conditions))
+            what = what if is_writer else "begins a run on every rank"
+            yield RULE.at(source, call, f"{source.code(call.func)} {what}")

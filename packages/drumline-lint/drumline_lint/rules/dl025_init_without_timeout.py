@@ -11,7 +11,7 @@ from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import last_name, nodes_in
+from drumline_lint.program.tree import called_name, nodes_in
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
@@ -24,45 +24,31 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """A timeout of a wrong type, and the default one where one rank works for long."""
     for call in program.calls(source, INIT):
         timeout = argument(call, 2, "timeout")
-        is_given = timeout is not None and program.values(timeout) != {ConstantValue(None)}
-        if is_given and _is_number(program, timeout):
+        values = [getattr(value, "value", None) for value in program.values(timeout)]
+        if values and all(isinstance(value, int | float) for value in values):
             message = "timeout is a number, and must be a timedelta: this call raises a TypeError"
             yield RULE.at(source, call, message, severity=Severity.ERROR)
-        if is_given or has_unknown_arguments(call):
+        if has_unknown_arguments(call) or program.values(timeout) - {ConstantValue(None)}:
             continue
-        work = _long_work(program, source)
-        if work is not None:
+        for work in _long_work(program, source):
             message = (
                 f"{source.code(work.func)} runs on one rank while the others wait in a barrier, "
                 "which fails after the default timeout"
             )
-            # an evaluation is mostly short
-            severity = Severity.NOTE if "eval" in last_name(work.func) else None
-            yield RULE.at(source, work, message, severity=severity)
+            yield RULE.at(source, work, message)
+            break
 
 
-def _long_work(program: Program, source: Source) -> ast.Call | None:
+def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
     """What prepares data on one rank, right before a barrier of all."""
     for branch in program.index(source).every(ast.If):
         if not any(test.is_main for test in rank_tests(program, branch.test)):
             continue
         following = rest_of_block(branch)[:1]
         waiting = [call for statement in following for call in nodes_in(statement, ast.Call)]
-        if not any(program.name_of(call.func) == "torch.distributed.barrier" for call in waiting):
-            continue
-        calls: list[ast.Call] = [
-            call for statement in branch.body for call in nodes_in(statement, ast.Call)
-        ]
-        for call in calls:
-            inner = [call, *calls_made_in(program, call)]
-            if any(last_name(part.func) in _LONG for part in inner):
-                return call
-    return None
-
-
-def _is_number(program: Program, timeout: ast.expr | None) -> bool:
-    values = program.values(timeout)
-    return bool(values) and all(
-        isinstance(value, ConstantValue) and isinstance(value.value, int | float)
-        for value in values
-    )
+        if any(program.name_of(call.func) == "torch.distributed.barrier" for call in waiting):
+            for call in (call for part in branch.body for call in nodes_in(part, ast.Call)):
+                inner = [call, *calls_made_in(program, call)]
+                is_evaluation = "eval" in called_name(call)  # which is mostly short
+                if not is_evaluation and any(called_name(part) in _LONG for part in inner):
+                    yield call

@@ -8,30 +8,35 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
-from drumline_lint.flow.run_order import Run, found_in_runs, process_of, steps_calling
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.origins import parts
+from drumline_lint.program.imports import connected
+from drumline_lint.program.origins import depends_on_rank, parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Rank
+from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import called_name
 from drumline_lint.reading.source import Source
-from drumline_lint.training.seeds import TORCH_SEEDS, kind_of_seed, seeds_torch
 
 RULE = rule("DL043")
-# Each with the generator that it draws from, and what gives it another.
+# Each with what gives it a generator of its own.
 _SPLITS = {
-    "torch.utils.data.random_split": ("torch", "generator"),
-    "torch.utils.data.dataset.random_split": ("torch", "generator"),
-    "sklearn.model_selection.train_test_split": ("numpy", "random_state"),
-    "numpy.random.permutation": ("numpy", ""),
+    "torch.utils.data.random_split": "generator",
+    "torch.utils.data.dataset.random_split": "generator",
+    "sklearn.model_selection.train_test_split": "random_state",
+    "numpy.random.permutation": "",
 }
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Random splits in runs that set no seed before, or one with the rank in it."""
-    splits = program.calls(source, *_SPLITS)
-    if framework(program, source) or not any(_draws(program, call) for call in splits):
-        return  # most programs: their runs are not followed
-    for call in found_in_runs(program, source, _unseeded):
+    """Random splits in programs that set no seed, or only such with the rank in it."""
+    if framework(program, source):
+        return
+    for call in program.calls(source, *_SPLITS):
+        name = program.name_of(call.func)
+        number = 2 if name.startswith("torch.") else None
+        is_given = argument(call, number, _SPLITS[name]) is not None or has_unknown_arguments(call)
+        is_split = not name.endswith("permutation") or _chooses_samples(program, call)
+        if is_given or not is_split or _is_seeded(program, connected(program, source)):
+            continue
         if is_on_every_rank(program, call):
             message = (
                 f"{source.code(call)} draws another split on every rank: "
@@ -40,53 +45,22 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message)
 
 
-def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
-    """A process that mp.spawn starts does not have the seed of its parent."""
-    for number in steps_calling(program, run, *_SPLITS):
-        step = run[number]
-        if not _draws(program, step.call):
-            continue
-        kind, _ = _SPLITS[program.name_of(step.call.func)]
-        seeds = [
-            earlier.call
-            for earlier in run[:number]
-            if process_of(program, earlier) == process_of(program, step)
-            and _seeds(program, earlier.call, kind)
-        ]
-        if not seeds or _has_rank(program, seeds[-1]):
-            yield step.call, None
+def _chooses_samples(program: Program, call: ast.Call) -> bool:
+    """Whether a permutation is given to a Subset."""
+    calls = program.index(program.source_of(call)).calls
+    subsets = [*calls.get("Subset", ()), *calls.get("SubsetRandomSampler", ())]
+    return any(call in parts(program, value) for subset in subsets for value in subset.args)
 
 
-def _draws(program: Program, call: ast.Call) -> bool:
-    """Whether a split draws from the generator of the process."""
-    kind, option = _SPLITS[program.name_of(call.func)]
-    generator = argument(call, 2 if kind == "torch" else None, option)
-    return generator is None and not has_unknown_arguments(call) and _divides(program, call)
-
-
-def _divides(program: Program, call: ast.Call) -> bool:
-    """Whether a permutation chooses the samples of a Subset."""
-    if not program.name_of(call.func).endswith("permutation"):
-        return True
-    subsets = [
-        subset
-        for name in ("Subset", "SubsetRandomSampler")
-        for subset in program.index(program.source_of(call)).calls.get(name, ())
+@cached_query
+def _is_seeded(program: Program, sources: frozenset[Source]) -> bool:
+    """Whether a call whose name says so gets a number that is the same on all ranks."""
+    seeds = [
+        call
+        for source in sources
+        for name, calls in program.index(source).calls.items()
+        if "seed" in name.lower()
+        for call in calls
+        if program.function_of(call) is None and called_name(call) != "seed_worker"
     ]
-    return any(call in parts(program, indices) for subset in subsets for indices in subset.args)
-
-
-def _seeds(program: Program, call: ast.Call, kind: str) -> bool:
-    """Whether it seeds that generator; a helper that is not given may seed all."""
-    is_helper = seeds_torch(program, call) and program.name_of(call.func) not in TORCH_SEEDS
-    if is_helper or kind == "torch":
-        return seeds_torch(program, call)
-    return kind_of_seed(program, call) == kind
-
-
-def _has_rank(program: Program, seed: ast.Call) -> bool:
-    """`torch.manual_seed(seed + rank)`"""
-    first = seed.args[0] if seed.args else None
-    return any(
-        isinstance(value, Rank) for part in parts(program, first) for value in program.values(part)
-    )
+    return any(not any(depends_on_rank(program, part) for part in seed.args) for seed in seeds)

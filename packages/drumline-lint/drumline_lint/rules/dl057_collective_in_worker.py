@@ -9,17 +9,16 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in, short_name
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import enclosing_class, source_of
-from drumline_lint.program.value import ConstantValue, Function
+from drumline_lint.program.tree import enclosing_class
+from drumline_lint.program.value import Function
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
 
 RULE = rule("DL057")
-_OF_SAMPLES = ("__getitem__", "__getitems__")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Collectives in what a dataset or a loader runs for each sample."""
+    """Collectives in what a dataset or a loader with workers runs for each sample."""
     for function in _run_by_workers(program, source):
         for name, chain in collectives_in(program, function):
             message = (
@@ -32,18 +31,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _run_by_workers(program: Program, source: Source) -> Iterator[ast.FunctionDef]:
     for function in program.index(source).every(ast.FunctionDef):
         owner = enclosing_class(function)
-        if function.name in _OF_SAMPLES and owner is not None and _is_dataset(program, owner):
+        bases = [] if owner is None else [str(place) for place in program.ancestry(owner)]
+        is_dataset = any(base.endswith("Dataset") for base in bases)
+        if is_dataset and function.name in ("__getitem__", "__getitems__"):
             yield function
     for call in program.calls(source, LOADER):
-        if program.values(given(call, "num_workers")) == {ConstantValue(0)}:
+        workers = given(call, "num_workers")
+        if isinstance(workers, ast.Constant) and workers.value == 0:
             continue
         for option in ("collate_fn", "worker_init_fn"):
             for value in program.values(given(call, option)):
-                function = value.node if isinstance(value, Function) else None
-                if isinstance(function, ast.FunctionDef) and source_of(function) is source:
-                    yield function
-
-
-def _is_dataset(program: Program, owner: ast.ClassDef) -> bool:
-    names = [place for place in program.ancestry(owner) if isinstance(place, str)]
-    return any(name.endswith("Dataset") for name in names)
+                node = value.node if isinstance(value, Function) else None
+                if isinstance(node, ast.FunctionDef) and program.source_of(node) is source:
+                    yield node

@@ -7,9 +7,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
+from drumline_lint.flow.loops import batch_loops, calls_made_in
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import connected
 from drumline_lint.program.names import (
     ACCELERATOR,
     COLLECTIVES,
@@ -22,22 +21,15 @@ from drumline_lint.program.names import (
 from drumline_lint.program.origins import depends_on_rank, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import (
-    Loop,
-    ancestors,
-    enclosing_class,
-    enclosing_function,
-    last_name,
-)
-from drumline_lint.program.value import CallResult, Instance, LoopItem
+from drumline_lint.program.tree import Loop, called_name
+from drumline_lint.program.value import CallResult
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = tuple(
     "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last".split()
 )
 _AROUND = {"cycle", "enumerate", "islice", "iter", "next", "track", "tqdm", "trange", "zip"}
-_VIEWS = {"items", "values"}
-WRAPPERS = (DDP, *FSDP, "drumline.DDPManager.wrap")
+_WRAPPERS = (DDP, *FSDP, "drumline.DDPManager.wrap")
 DEEPEST = 6
 
 
@@ -56,31 +48,9 @@ def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list
         if value.name == LOADER:
             calls.append(value.call)
         elif value.name.rpartition(".")[2] in _AROUND:
-            calls += [
-                loader for part in value.call.args for loader in loaders(program, part, depth + 1)
-            ]
+            parts = value.call.args
+            calls += [loader for part in parts for loader in loaders(program, part, depth + 1)]
     return calls
-
-
-def loaders_behind(program: Program, part: ast.expr, depth: int = 0) -> list[ast.Call]:
-    """The DataLoader calls whose batches this may be, or be a part of."""
-    calls = []
-    for value in program.values(part) if depth < DEEPEST else ():
-        if isinstance(value, LoopItem):
-            calls += loaders(program, value.of) or loaders_behind(
-                program, _viewed(value.of), depth + 1
-            )
-        elif isinstance(value, CallResult) and value.name == "next" and value.call.args:
-            calls += loaders(program, value.call.args[0])
-    return calls
-
-
-def _viewed(expression: ast.expr) -> ast.expr:
-    """What is behind `batch.items()`."""
-    if isinstance(expression, ast.Call) and last_name(expression.func) in _VIEWS:
-        assert isinstance(expression.func, (ast.Name, ast.Attribute))
-        return expression.func.value if isinstance(expression.func, ast.Attribute) else expression
-    return expression
 
 
 @cached_query
@@ -96,93 +66,44 @@ def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
 
 
 def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
-    if isinstance(loop, (ast.For, ast.AsyncFor)):
+    if isinstance(loop, ast.For):
         yield from loaders(program, loop.iter)
     for call in calls_made_in(program, loop):
         if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
-            of_other_instances = _given_to_others(program, loop, call)
-            yield from (
-                loader
-                for loader in loaders(program, call.args[0])
-                if loader not in of_other_instances
-            )
-
-
-def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Call]:
-    """Loaders that only other instances of the class got in whose method the call is: a second
-    prefetcher's."""
-    function = enclosing_function(call)
-    owner = None if function is None else enclosing_class(function)
-    made = None if owner is None else program.method(owner, "__init__")
-    if owner is None or made is None or owner in ancestors(loop):
-        return set()
-    used = [
-        inner_call.func.value
-        for inner_call in calls_in(loop)
-        if isinstance(inner_call.func, ast.Attribute)
-    ]
-    instances = [
-        origin
-        for instance in used
-        if Instance(owner) in program.values(instance)
-        for origin in written_values(program, instance)
-    ]
-    if not instances or not all(isinstance(instance, ast.Call) for instance in instances):
-        return set()
-    arguments = {
-        caller: [*caller.args, *(keyword.value for keyword in caller.keywords)]
-        for caller in program.callers(made)
-    }
-    by_instance = {
-        instance: {loader for part in parts for loader in loaders(program, part)}
-        for instance, parts in arguments.items()
-    }
-    of_instances = set().union(
-        *(loaders for instance, loaders in by_instance.items() if instance in instances)
-    )
-    return set().union(*by_instance.values()) - of_instances
+            yield from loaders(program, call.args[0])
 
 
 def trains_together(program: Program, loop: ast.AST) -> bool:
     """Whether a model that keeps in step with others is called in it, or gradients are exchanged by
     hand."""
-    for call in calls_made_in(program, loop):
-        for value in program.values(call.func):
-            if isinstance(value, CallResult) and value.name in WRAPPERS:
-                return True
-        if program.name_of(call.func) in COLLECTIVES:
-            return True
-    home = connected(program, program.source_of(loop))
-    return any(next(program.calls(source, *FSDP[1:]), None) is not None for source in home)
+    if next(program.calls(program.source_of(loop), *FSDP[1:]), None) is not None:
+        return True
+    calls = calls_made_in(program, loop)
+    return any(
+        program.made(call.func, *_WRAPPERS) or program.name_of(call.func) in COLLECTIVES
+        for call in calls
+    )
 
 
 def goes_over_part(program: Program, loop: Loop) -> bool:
     """Whether each rank goes over its own part of the data: all loaders of a loop divide it."""
-    if not isinstance(loop, (ast.For, ast.AsyncFor)):
+    if not isinstance(loop, ast.For):
         return False
     origins = written_values(program, program.iterated(loop.iter))
-    if any(isinstance(origin, ast.Call) and _prepares(program, origin) for origin in origins):
-        return True
+    preparing = (f"{ACCELERATOR}.prepare", f"{FABRIC}.setup_dataloaders")
+    makers = [program.name_of(origin.func) for origin in origins if isinstance(origin, ast.Call)]
     calls = loaders(program, loop.iter)
-    return bool(calls) and all(_is_divided(program, call) for call in calls)
-
-
-def _prepares(program: Program, call: ast.Call) -> bool:
-    """Whether a framework divides the loaders that it is given."""
-    return program.name_of(call.func) in (f"{ACCELERATOR}.prepare", f"{FABRIC}.setup_dataloaders")
+    is_divided = bool(calls) and all(_is_divided(program, call) for call in calls)
+    return is_divided or any(name in preparing for name in makers)
 
 
 def _is_divided(program: Program, loader: ast.Call) -> bool:
     """By a DistributedSampler, or by a subset that depends on the rank."""
-    samplers = written_values(program, given(loader, "sampler"))
-    if any(
-        isinstance(sampler, ast.Call) and program.name_of(sampler.func) == DISTRIBUTED_SAMPLER
-        for sampler in samplers
-    ):
+    if program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER):
         return True
     subsets = [
         subset
         for subset in written_values(program, given(loader, "dataset"))
-        if isinstance(subset, ast.Call) and last_name(subset.func) == "Subset"
+        if isinstance(subset, ast.Call) and called_name(subset) == "Subset"
     ]
     return any(depends_on_rank(program, part) for subset in subsets for part in subset.args[1:])

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from drumline_lint.findings import Severity
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.hosts import is_started_alone
-from drumline_lint.flow.shown import is_shown_on_every_rank
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.names import DISTRIBUTED_SAMPLER, INIT
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, enclosing_function, last_name, nodes_in, parent_of
+from drumline_lint.program.tree import ancestors, called_name, enclosing_function, last_name
 from drumline_lint.program.value import CallResult, ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
@@ -37,13 +36,15 @@ _HOST_WORDS = ("hostname", "host_name", "node_name", "nodename")
 _LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/dev/null")  # noqa: S108
 _LOCAL_WORDS = ("tmp", "temp", "scratch", "node_local", "local_dir", "local_path", "local_folder")
 _IN_MEMORY = ("io.BytesIO", "io.StringIO")
-_PREPARING = ("download", "cache", "extract", "fetch", "http", "prepare", "preprocess", "convert")
-_TOOLS = ("eval", "infer", "render", "demo", "visual")
-_APP = re.compile(r"^\s*(?:import|from) (?:gradio|streamlit|flask|fastapi)\b", re.MULTILINE)
+_PREPARING = tuple(
+    "download cache extract fetch http prepare preprocess convert eval infer render demo visual".split()
+)
 # The same on all ranks, and small: whoever writes it last, the file is the same.
 _SETTINGS = re.compile(
     r"(^|[_.\W])(args?|config\w*|cfg|hparams|hps|opts?|options|vocab|dict|labels?)([_.\W]|$)"
 )
+# Of what each rank has its own.
+_ITEM = re.compile(r"(^|_)(idx|index|batch|chunk|shard|part)(_|\d|$)")
 _MEMORY_WORDS = ("buf", "buffer", "stream", "bytes_io", "bio")
 
 
@@ -104,7 +105,10 @@ def is_own(program: Program, path: ast.expr | None) -> bool:
     """Whether each rank has a path of its own: with its rank or one of its samples in it, or made
     up each time; or a lock lets one after the other."""
     return _is_locked(path) or any(
-        _is_unique(program, part) or _kinds(program, part) or _is_of_host(program, part)
+        _is_unique(program, part)
+        or _kinds(program, part)
+        or _is_of_host(program, part)
+        or _ITEM.search(last_name(part).lower())
         for part in parts(program, path)
     )
 
@@ -114,7 +118,7 @@ def _is_locked(path: ast.expr | None) -> bool:
     blocks = () if path is None else ancestors(path)
     items = [item for block in blocks if isinstance(block, ast.With) for item in block.items]
     calls = [item.context_expr for item in items if isinstance(item.context_expr, ast.Call)]
-    return any("lock" in last_name(call.func).lower() for call in calls)
+    return any("lock" in called_name(call).lower() for call in calls)
 
 
 def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
@@ -161,37 +165,20 @@ def _word(part: ast.expr) -> str:
     return last_name(part).lower()
 
 
-def severity_of_race(program: Program, call: ast.Call) -> Severity:
-    """Of something that all ranks do to the same file: a note where it is not shown that all come
-    there, for what is prepared once, which is often there before ranks start, for settings, and for
-    programs and tools that are started as one process."""
+def severity_of_race(program: Program, call: ast.Call) -> Severity | None:
+    """Of something that all ranks do to the same file: none where that is not shown, and a note for
+    what is prepared once, which is often there before ranks start, and for settings and tools."""
+    if not is_on_every_rank(program, call):
+        return None
     function = enclosing_function(call)
     name = "" if function is None else function.name.lower()
     stem = program.source_of(call).path.stem.lower()
-    is_tool = any(word in part for word in _TOOLS for part in (stem, name))
-    is_tool = is_tool or _is_app(program, program.source_of(call))
-    is_alone = is_started_alone(program, program.source_of(call))
-    is_prepared = (
-        is_alone or is_tool or any(word in name for word in _PREPARING) or _is_of_settings(call)
-    )
-    is_shown = not is_prepared and is_shown_on_every_rank(program, call)
-    return Severity.WARNING if is_shown else Severity.NOTE
-
-
-def _is_app(program: Program, source: Source) -> bool:
-    """A page for a browser, which Python starts as one process."""
-    is_joining = next(program.calls(source, INIT), None) is not None
-    return not is_joining and _APP.search(source.text) is not None
+    is_mild = any(word in name or word in stem for word in _PREPARING)
+    return Severity.NOTE if is_mild or _is_of_settings(call) else Severity.WARNING
 
 
 def _is_of_settings(call: ast.Call) -> bool:
     """`pickle.dump(vars(args), file)`, `open("config.json", "w")`"""
-    if last_name(call.func) not in ("open", "dump"):
+    if called_name(call) not in ("open", "dump"):
         return False
-    names = [
-        last_name(part)
-        for part in nodes_in(call, ast.Name, ast.Attribute)
-        if not isinstance(parent_of(part), ast.Attribute)
-    ]
-    texts = [str(part.value) for part in nodes_in(call, ast.Constant)]
-    return any(_SETTINGS.search(word.lower()) for word in (*names, *texts))
+    return _SETTINGS.search(ast.unparse(call).lower()) is not None

@@ -4,18 +4,15 @@ scalers among it."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.flow.guards import is_now_and_then
-from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
+from drumline_lint.flow.loops import batch_loops, callees, calls_in, calls_made_in
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, GRAD_SCALERS
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
-    FunctionNode,
     Loop,
     ancestors,
     dotted,
@@ -26,7 +23,6 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.program.value import CallResult, ConstantValue
 
-IsRare = Callable[[Program, ast.AST, ast.AST], bool]
 SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")
 
 
@@ -42,9 +38,7 @@ def training_loops(program: Program) -> list[Loop]:
     ]
 
 
-def round_functions(
-    program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then
-) -> dict[ast.AST, bool]:
+def round_functions(program: Program, loop: ast.AST) -> dict[ast.AST, bool]:
     """The loop and all functions that its rounds run; each with whether it is only in some of the
     rounds."""
     functions: dict[ast.AST, bool] = {loop: False}
@@ -52,27 +46,28 @@ def round_functions(
     while pending:
         root = pending.pop(0)
         for call, function in callees(program, root):
-            if functions.get(function, True):
-                rare = functions[root] or is_rare(program, call, root)
+            if function is not None and functions.get(function, True):
+                rare = functions[root] or every_nth(program, call, root)
                 if function not in functions or not rare:
                     functions[function] = rare
                     pending.append(function)
     return functions
 
 
-@cached_query
-def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNode]]:
-    """The calls written in it that run a function of the given files, with that."""
-    pairs = [(call, program.function_of(call)) for call in calls_in(root)]
-    return [(call, function) for call, function in pairs if function is not None]
+def steps_of_rounds(program: Program, loop: ast.AST) -> list[tuple[ast.Call, bool]]:
+    """The steps of optimizers, each with whether it is made only in some of the rounds."""
+    return [
+        (call, rare or every_nth(program, call, root))
+        for root, rare in round_functions(program, loop).items()
+        for call in optimizer_steps(program, root)
+    ]
 
 
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
     """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed
     so."""
     return any(
-        _counts(program, test)
-        or (holds and (_is_last(test) or _counts_from_last(test) or _is_reset_there(test)))
+        _counts(program, test) or (holds and (_is_last(test) or _is_reset_there(test)))
         for test, holds in conditions(program, node)
         if parent_of(test) is not until and until in ancestors(test)
     )
@@ -89,21 +84,6 @@ def _is_last(test: ast.expr) -> bool:
             and isinstance(side.right, ast.Constant)
             for side in (test.left, *test.comparators)
         )
-    )
-
-
-def _counts_from_last(test: ast.expr) -> bool:
-    """`if step - last >= n: ...; last = step`"""
-    block = parent_of(test)
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.GtE, ast.Gt, ast.Eq)):
-        return False
-    if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Sub):
-        return False
-    now = dotted(test.left.left)
-    last = dotted(test.left.right)
-    return bool(now and last) and any(
-        dotted(statement.value) == now and last in [dotted(target) for target in statement.targets]
-        for statement in (nodes_in(block, ast.Assign) if isinstance(block, ast.If) else ())
     )
 
 
