@@ -50,8 +50,7 @@ def test_what_was_written_is_read() -> None:
     assert from_json(Note, {"text": "", "ranks": [1], "more": None}) == {
         "text": "",
         "ranks": [1],
-        "more": None,
-    }
+    }, "what a later version has added is left out"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,6 @@ def test_what_was_written_is_read() -> None:
         {"number": True},
         {"number": 1.5},
         {"is_old": 1},
-        {"unknown": 1},
     ],
 )
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
@@ -82,12 +80,3 @@ def test_a_field_that_is_missing_is_refused() -> None:
         from_json(Tree, {"leaves": []})
     with pytest.raises(ValueError, match="ranks"):
         from_json(Note, {"text": ""})
-
-
-def test_a_type_that_cannot_be_read_is_a_mistake_of_ours_and_not_of_the_other_process() -> None:
-    @dataclass
-    class Ambiguous:
-        value: int | str | None
-
-    with pytest.raises(AssertionError, match="has more than one type besides None"):
-        from_json(Ambiguous, {"value": "text"})
