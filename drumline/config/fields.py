@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from drumline.config.schema import (
     EXPERIMENT,
-    OTHER_NAMES_KEY,
+    SECTION_SCOPES,
     Bounds,
     Config,
     OrClass,
@@ -63,8 +63,8 @@ def _fields_of_schema() -> Iterator[tuple[str, Field]]:
                 Field(
                     hints[field.name],
                     getattr(defaults, field.name),
-                    field.metadata.get(SettingScope, EXPERIMENT),
-                    field.metadata.get(OTHER_NAMES_KEY, ()),
+                    field.metadata.get("scope") or SECTION_SCOPES.get(section, EXPERIMENT),
+                    field.metadata.get("other_names", ()),
                 ),
             )
 

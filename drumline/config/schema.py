@@ -9,10 +9,8 @@ another value gives another result. `setting(...)` declares what is different.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
-
-T = TypeVar("T")
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,39 +35,22 @@ class SettingScope:
 
 EXPERIMENT = SettingScope()
 """The scope of a field with a plain default."""
-OTHER_NAMES_KEY = "other_names"
-"""Where the metadata of a field has them."""
+BUILT_IN = SettingScope(of_built_ins=True)
+SAME_RESULT = SettingScope(changes_result=False, changes_finished_run=False)
+LATER_STEPS = SettingScope(changes_finished_run=False)
+MACHINE = SettingScope(
+    per_machine=True, changes_result=False, changes_finished_run=False, may_differ_across_ranks=True
+)
+SECTION_SCOPES = {"checkpoint": SAME_RESULT, "watch": SAME_RESULT, "log": SAME_RESULT}
+"""The scope of a field with a plain default in these sections."""
 
 
 def setting(
-    default: T,
-    *,
-    per_machine: bool = False,
-    changes_result: bool | None = None,
-    changes_finished_run: bool | None = None,
-    may_differ_across_ranks: bool | None = None,
-    of_built_ins: bool = False,
-    other_names: tuple[str, ...] = (),
-) -> T:
-    """A field with this default, and with a scope of its own. A setting of a machine changes no
-    result and may differ across ranks, unless the arguments say otherwise. `other_names`: those of
-    other tools, if they are spelt too differently to be recognized."""
-    if changes_result is None:
-        changes_result = not per_machine
-    if changes_finished_run is None:
-        changes_finished_run = changes_result
-    if may_differ_across_ranks is None:
-        may_differ_across_ranks = per_machine
-    scope = SettingScope(
-        per_machine=per_machine,
-        changes_result=changes_result,
-        changes_finished_run=changes_finished_run,
-        may_differ_across_ranks=may_differ_across_ranks,
-        of_built_ins=of_built_ins,
-    )
-    metadata = {SettingScope: scope, OTHER_NAMES_KEY: other_names}
-    declared: Any = field(default=default, metadata=metadata)
-    return declared  # type: ignore[no-any-return]
+    default: Any, scope: SettingScope | None = None, *, other_names: tuple[str, ...] = ()
+) -> Any:
+    """A field with this default, and with a scope of its own. `other_names`: those of other tools,
+    if they are spelt too differently to be recognized."""
+    return field(default=default, metadata={"scope": scope, "other_names": other_names})
 
 
 @dataclass(frozen=True)
@@ -135,21 +116,21 @@ def sync_interval(text: str) -> int | None:
 class ModelConfig:
     """Which network is trained."""
 
-    name: str = setting("mini_resnet", of_built_ins=True, other_names=("model",))
+    name: str = setting("mini_resnet", BUILT_IN, other_names=("model",))
     """A registered model (`mini_resnet`, `gpt`), or your own: `path/to/file.py:ClassName`."""
-    widths: tuple[Count, ...] = setting((16, 32, 64), of_built_ins=True)
+    widths: tuple[Count, ...] = setting((16, 32, 64), BUILT_IN)
     """mini_resnet: channels of each stage; each stage after the first halves the image."""
-    blocks: Count = setting(1, of_built_ins=True)
+    blocks: Count = setting(1, BUILT_IN)
     """mini_resnet: residual blocks in each stage."""
-    layers: Count = setting(4, of_built_ins=True)
+    layers: Count = setting(4, BUILT_IN)
     """gpt: transformer layers."""
-    heads: Count = setting(4, of_built_ins=True)
+    heads: Count = setting(4, BUILT_IN)
     """gpt: attention heads; must divide the width."""
-    width: Count = setting(128, of_built_ins=True)
+    width: Count = setting(128, BUILT_IN)
     """gpt: embedding width."""
-    context: Count = setting(128, of_built_ins=True)
+    context: Count = setting(128, BUILT_IN)
     """gpt: tokens in one sample."""
-    dropout: Fraction = setting(0.0, of_built_ins=True)
+    dropout: Fraction = setting(0.0, BUILT_IN)
     """Fraction of activations dropped in training."""
     activation_checkpointing: Annotated[bool | str, OrEvery()] = False
     """Compute activations again in the backward pass: less memory, more time. `full`: those of
@@ -158,10 +139,10 @@ class ModelConfig:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     """Keyword arguments for a model of your own: `--model.options.hidden 64`."""
     # Both act when a run begins; a resumed run refuses another value (check_init).
-    init: str | None = setting(None, changes_result=False)
+    init: str | None = setting(None, SAME_RESULT)
     """Weights that a new run begins with: a .safetensors file, a Hugging Face folder, or a run (its
     best checkpoint). A resumed run has its own."""
-    init_strict: bool = setting(True, changes_result=False)
+    init_strict: bool = setting(True, SAME_RESULT)
     """Stop when the names or shapes of these weights and of the model differ; without it, what fits
     is loaded and the rest is listed."""
 
@@ -170,33 +151,33 @@ class ModelConfig:
 class DataConfig:
     """The training data, and how batches reach the device."""
 
-    name: str = setting("digits", of_built_ins=True, other_names=("dataset",))
+    name: str = setting("digits", BUILT_IN, other_names=("dataset",))
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or
     your own dataset: `path/to/file.py:ClassName`."""
-    dir: str | None = setting(None, per_machine=True, other_names=("data_dir", "dataset_dir"))
+    dir: str | None = setting(None, MACHINE, other_names=("data_dir", "dataset_dir"))
     """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR. A
     folder in an object store (`s3://bucket/folder`) is copied to each machine once."""
-    cache: str | None = setting(None, per_machine=True)
+    cache: str | None = setting(None, MACHINE)
     """Where such copies are kept on each machine [~/.cache/drumline/data]."""
-    augment: bool = setting(False, of_built_ins=True)
+    augment: bool = setting(False, BUILT_IN)
     """Random crop and flip of training images, seeded by (seed, epoch, sample index)."""
-    image_size: Count = setting(32, of_built_ins=True)
+    image_size: Count = setting(32, BUILT_IN)
     """image_folder and synthetic_images: height and width of an image."""
-    samples: Count = setting(4096, of_built_ins=True)
+    samples: Count = setting(4096, BUILT_IN)
     """synthetic data: number of training samples."""
-    classes: Count = setting(10, of_built_ins=True)
+    classes: Count = setting(10, BUILT_IN)
     """synthetic_images: number of classes."""
-    token_type: Literal["uint8", "uint16", "uint32"] = setting("uint16", of_built_ins=True)
+    token_type: Literal["uint8", "uint16", "uint32"] = setting("uint16", BUILT_IN)
     """tokens: integer type of a raw `.bin` file (`.npy` files contain theirs)."""
-    workers: CountOrZero = setting(0, per_machine=True, other_names=("num_workers",))
+    workers: CountOrZero = setting(0, MACHINE, other_names=("num_workers",))
     """DataLoader processes per rank; 0 loads in the training process."""
-    pin_memory: bool = setting(True, per_machine=True)
+    pin_memory: bool = setting(True, MACHINE)
     """Page-locked batches, so that copies to a GPU overlap with compute (no effect on CPU)."""
-    persistent_workers: bool = setting(True, per_machine=True)
+    persistent_workers: bool = setting(True, MACHINE)
     """Keep DataLoader processes alive between epochs (no effect with 0 workers)."""
-    prefetch_factor: Count = setting(2, per_machine=True)
+    prefetch_factor: Count = setting(2, MACHINE)
     """Batches each DataLoader process prepares ahead (no effect with 0 workers)."""
-    resident: bool = setting(False, per_machine=True)
+    resident: bool = setting(False, MACHINE)
     """Hold the whole training set in the device's memory, for data in arrays (digits, cifar10,
     tokens) that fits."""
     balance: Literal["off", "auto"] = "off"
@@ -248,7 +229,7 @@ class OptimConfig:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     """Keyword arguments of the optimizer's class: `--optim.options.momentum_decay 0.004`."""
     # A resumed run records it by itself (resets_optimizer).
-    reset: bool = setting(False, changes_result=False)
+    reset: bool = setting(False, SAME_RESULT)
     """On resume, keep the weights and start a new optimizer, for example to change it. It acts
     once: a checkpoint that was saved under it is resumed as it is, so a restart of the same command
     does not reset again."""
@@ -304,7 +285,7 @@ class TrainConfig:
     )
     """Type of autocast arithmetic; fp16 uses loss scaling. Weights stay fp32."""
     # It acts on steps that are still to come.
-    on_nan: Literal["stop", "skip", "warn"] = setting("stop", changes_finished_run=False)
+    on_nan: Literal["stop", "skip", "warn"] = setting("stop", LATER_STEPS)
     """When a loss is NaN or infinite. `stop`: stop the run and name the step, the rank and the
     module. `skip`: skip the update on all ranks, also when a gradient is not finite, and report how
     many were. `warn`: only report it."""
@@ -322,24 +303,24 @@ class DistConfig:
 
     # What the device and the number of threads do to bits is compared by itself (platform_facts).
     device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", per_machine=True, may_differ_across_ranks=False
+        "auto", replace(MACHINE, may_differ_across_ranks=False)
     )
     """Where ranks compute; `auto` takes a GPU if there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """The library for collectives; `auto`: NCCL on CUDA, gloo on the CPU."""
-    start_timeout_s: Positive = setting(180.0, changes_result=False)
+    start_timeout_s: Positive = setting(180.0, SAME_RESULT)
     """How long ranks wait for each other at the start."""
-    train_timeout_s: Positive = setting(600.0, changes_result=False, other_names=("timeout",))
+    train_timeout_s: Positive = setting(600.0, SAME_RESULT, other_names=("timeout",))
     """How long one collective may take once training runs. With the watchdog at least 90 s more
     than `watch.hang_s`, so that the watchdog, which names the rank, acts first."""
-    same_code: bool = setting(True, changes_result=False)
+    same_code: bool = setting(True, SAME_RESULT)
     """Stop at the start when code differs across ranks; turn it off if nodes import different
     modules on purpose."""
     sync_batchnorm: bool = False
     """BatchNorm with statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False
     """For models that use some parameters only in some steps; costs time in every step."""
-    threads: Count | None = setting(None, per_machine=True)
+    threads: Count | None = setting(None, MACHINE)
     """CPU threads of a rank; by default torch's choice, and 1 in the elastic mode, whose bits must
     not depend on how many ranks share a machine."""
     broadcast_buffers: bool = True
@@ -399,7 +380,7 @@ class DistConfig:
     outer_dtype: Literal["fp32", "bf16", "int8"] = "fp32"
     """dist.sync: how what has changed is sent. `bf16`, `int8`: rounded, 2 bytes or 1 for each
     parameter in place of 4; what rounding leaves out is added the next time."""
-    on_lost_node: Literal["restart", "continue"] = setting("restart", changes_result=False)
+    on_lost_node: Literal["restart", "continue"] = setting("restart", SAME_RESULT)
     """When a node is lost. `restart`: all ranks resume from the newest checkpoint. `continue`: with
     dist.sync, or with hsdp, the others continue without it, and it joins again from their
     memory."""
@@ -409,28 +390,28 @@ class DistConfig:
 class CheckpointConfig:
     """When the run is saved, and what is kept."""
 
-    every_epochs: CountOrZero = setting(1, changes_result=False)
+    every_epochs: CountOrZero = 1
     """Save after this many epochs; 0 turns it off. The end of the run is always saved."""
-    every_steps: CountOrZero = setting(0, changes_result=False)
+    every_steps: CountOrZero = 0
     """Save after this many optimizer steps too; 0 turns it off."""
-    keep_last: Count = setting(2, changes_result=False)
+    keep_last: Count = 2
     """How many of the newest checkpoints are kept."""
-    keep_best: CountOrZero = setting(1, changes_result=False)
+    keep_best: CountOrZero = 1
     """How many of the best checkpoints are kept besides these, by the evaluation metric that the
     task names."""
-    background: bool = setting(True, changes_result=False)
+    background: bool = True
     """Write checkpoints while training continues: it pauses only while the state is copied."""
-    when_busy: Literal["wait", "skip"] = setting("wait", changes_result=False)
+    when_busy: Literal["wait", "skip"] = "wait"
     """When a save is due while the one before is still being written: `wait` for that one, or
     `skip` the new one. The last save of a run always waits."""
-    writers: Literal["one", "nodes", "ranks"] = setting("one", changes_result=False)
+    writers: Literal["one", "nodes", "ranks"] = "one"
     """Who writes a checkpoint. `one`: rank 0. `nodes`, `ranks`: the first rank of each node, or
     every rank, writes a part; the run folder must then be on a volume that all nodes share."""
-    mirror: str | None = setting(None, changes_result=False)
+    mirror: str | None = None
     """An object store that gets a copy of each checkpoint, in the background: `s3://bucket/prefix`,
     or another address that fsspec knows. A run whose folder has no checkpoint resumes from there.
     Credentials are those that the store's own tools find."""
-    mirror_wait_s: Positive = setting(300.0, changes_result=False)
+    mirror_wait_s: Positive = 300.0
     """How long a run that has ended waits for the last copy."""
 
 
@@ -438,28 +419,28 @@ class CheckpointConfig:
 class WatchConfig:
     """What is checked during the run."""
 
-    replicas_every: CountOrZero = setting(100, changes_result=False)
+    replicas_every: CountOrZero = 100
     """Compare the replicas' weights, buffers and optimizer state across ranks after this many
     steps, and before each save; 0 turns it off."""
-    on_difference: Literal["stop", "broadcast"] = setting("stop", changes_result=False)
+    on_difference: Literal["stop", "broadcast"] = "stop"
     """When replicas differ. `stop`: stop the run. `broadcast`: send the majority's tensors to all
     ranks, and warn."""
-    sidecar: Literal["auto", "on", "off"] = setting("auto", changes_result=False)
+    sidecar: Literal["auto", "on", "off"] = "auto"
     """A process on each node that watches its ranks and reports which one blocks the run, and why;
     `auto`: when there is more than one rank."""
-    on_hang: Literal["restart", "stop", "report"] = setting("restart", changes_result=False)
+    on_hang: Literal["restart", "stop", "report"] = "restart"
     """When the run hangs. `restart`: end it and restart it from the newest checkpoint, as often as
     the launcher's --max-restarts allows. `stop`: end it. `report`: only report it."""
-    hang_s: Positive = setting(600.0, changes_result=False)
+    hang_s: Positive = 600.0
     """How long one rank may block the others before `watch.on_hang` applies. A stall is reported
     after some seconds, and again at growing intervals. A rank that cannot recover (it is stopped)
     is handled at once; one that compiles (torch.compile) has six times as long."""
-    lost_s: Positive = setting(20.0, changes_result=False)
+    lost_s: Positive = 20.0
     """How long a host may be unreachable before `watch.on_hang` applies; it is reported after three
     seconds. TCP survives a cut, and the run continues."""
-    slow_factor: Annotated[float, Bounds(above=1)] = setting(2.0, changes_result=False)
+    slow_factor: Annotated[float, Bounds(above=1)] = 2.0
     """Report a rank whose own work takes this many times as long as that of the others."""
-    notice: str | None = setting(None, per_machine=True)
+    notice: str | None = setting(None, MACHINE)
     """Where a spot reclaim notice appears: a file, an http address (such as a cloud's metadata
     service), or your own function `path/to/file.py:function`. The run then saves and exits, as
     after a SIGTERM."""
@@ -469,22 +450,20 @@ class WatchConfig:
 class LogConfig:
     """What is logged and shown."""
 
-    every_steps: Count = setting(10, changes_result=False)
+    every_steps: Count = 10
     """Log the loss after this many optimizer steps; steps in between do not wait for the device."""
-    display: Literal["auto", "live", "plain", "none"] = setting("auto", changes_result=False)
+    display: Literal["auto", "live", "plain", "none"] = "auto"
     """How progress is shown; `auto`: a live display on a terminal, plain lines elsewhere."""
-    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = setting(
-        None, changes_result=False
-    )
+    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = None
     """Trackers that show the curves, one run in each for the whole run; each needs the extra of its
     name. Their own variables set them up (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI,
     MLFLOW_EXPERIMENT_NAME, ...)."""
-    tensorboard: bool = setting(False, changes_result=False)
+    tensorboard: bool = False
     """The same as `tensorboard` among `log.trackers`: TensorBoard files in RUN/tensorboard."""
-    trace: bool = setting(False, changes_result=False)
+    trace: bool = False
     """Write hashes of every sample and tensor at every step to RUN/trace, to compare two runs bit
     by bit; slow."""
-    profile: str | None = setting(None, changes_result=False)
+    profile: str | None = None
     """Profile these steps of this start on every rank, as in `10:20`: from step 10 up to, not
     including, 20. At the end the run prints where the time of a step goes; traces are in
     RUN/profile."""
