@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.scale_cells import MIB, DrawnCell, drawn_cells
 from benchmarks.scale_ranks import Ranks, RanksError, started_ranks
 from drumline.base.errors import DrumlineError, UsageError
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 from drumline.runs.profile_result import ProfileResult
 from drumline.runs.scaling_result import ScaleOptions
 from drumline.tools.profile.profile_analysis import analyse

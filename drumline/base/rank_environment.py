@@ -16,8 +16,7 @@ from pathlib import Path
 
 from drumline.base.errors import Place
 from drumline.base.job_secret import derived, secret_from
-from drumline.base.typed_json import read_json
-from drumline.base.untrusted import replace_text, whole_number
+from drumline.base.untrusted import read_json, replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
 # Distinguishes one start of a node's ranks from any other.

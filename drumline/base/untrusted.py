@@ -15,7 +15,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
+
+T = TypeVar("T")
 
 MAX_DEPTH = 200
 """How deep objects and lists may be nested: far below Python's recursion limit."""
@@ -222,6 +224,25 @@ def parse_json(text: bytes | str) -> Any:
     if may_be_deep and any(depth > MAX_DEPTH for depth, _ in enumerate(_levels(document))):
         raise _too_deep()
     return document
+
+
+def read_json(kind: type[T], path: Path) -> T | None:
+    """What another process wrote to this file; None: it is not there, or is something else."""
+    try:
+        return from_json(kind, parse_json(path.read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def from_json(kind: type[T], value: Any) -> T:
+    """A dataclass, from `asdict` of one, a TypedDict, or a NamedTuple, which is a list in JSON.
+    Raises ValueError for anything else; names that it does not declare are left out."""
+    import msgspec  # not before: most processes do without
+
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 import traceback
@@ -66,14 +65,7 @@ class HelpShown(Exception):  # noqa: N818  # no error
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        # A non-ASCII character must not end a job whose output goes to an ASCII terminal or pipe.
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # `torchrun -m drumline -- train`: some versions of argparse pass the dashes on.
-    if arguments[:1] == ["--"]:
-        del arguments[0]
     try:
         return _dispatch(arguments)
     except HelpShown:

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError, did_you_mean
 from drumline.base.terminal import print_message, show, show_lines
@@ -27,7 +26,7 @@ from drumline.cli.command_line import HELP_FLAG, read_command, show_help
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
-from drumline.config import FlagTable, read_flags
+from drumline.config import FlagTable, FlagValues, read_flags
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_creation import bring_up
@@ -165,10 +164,10 @@ def _up(account: Account, settings: ClusterSettings) -> None:
     )
 
 
-def _down(account: Account, settings: ClusterSettings, flags: Mapping[str, Any]) -> None:
-    delete_data = bool(flags.get("delete-data"))
+def _down(account: Account, settings: ClusterSettings, flags: FlagValues) -> None:
+    delete_data = bool(flags.delete_data)
     other_owners = made_by_others(account, settings, delete_data=delete_data)
-    if other_owners and not flags.get("any-owner"):
+    if other_owners and not flags.any_owner:
         _ask_to_remove(other_owners, settings.name)
     volumes = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
@@ -207,7 +206,7 @@ def _launch(argv: Sequence[str]) -> int:
     account, settings = account_and_settings(flags.values, problems, "launch")
     assert target is not None
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
-        job = _CloudJob(account, settings, Path(folder), flags.values.get("identity"))
+        job = _CloudJob(account, settings, Path(folder), flags.values.identity)
         if flags.values.get("doctor", True):
             job.check_pairs()
         defaults = _defaults(launch_words, target)

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from drumline.base.errors import UsageError
 from drumline.base.terminal import print_message
 from drumline.cli.command_line import check_command
 from drumline.cli.launch_request import LaunchRequest
-from drumline.config import FlagTable
+from drumline.config import FlagTable, FlagValues
 from drumline.launch.aws.cloud_files import (
     SHARED,
     CloudFile,
@@ -61,16 +61,16 @@ OF_FILES: FlagTable = {
 }
 
 
-def wrong_for_file(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+def wrong_for_file(verb_flags: FlagValues) -> Iterator[str]:
     """Every mistake in the flags that can be found without the [aws] of a file."""
-    printed = verb_flags["print"]
+    printed = verb_flags.print
     for kind, names in _ONLY.items():
         if kind != printed:
             yield from (
                 f"--{name}: is not for --print {printed}" for name in names if name in verb_flags
             )
     if printed == "skypilot":
-        accelerators = verb_flags.get("accelerators")
+        accelerators = verb_flags.accelerators
         if accelerators and not ACCELERATORS.fullmatch(accelerators):
             yield f"--accelerators: {accelerators!r} is not NAME or NAME:N, such as A100:8"
         if accelerators and "type" in verb_flags:
@@ -82,24 +82,24 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
     verb_flags = request.flags
     problems = list[str]()
     settings = settings_from(verb_flags, problems, copies_folder=True)
-    is_sky = verb_flags["print"] == "skypilot"
+    is_sky = verb_flags.print == "skypilot"
     if is_sky and not (settings.type or "accelerators" in verb_flags):
         problems.append("--print skypilot needs --accelerators or --type")
     if not is_sky:
         problems += missing_for_parallelcluster(settings)
     check_command("launch", problems)
-    least_nodes(verb_flags.get("nnodes"), settings.nodes, known_from="--nodes")
+    least_nodes(verb_flags.nnodes, settings.nodes, known_from="--nodes")
     if settings.ssh_from == ME and not is_sky:
         settings = replace(settings, ssh_from=own_network())
     program = request.program(("--run", None if is_sky else f"{SHARED}/runs/{request.name}"))
-    gpus = ["--gpus", str(verb_flags["gpus"])] if "gpus" in verb_flags else []
+    gpus = ["--gpus", str(verb_flags.gpus)] if "gpus" in verb_flags else []
     file = CloudFile(
-        name=verb_flags.get("name") or request.name,
+        name=verb_flags.name or request.name,
         settings=settings,
         flags=[*flags, *gpus],
         words=program.words[1:] if program.is_task else program.words,
         requirements=_folder_requirements(settings),
-        accelerators=verb_flags.get("accelerators"),
+        accelerators=verb_flags.accelerators,
     )
     return skypilot_text(file) if is_sky else parallelcluster_text(file)
 

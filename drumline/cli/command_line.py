@@ -14,7 +14,6 @@ from drumline.base.terminal import show
 from drumline.base.topology import topology_from
 from drumline.cli import HelpShown
 from drumline.config import Flags, FlagTable, read_flags
-from drumline.config.help import render_flags
 from drumline.runs.events import as_json
 
 HELP_FLAG: FlagTable = {"help": (bool, "", "Show this text.")}
@@ -46,7 +45,9 @@ def show_help(
     flags: Flags, groups: Mapping[str, FlagTable], usage: str, ends_with: str = ""
 ) -> None:
     """Raises HelpShown, if it was asked for."""
-    if flags.values.get("help"):
+    if flags.values.help:
+        from drumline.config.help import render_flags
+
         show("\n".join(filter(None, [usage, render_flags(groups), ends_with])), end="")
         raise HelpShown
 

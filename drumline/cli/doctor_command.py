@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError
 from drumline.base.job_secret import secret_from
-from drumline.base.slurm_variables import first_host
 from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
 from drumline.base.terminal import print_message, show, show_lines, show_progress
-from drumline.base.topology import topology_from
+from drumline.base.topology import first_host, topology_from
 from drumline.base.untrusted import whole_number
 from drumline.cli.command_line import HELP_FLAG, show_help
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
-from drumline.config import Flags, FlagTable, Layers, read_flags
+from drumline.config import Flags, FlagTable, FlagValues, Layers, read_flags
 from drumline.config.schema import Config, Count, CountOrZero, Port
-from drumline.launch.hosts import hosts_from_file, hosts_from_flag
+from drumline.launch.hosts import listed_hosts
 from drumline.launch.node_plan import DEFAULT_PORT, split_endpoint, wrong_endpoint
 from drumline.launch.ssh.client import ssh_client
 from drumline.tools.doctor.cluster import (
@@ -224,13 +223,10 @@ def _run_batches(task: str, layers: Layers, *, num_batches: int) -> TaskCheck:
     return checks[0]
 
 
-def check_hosts(verb_flags: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
+def check_hosts(verb_flags: FlagValues, options: DoctorOptions) -> DoctorResult:
     """Those of `--hosts` or `--hostfile`."""
-    if "hosts" in verb_flags:
-        hosts = hosts_from_flag(verb_flags["hosts"])
-    else:
-        hosts = hosts_from_file(Path(verb_flags["hostfile"]))
-    client = ssh_client(verb_flags.get("ssh"), os.environ)
+    hosts = listed_hosts(verb_flags.hosts, verb_flags.hostfile)
+    client = ssh_client(verb_flags.ssh, os.environ)
     python = verb_flags.get("python", sys.executable)
     port = verb_flags.get("port", DEFAULT_PORT)
     return asyncio.run(
@@ -238,7 +234,7 @@ def check_hosts(verb_flags: Mapping[str, Any], options: DoctorOptions) -> Doctor
     )
 
 
-def _check_nodes(verb_flags: Mapping[str, Any]) -> int:
+def _check_nodes(verb_flags: FlagValues) -> int:
     """Without ssh: node 0 runs the checks, the others join it."""
     node = _node_options(verb_flags, os.environ)
     options = _options(verb_flags)
@@ -248,19 +244,17 @@ def _check_nodes(verb_flags: Mapping[str, Any]) -> int:
     last = nodes.join(node, options.settings)
     show_step("")
     # Where srun merges the output of all nodes, stdout has only node 0's JSON.
-    stream = sys.stderr if verb_flags.get("json") else sys.stdout
+    stream = sys.stderr if verb_flags.json else sys.stdout
     show_lines(
         [f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream
     )
     return int(last["code"])
 
 
-def _node_options(
-    verb_flags: Mapping[str, Any], environment: Mapping[str, str]
-) -> nodes.NodeOptions:
+def _node_options(verb_flags: FlagValues, environment: Mapping[str, str]) -> nodes.NodeOptions:
     """From the flags, or from what srun sets."""
     step_hosts = environment.get("SLURM_STEP_NODELIST")
-    place = {
+    place: dict[str, Any] = {
         "--nodes": verb_flags.get("nodes", whole_number(environment.get("SLURM_NNODES", ""))),
         "--node-rank": verb_flags.get(
             "node-rank", whole_number(environment.get("SLURM_NODEID", ""))
@@ -285,22 +279,22 @@ def _node_options(
     )
 
 
-def _check_this_machine(verb_flags: Mapping[str, Any], task: TaskCheck | None = None) -> int:
+def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -> int:
     settings = _options(verb_flags).settings
     facts = host_facts(settings)
     findings = list(machine_findings(facts))
     if task is not None:
         findings += task.findings
     numbers: Mapping[str, float] | None = None
-    if verb_flags.get("collectives"):
+    if verb_flags.collectives:
         collective_findings, numbers = local_collectives(
-            verb_flags.get("procs"),
+            verb_flags.procs,
             environment=settings.environment,
             num_gpus=num_visible_gpus(facts),
             backend=verb_flags.get("backend", "auto"),
         )
         findings += collective_findings
-    if verb_flags.get("json"):
+    if verb_flags.json:
         document = None if task is None else task.document
         all_facts = {socket.gethostname(): facts}
         show(as_json(findings, facts=all_facts, collectives=numbers, task=document))
@@ -320,13 +314,13 @@ def _check_this_machine(verb_flags: Mapping[str, Any], task: TaskCheck | None = 
     return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
-def _options(verb_flags: Mapping[str, Any]) -> DoctorOptions:
+def _options(verb_flags: FlagValues) -> DoctorOptions:
     here = Path.cwd()
-    code = verb_flags.get("code")
+    code = verb_flags.code
     # A home folder differs on every host, and is not a run's code.
     if not code and here not in (Path.home(), Path("/")):
         code = "."
-    data = verb_flags.get("data") or os.environ.get("DATASET_DIR")
+    data = verb_flags.data or os.environ.get("DATASET_DIR")
     settings = HostSettings(
         environment=dict(os.environ),
         run_folder=str(Path(verb_flags.get("run", ".")).absolute()),
@@ -336,15 +330,15 @@ def _options(verb_flags: Mapping[str, Any]) -> DoctorOptions:
     return DoctorOptions(
         settings,
         verb_flags.get("collectives", True),
-        verb_flags.get("procs"),
+        verb_flags.procs,
         verb_flags.get("backend", "auto"),
     )
 
 
-def _show(verb_flags: Mapping[str, Any], result: DoctorResult) -> int:
+def _show(verb_flags: FlagValues, result: DoctorResult) -> int:
     show_step("")
     survey = result.survey
-    if verb_flags.get("json"):
+    if verb_flags.json:
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives
         show(as_json(result.findings, survey=survey, facts=facts, collectives=collectives))

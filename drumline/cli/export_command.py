@@ -48,11 +48,11 @@ def run(argv: Sequence[str]) -> int:
             next_step="write it as in: drumline export runs/digits --to digits.safetensors",
         )
     which = flags.values.get("which", "best")
-    if flags.values.get("best") and which != "best":
+    if flags.values.best and which != "best":
         raise UsageError(
             f"--best and --which {which} name different checkpoints", next_step="give one of them"
         )
-    to = Path(flags.values["to"])
+    to = Path(flags.values.to)
     card = to.with_suffix(".md")
     if to.suffix != ENDING:
         raise UsageError(

@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
-from drumline.cli.ranks import run_on_ranks
-from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, task_on_ranks
-from drumline.config import FlagTable
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, run_on_ranks, task_on_ranks
+from drumline.config import FlagTable, FlagValues
 from drumline.config.schema import Fraction
-from drumline.launch.node_plan import Program
 
 MARGIN = 0.05
 OWN_FLAGS: FlagTable = {
@@ -41,7 +39,6 @@ def run(argv: Sequence[str]) -> int:
     def run_rank() -> int:
         from drumline.cli.find_rank import find_batch
 
-        return find_batch(task, layers, {"margin": MARGIN, **flags.values})
+        return find_batch(task, layers, FlagValues({"margin": MARGIN, **flags.values}))
 
-    program = Program(("find-batch", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.values, layers, run_rank)
+    return run_on_ranks("find-batch", argv, flags, layers, run_rank)

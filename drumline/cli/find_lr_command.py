@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from drumline.base.errors import UsageError
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
-from drumline.cli.ranks import run_on_ranks
-from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, task_on_ranks
-from drumline.config import FlagTable
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, run_on_ranks, task_on_ranks
+from drumline.config import FlagTable, FlagValues
 from drumline.config.schema import Count, Positive
-from drumline.launch.node_plan import Program
 
 DEFAULTS = {"low": 1e-6, "high": 10.0, "steps": 100}
 OWN_FLAGS: FlagTable = {
@@ -55,7 +53,6 @@ def run(argv: Sequence[str]) -> int:
     def run_rank() -> int:
         from drumline.cli.find_rank import find_lr
 
-        return find_lr(task, layers, {**DEFAULTS, **flags.values})
+        return find_lr(task, layers, FlagValues({**DEFAULTS, **flags.values}))
 
-    program = Program(("find-lr", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.values, layers, run_rank)
+    return run_on_ranks("find-lr", argv, flags, layers, run_rank)

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from drumline.base.terminal import print_message, show_lines, show_progress
 from drumline.base.text import memory_size
 from drumline.cli.as_rank import with_task
 from drumline.cli.command_line import show_json
-from drumline.config import Layers
+from drumline.config import FlagValues, Layers
 from drumline.config.schema import Config
 from drumline.tools.find.batch_search import BatchSearch, search_batch
 from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
@@ -29,16 +28,16 @@ WIDTH = 40
 FASTER = 1.05
 
 
-def find_lr(task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
+def find_lr(task: str, layers: Layers, verb_flags: FlagValues) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
     return with_task(task, layers, partial(_find_lr, verb_flags))
 
 
 def _find_lr(
-    verb_flags: Mapping[str, Any], config: Config, task_class: type[Task], ddp: RunManager
+    verb_flags: FlagValues, config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
     config = settle_mode(with_local_data(config, ddp), task_class, ddp)
-    options = RangeOptions(verb_flags["low"], verb_flags["high"], verb_flags["steps"])
+    options = RangeOptions(verb_flags.low, verb_flags.high, verb_flags.steps)
     is_main = ddp.is_main_process()
     progress, note = _outputs(ddp)
 
@@ -47,10 +46,10 @@ def _find_lr(
 
     test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
     progress("")
-    if is_main and not verb_flags.get("json"):
+    if is_main and not verb_flags.json:
         show_lines(range_table(test))
     rate = test.suggestion()  # raises on every rank if there is none
-    if is_main and verb_flags.get("json"):
+    if is_main and verb_flags.json:
         result = {
             "lr": None if test.own_optimizer else lr_setting(test, rate),
             "rate": rate,
@@ -96,16 +95,16 @@ def describe_rate(test: RangeTest, rate: float) -> str:
     return f"{test.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
 
 
-def find_batch(task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
+def find_batch(task: str, layers: Layers, verb_flags: FlagValues) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
     return with_task(task, layers, partial(_find_batch, verb_flags))
 
 
 def _find_batch(
-    verb_flags: Mapping[str, Any], config: Config, task_class: type[Task], ddp: RunManager
+    verb_flags: FlagValues, config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
     config = settle_mode(with_local_data(config, ddp), task_class, ddp)
-    margin = verb_flags["margin"]
+    margin = verb_flags.margin
     progress, note = _outputs(ddp)
     if config.train.step not in (None, "eager"):
         note(
@@ -121,7 +120,7 @@ def _find_batch(
     progress("")
     if not ddp.is_main_process():
         return
-    if verb_flags.get("json"):
+    if verb_flags.json:
         show_json({"micro_batch_size": search.chosen.size, **asdict(search)})
         return
     show_lines([*batch_table(search), *describe_batch(search, margin, ddp.world_size)])

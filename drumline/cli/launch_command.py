@@ -23,7 +23,7 @@ from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
 from drumline.config import FlagTable, read_flags
 from drumline.config.fields import is_switch
 from drumline.launch.env_file import EnvFile, read_env_file
-from drumline.launch.hosts import hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
+from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag
 from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import (
@@ -101,13 +101,13 @@ def run(argv: Sequence[str]) -> int:
     check_command("launch", [*wrong_flags(flags), *wrong_target(flags, target)])
     assert target is not None
     request = LaunchRequest(flags.values, target, arguments)
-    if isinstance(flags.values.get("print"), str):
+    if isinstance(flags.values.print, str):
         return _write_cloud_file(request)
-    if flags.values.get("kubernetes"):
+    if flags.values.kubernetes:
         return _write_manifest(request)
-    if flags.values.get("slurm"):
+    if flags.values.slurm:
         return _submit_to_slurm(request)
-    if flags.values.get("srun"):
+    if flags.values.srun:
         return _run_as_node(request)
     if "hosts" in flags.values or "hostfile" in flags.values:
         return _launch_on_hosts(request)
@@ -116,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _with_profile(request: LaunchRequest, code: int) -> int:
     """After the ranks have ended: show the profile of a script, unless the caller does."""
-    if request.profile and code == ExitCode.SUCCESS and not request.flags.get("profile-only"):
+    if request.profile and code == ExitCode.SUCCESS and not request.flags.profile_only:
         from drumline.cli.profile_report import report_profile
 
         report_profile(Path(request.profile[1]))
@@ -147,10 +147,10 @@ def split_command(
 def _launch_here(request: LaunchRequest) -> int:
     """Launch the whole job, or one node of it, described by an --env-file or by flags."""
     verb_flags = request.flags
-    file = read_env_file(Path(verb_flags["env-file"])) if "env-file" in verb_flags else None
+    file = read_env_file(Path(verb_flags.env_file)) if "env-file" in verb_flags else None
     node = _node(request, file)
     program = request.program(*(file.task_defaults(run_name(request.target)) if file else ()))
-    if verb_flags.get("print"):
+    if verb_flags.print:
         _print_nodes(node, program, file.other_names if file else [])
         return ExitCode.SUCCESS
     # A Kubernetes operator sets RANK in every pod; --node-rank overrides that.
@@ -165,21 +165,21 @@ def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
     """This node, from the file or the flags; without either it is the whole job."""
     verb_flags = request.flags
     num_nodes = verb_flags.get("nodes", 1)
-    node_rank = verb_flags.get("node-rank")
+    node_rank = verb_flags.node_rank
     if file is not None:
         node = file.node
     elif node_rank is None or num_nodes == 1:
-        return request.completed(NodePlan(num_procs=verb_flags.get("procs")), None)
+        return request.completed(NodePlan(num_procs=verb_flags.procs), None)
     else:
         node = NodePlan(
             num_nodes=num_nodes,
             node_rank=node_rank,
-            num_procs=verb_flags.get("procs"),
-            endpoint=":".join(split_endpoint(verb_flags["master"])),
+            num_procs=verb_flags.procs,
+            endpoint=":".join(split_endpoint(verb_flags.master)),
         )
     known_from = verb_flags.get("env-file", "--nodes")
-    least = least_nodes(verb_flags.get("nnodes"), node.num_nodes, known_from=known_from)
-    node = replace(node, address=verb_flags.get("address"))
+    least = least_nodes(verb_flags.nnodes, node.num_nodes, known_from=known_from)
+    node = replace(node, address=verb_flags.address)
     return request.completed(node, least or node.min_nodes)
 
 
@@ -202,29 +202,26 @@ def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> 
 def _launch_on_hosts(request: LaunchRequest) -> int:
     """Start the job over ssh and wait for it; with --print show the line to run on each host."""
     verb_flags = request.flags
-    listed = verb_flags.get("hosts")
-    hosts = (
-        hosts_from_file(Path(verb_flags["hostfile"])) if listed is None else hosts_from_flag(listed)
-    )
-    spares = spares_from_flag(verb_flags["spare"], hosts) if "spare" in verb_flags else []
+    hosts = listed_hosts(verb_flags.hosts, verb_flags.hostfile)
+    spares = spares_from_flag(verb_flags.spare, hosts) if "spare" in verb_flags else []
     program = request.program()
-    least = least_nodes(verb_flags.get("nnodes"), len(hosts), known_from="the list of hosts")
-    node = request.completed(NodePlan(num_procs=verb_flags.get("procs"), job=new_job()), least)
+    least = least_nodes(verb_flags.nnodes, len(hosts), known_from="the list of hosts")
+    node = request.completed(NodePlan(num_procs=verb_flags.procs, job=new_job()), least)
     nodes = nodes_of_hosts(hosts, verb_flags.get("port", DEFAULT_PORT), [node] * len(hosts))
-    if verb_flags.get("print"):
+    if verb_flags.print:
         for host, planned in zip(hosts, nodes, strict=True):
             show(f"# {host.name}")
             show(shlex.join(torchrun_command(planned, program)), is_data=True)
         return ExitCode.SUCCESS
     if problems := list(wrong_variables(verb_flags.get("env", []), os.environ)):
         raise ConfigError(problems)
-    logs = Path(verb_flags.get("logs") or launch_folder(node.job))
+    logs = Path(verb_flags.logs or launch_folder(node.job))
     job = HostsJob(
         job=node.job,
         hosts=hosts,
         nodes=nodes,
         program=program,
-        client=ssh_client(verb_flags.get("ssh"), os.environ),
+        client=ssh_client(verb_flags.ssh, os.environ),
         python=verb_flags.get("python", sys.executable),
         python_path=os.environ.get("PYTHONPATH"),
         cwd=Path.cwd(),
@@ -236,9 +233,9 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         script_watch=request.script_watch(logs),
         spares=spares,
         standby=verb_flags.get("standby", True),
-        keep_going=bool(verb_flags.get("keep-going")),
+        keep_going=bool(verb_flags.keep_going),
     )
-    if verb_flags.get("sync"):
+    if verb_flags.sync:
         all_hosts = [*hosts, *spares]
         print_message(
             f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout
@@ -256,15 +253,15 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     verb_flags = request.flags
     # Mistakes are reported now, not after hours in a queue.
     request.program()
-    least_nodes(verb_flags.get("nnodes"), verb_flags.get("nodes", 1), known_from="--nodes")
-    name = verb_flags.get("job-name") or request.name
+    least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
+    name = verb_flags.job_name or request.name
     command = [sys.executable, "-m", "drumline", "launch", "--srun", *_passed_on(request), "--"]
     job = BatchJob(
         name=name,
         command=[*command, request.target, *request.arguments],
         num_nodes=verb_flags.get("nodes", 1),
-        num_gpus=verb_flags.get("gpus"),
-        num_cpus=verb_flags.get("cpus"),
+        num_gpus=verb_flags.gpus,
+        num_cpus=verb_flags.cpus,
         options={name: verb_flags[name] for name in OF_SBATCH if name in verb_flags},
         further_flags=shlex.split(verb_flags.get("sbatch", "")),
         signal_before_s=verb_flags.get("signal-before", SIGNAL_BEFORE_S),
@@ -272,11 +269,11 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
         may_shrink="nnodes" in verb_flags,
     )
     text = batch_text(job)
-    if verb_flags.get("print"):
+    if verb_flags.print:
         show(text, end="", is_data=True)
         return ExitCode.SUCCESS
     sbatch = check_sbatch(os.environ.get("PATH"))
-    path = Path(verb_flags.get("out") or f"{name}.sbatch")
+    path = Path(verb_flags.out or f"{name}.sbatch")
     write_batch_file(path, text)
     number = submit(sbatch, path)
     log = job.log.replace("%j", number)
@@ -299,27 +296,27 @@ def _run_as_node(request: LaunchRequest) -> int:
             request, arguments=[word for word in request.arguments if word != "--fresh"]
         )
     program = request.program()
-    node = node_of_step(os.environ, num_procs=verb_flags.get("procs"))
-    least = least_nodes(verb_flags.get("nnodes"), node.num_nodes, known_from="the step")
+    node = node_of_step(os.environ, num_procs=verb_flags.procs)
+    least = least_nodes(verb_flags.nnodes, node.num_nodes, known_from="the step")
     return request.run_node(request.completed(node, least), program)
 
 
 def _write_manifest(request: LaunchRequest) -> int:
     """A Kubernetes manifest: to the screen, to a file, or with --apply to the cluster."""
     verb_flags = request.flags
-    name = verb_flags.get("name") or request.name
+    name = verb_flags.name or request.name
     if wrong := wrong_object_name(
         f"no --name, and the job would be named after {request.target}", name
     ):
         raise UsageError(wrong, next_step="give it a --name")
-    claim = verb_flags.get("claim")
+    claim = verb_flags.claim
     procs = verb_flags.get("procs", 1)
-    least = least_nodes(verb_flags.get("nnodes"), verb_flags.get("nodes", 1), known_from="--nodes")
+    least = least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
     manifest = KubernetesJob(
         name=name,
-        image=verb_flags["image"],
+        image=verb_flags.image,
         program=request.program(("--run", f"/runs/{name}" if claim else None)),
-        namespace=verb_flags.get("namespace"),
+        namespace=verb_flags.namespace,
         num_nodes=verb_flags.get("nodes", 1),
         num_procs=procs,
         num_gpus=verb_flags.get("gpus", procs),
@@ -328,8 +325,8 @@ def _write_manifest(request: LaunchRequest) -> int:
         min_nodes=least,
     )
     text = manifest_text(manifest, verb_flags.get("api", "v2"))
-    out = verb_flags.get("out")
-    if not verb_flags.get("apply"):
+    out = verb_flags.out
+    if not verb_flags.apply:
         _write(text, out, f"apply it with: kubectl apply -f {shlex.quote(out or '')}")
         return ExitCode.SUCCESS
     if out:
@@ -341,7 +338,7 @@ def _write_cloud_file(request: LaunchRequest) -> int:
     """A file for SkyPilot or AWS ParallelCluster: to the screen, or to a file."""
     _write(
         cloud_file_text(request, _passed_on(request)),
-        request.flags.get("out"),
+        request.flags.out,
         "its first lines show how to start it",
     )
     return ExitCode.SUCCESS

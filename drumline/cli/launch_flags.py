@@ -6,13 +6,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
 from drumline.cli.command_line import HELP_FLAG
 from drumline.cli.launch_request import is_script
-from drumline.config import Flags, FlagTable
+from drumline.config import Flags, FlagTable, FlagValues
 from drumline.config.flags import REPEATED
 from drumline.config.schema import (
     FIRST_PROFILED,
@@ -341,7 +341,7 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield from _wrong_for_slurm(verb_flags)
     if "node-rank" in where:
         yield from _wrong_by_hand(verb_flags)
-    if where and "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags["nnodes"])):
+    if where and "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags.nnodes)):
         yield wrong
     for name, needed in NEEDS.items():
         if name in verb_flags and not verb_flags.get(needed):
@@ -351,17 +351,17 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             yield from (f"--{name}: is not for --{launcher}" for name in filter(is_given, names))
 
 
-def _wrong_by_hand(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_by_hand(verb_flags: FlagValues) -> Iterator[str]:
     num_nodes = verb_flags.get("nodes", 1)
-    if verb_flags["node-rank"] >= num_nodes:
+    if verb_flags.node_rank >= num_nodes:
         yield f"--node-rank: {verb_flags['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
-    master = verb_flags.get("master")
+    master = verb_flags.master
     has_master = num_nodes > 1 or master is not None
     if has_master and (wrong := wrong_endpoint(master or "")):
         yield f"--master: {wrong}"
 
 
-def _wrong_for_slurm(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_for_slurm(verb_flags: FlagValues) -> Iterator[str]:
     options = {name: verb_flags[name] for name in (*OF_SBATCH, "job-name") if name in verb_flags}
     sbatch_flags: list[str] = []
     try:
@@ -371,7 +371,7 @@ def _wrong_for_slurm(verb_flags: Mapping[str, Any]) -> Iterator[str]:
     yield from wrong_values(options, sbatch_flags)
 
 
-def _wrong_for_kubernetes(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
     if "image" not in verb_flags:
         yield "--image: is missing; a pod needs a container image that contains the code"
     for name in (name for name in ("name", "namespace", "claim") if name in verb_flags):
@@ -390,13 +390,13 @@ def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
         for name, setting in OF_SCRIPTS.items():
             if name in verb_flags:
                 yield f"--{name}: is for scripts; give {setting} after the name of the task"
-    elif verb_flags.get("keep-going"):
+    elif verb_flags.keep_going:
         yield "--keep-going: is for tasks, which resume; a script may start from the beginning"
-    steps = verb_flags.get("profile")
+    steps = verb_flags.profile
     if steps is not None and profiled_steps(steps) is None:
         yield f"--profile: {steps!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
-    if verb_flags.get("print") is True and verb_flags.get("watch") and not verb_flags.get("slurm"):
+    if verb_flags.print is True and verb_flags.watch and not verb_flags.slurm:
         yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
-    starts_here = not verb_flags.get("kubernetes") and not verb_flags.get("print")
+    starts_here = not verb_flags.kubernetes and not verb_flags.print
     if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from drumline.base.job_secret import secret_from
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
 from drumline.base.terminal import print_message
 from drumline.cli import train_command
-from drumline.config import read_flags
+from drumline.config import FlagValues, read_flags
 from drumline.launch.keep_going import needed_bytes, next_pause_s, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
@@ -51,7 +51,7 @@ class NodeOutcome:
 class LaunchRequest:
     """The flags of the launch, the task or script, and the arguments that belong to that."""
 
-    flags: Mapping[str, Any]
+    flags: FlagValues
     target: str
     arguments: Sequence[str]
 
@@ -67,9 +67,9 @@ class LaunchRequest:
         rank."""
         if is_script(self.target):
             words = (self.target, *self.arguments)
-            is_watched = bool(self.flags.get("watch"))
+            is_watched = bool(self.flags.watch)
             return Program(words, is_watched=is_watched, profile=self.profile)
-        lost_after = self.flags.get("lost-after")
+        lost_after = self.flags.lost_after
         lost_s = ("--watch.lost_s", None if lost_after is None else str(lost_after))
         program = task_program(self.target, self.arguments, *defaults, lost_s)
         flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
@@ -90,13 +90,13 @@ class LaunchRequest:
         """Which steps of a script are profiled, where, and how it continues; empty: none."""
         if "profile" not in self.flags:
             return ()
-        folder = self.flags.get("profile-to") or Path(
+        folder = self.flags.profile_to or Path(
             "runs", "profile", f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         )
         return (
-            self.flags["profile"],
+            self.flags.profile,
             str(Path(folder).absolute()),
-            "only" if self.flags.get("profile-only") else "all",
+            "only" if self.flags.profile_only else "all",
         )
 
     def restarts(self, min_nodes: int | None = None) -> int:
@@ -119,12 +119,12 @@ class LaunchRequest:
     def script_watch(self, folder: Path) -> ScriptWatch | None:
         """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is
         off."""
-        if not self.flags.get("watch"):
+        if not self.flags.watch:
             return None
         return ScriptWatch(
             run=str(folder.absolute()),
             on_hang=self.flags.get("on-hang", DEFAULT_ON_HANG),
-            hang_s=self.flags.get("hang-after"),
+            hang_s=self.flags.hang_after,
             lost_s=float(self.flags.get("lost-after", LOST_AFTER_S)),
         )
 
@@ -139,7 +139,7 @@ class LaunchRequest:
             )
         code, outcome = self._run_once(node, program)
         pause_s = 0.0
-        while self.flags.get("keep-going") and not outcome.was_signalled:
+        while self.flags.keep_going and not outcome.was_signalled:
             exit_between_starts()
             if outcome.full_disk:
                 run = None if program.run is None else Path(program.run)

@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     worlds = flags.values.get("world", WORLDS)
     per_node = flags.values.get("ranks-per-node", RANKS_PER_NODE)
     plan = plan_memory(config, task_class(config), worlds=worlds, ranks_per_node=per_node)
-    if flags.values.get("json"):
+    if flags.values.json:
         show_json(as_document(plan, gpus))
     else:
         show_lines([*plan_table(plan), *recompute_lines(plan), "", *gpu_rows(plan, gpus)])

@@ -15,10 +15,14 @@ from drumline.base.text import plural
 from drumline.base.topology import topology_from
 from drumline.base.untrusted import replacing
 from drumline.cli.command_line import HELP_FLAG, check_new, read_command
-from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, check_run_folder
-from drumline.cli.ranks import run_on_ranks
+from drumline.cli.evaluate_command import (
+    CHECKPOINT_FLAG,
+    RANK_FLAGS,
+    check_run_folder,
+    with_saved_run,
+)
+from drumline.cli.train_command import run_on_ranks
 from drumline.config import Flags, FlagTable
-from drumline.launch.node_plan import Program
 
 if TYPE_CHECKING:
     from drumline.training.manager import RunManager
@@ -48,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     )
     check_run_folder("predict", flags)
     if "to" in flags.values:
-        to = Path(flags.values["to"])
+        to = Path(flags.values.to)
         if to.suffix not in ENDINGS:
             raise UsageError(
                 f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl"
@@ -57,14 +61,12 @@ def run(argv: Sequence[str]) -> int:
         if topology_from(os.environ) is None:
             check_new(to, force=flags.values.get("force", False))
 
-    program = Program(("predict", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.values, [flags.layer], partial(_run_rank, flags))
+    return run_on_ranks("predict", argv, flags, [flags.layer], partial(_run_rank, flags))
 
 
 def _run_rank(flags: Flags) -> int:
     """Predict as one rank of a group, or alone: rank 0 writes the predictions of all ranks. Returns
     the exit code."""
-    from drumline.cli.evaluate_rank import with_saved_run
     from drumline.training.saved.saved_run import (
         as_array,
         as_lines_of_json,
@@ -73,7 +75,7 @@ def _run_rank(flags: Flags) -> int:
     )
 
     data = flags.positional[1] if len(flags.positional) > 1 else None
-    to = Path(flags.values["to"]) if "to" in flags.values else None
+    to = Path(flags.values.to) if "to" in flags.values else None
     is_array = to is not None and to.suffix == ".npy"
 
     def work(saved: SavedRun, ddp: RunManager) -> None:

@@ -89,14 +89,12 @@ def run(argv: Sequence[str]) -> int:
     _check(flags, target, of_script=of_script, of_folder=of_folder)
     network = None
     if "doctor" in flags.values:
-        ranks = read_doctor("--doctor", Path(flags.values["doctor"]))
+        ranks = read_doctor("--doctor", Path(flags.values.doctor))
         network = min(numbers["all_reduce_gb_per_s"] for numbers in ranks) * 1e9
     folder = Path(str(target))
     if not of_folder:
         name = folder.stem if of_script else run_name(str(target))
-        folder = Path(
-            flags.values.get("run") or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        )
+        folder = Path(flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if code := _profile(flags, folder, [str(target), *arguments] if of_script else None):
             return code
     return _report(flags, profile_of(folder, network_bytes_per_s=network), folder)
@@ -127,7 +125,7 @@ def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
         ]
     what = flags.positional[0] if script is None else script[0]
     print_message(f"profiling {what}: {plural(num_steps, 'step')}, traces in {folder}")
-    return run_command(words, own_variables(), sys.stderr if flags.values.get("json") else None)
+    return run_command(words, own_variables(), sys.stderr if flags.values.json else None)
 
 
 def _is_run(target: str) -> bool:
@@ -160,7 +158,7 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
     """Print the profile, the advice and, with --try, what the changes brought."""
     advice = advise(result)
     trials = list[AdviceTrial]()
-    is_json = bool(flags.values.get("json"))
+    is_json = bool(flags.values.json)
     tries = bool(flags.values.get("try"))
     if not is_json:
         show_profile(result, advice, folder)

@@ -22,9 +22,8 @@ from drumline.base.user_code import is_class_spec
 from drumline.cli import train_command
 from drumline.cli.command_line import HELP_FLAG, check_command, check_no_rank, read_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
-from drumline.config.fields import Field
+from drumline.config.fields import Field, task_fields
 from drumline.config.schema import Count, Seed
-from drumline.config.task_fields import task_fields
 from drumline.tools.prove.proof_plan import (
     ProofOptions,
     ProofSettings,
@@ -91,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             # As an exception, so that the runs are ended too.
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    keep = flags.values.get("keep")
+    keep = flags.values.keep
     with _folder(keep) as folder:
         print_line(f"kills are drawn from --seed {options.seed}")
         if changes:
@@ -119,22 +118,22 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     reported at once, before torch is imported; those that depend on the user's own task, whose file
     imports it, come last."""
     task = flags.positional[0] if flags.positional else None
-    file = flags.values.get("config")
+    file = flags.values.config
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
     verb_flags = flags.values
-    seed = flags.values.get("seed")
-    modes = verb_flags.get("modes") or ()
-    moment = verb_flags.get("kill-in")
-    world = verb_flags.get("world") or ((2,) if modes else (1,))
+    seed = flags.values.seed
+    modes = verb_flags.modes or ()
+    moment = verb_flags.kill_in
+    world = verb_flags.world or ((2,) if modes else (1,))
     options = ProofOptions(
         # One number means one kill, with as many ranks after it, or as many legs as modes.
         worlds=world * max(2, len(modes)) if len(world) == 1 else world,
         modes=modes,
         steps=verb_flags.get("steps", DEFAULT_STEPS),
         seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
-        kill_steps=verb_flags.get("kill-at"),
+        kill_steps=verb_flags.kill_at,
         moment=None if moment == "any" else moment,
-        rank=verb_flags.get("kill-rank"),
+        rank=verb_flags.kill_rank,
     )
     problems: list[str] = []
     try:

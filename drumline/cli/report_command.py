@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
-from drumline.base.terminal import print_message, show_lines
+from drumline.base.terminal import show_lines
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command
 from drumline.config import FlagTable
@@ -17,7 +17,6 @@ from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 from drumline.watch.run_status import RunStatusReader
 
-REPORT_FILE = "report.html"
 REFRESH_S = 5.0
 HELP = """\
 usage: drumline report RUN [RUN ...] [--to FILE]
@@ -48,20 +47,20 @@ def run(argv: Sequence[str]) -> int:
     verb_flags = flags.values
     names = flags.positional
     is_local = not any(map(is_store_url, names))
-    if verb_flags.get("live"):
-        if len(names) > 1 or verb_flags.get("to") or not is_local:
+    if verb_flags.live:
+        if len(names) > 1 or verb_flags.to or not is_local:
             what = "--live serves one run folder, and writes no file"
             raise UsageError(what, next_step="give one RUN of this machine, and no --to")
         return _serve(find_run(Path(names[0])))
-    from drumline.report.page import write_report
+    from drumline.report.page import REPORT_FILE, write_report
 
     with ExitStack() as stack:
         folders = [
             _fetched(name, stack) if is_store_url(name) else find_run(Path(name)) for name in names
         ]
         to = Path(REPORT_FILE)
-        if verb_flags.get("to"):
-            to = Path(verb_flags["to"])
+        if verb_flags.to:
+            to = Path(verb_flags.to)
         elif len(names) == 1 and is_local:
             to = folders[0] / REPORT_FILE
         try:
@@ -108,18 +107,3 @@ def _serve(folder: Path) -> int:
         server.close()
     show_lines([status.message() or "the run has ended"])
     return ExitCode.SUCCESS
-
-
-def report_at_end(folder: Path, *, prints: bool = True) -> None:
-    """Write RUN/report.html after training. Never fails a run: an error is a warning."""
-    try:
-        from drumline.report.page import write_report
-
-        if folder.is_dir():
-            written = write_report([folder], folder / REPORT_FILE)
-            if prints:
-                show_lines([f"report: {written}"])
-    except OSError as error:
-        print_message(f"warning: {folder / REPORT_FILE} could not be written: {error.strerror}")
-    except Exception as error:
-        print_message(f"warning: the report could not be written: {type(error).__name__}: {error}")

@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
             f"there is no folder {folder}", next_step="give the folder that the run folders are in"
         )
     runs = list_runs(folder)
-    if flags.values.get("json"):
+    if flags.values.json:
         show_json(list(map(asdict, runs)), indent=1)
     elif runs:
         show_lines(columns([HEADINGS, *map(_cells, runs)]))

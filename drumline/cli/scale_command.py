@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.base.terminal import print_message, show, show_lines
@@ -21,7 +21,7 @@ from drumline.cli.command_line import (
     show_json,
 )
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch, task_words
-from drumline.config import Flags, FlagTable
+from drumline.config import Flags, FlagTable, FlagValues
 from drumline.config.schema import Count, Fraction, NotNegative, Positive
 from drumline.report.scaling_plot import efficiency_lines, efficiency_svg
 from drumline.runs.profile_files import PROFILE_FOLDER
@@ -204,16 +204,14 @@ def _predict(flags: Flags) -> int:
         folder = path.parent
         if folder.name == PROFILE_FOLDER:
             folder = folder.parent
-    return _keep(
-        folder, prediction, prediction_lines(prediction), is_json=bool(verb_flags.get("json"))
-    )
+    return _keep(folder, prediction, prediction_lines(prediction), is_json=bool(verb_flags.json))
 
 
-def _network_of(profile: ProfileResult, verb_flags: Mapping[str, Any]) -> Network:
+def _network_of(profile: ProfileResult, verb_flags: FlagValues) -> Network:
     """The links between and within nodes, by name, from a file, or from the profile."""
     backend = "gloo" if profile.backend == "gloo" else "nccl"
     name = verb_flags.get("network", "measured")
-    inside = verb_flags.get("inside")
+    inside = verb_flags.inside
     if name == "measured":
         between = _measured_link(profile, backend)
     else:
@@ -268,9 +266,7 @@ def _measure(flags: Flags) -> int:
     )
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     measurement = measure(runs, cores=len(os.sched_getaffinity(0)), gpus=gpus)
-    return _keep(
-        folder, measurement, measurement_lines(measurement), is_json=bool(verb_flags.get("json"))
-    )
+    return _keep(folder, measurement, measurement_lines(measurement), is_json=bool(verb_flags.json))
 
 
 def _check(flags: Flags) -> int:
@@ -278,8 +274,8 @@ def _check(flags: Flags) -> int:
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
-    checked = check_predictions(runs, network=flags.values.get("network"))
-    if flags.values.get("json"):
+    checked = check_predictions(runs, network=flags.values.network)
+    if flags.values.json:
         sizes = [
             {**asdict(size), "error": size.error, "is_within": size.is_within}
             for size in checked.sizes

@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.base.startup import loading
+from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.base.terminal import show
 from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.user_code import is_class_spec
-from drumline.cli.ranks import run_on_ranks
 from drumline.config import (
     PRESETS,
     Flags,
@@ -26,10 +25,11 @@ from drumline.config import (
     read_layers,
     resolve,
 )
-from drumline.config.fields import flag_text
+from drumline.config.fields import flag_text, task_fields
+from drumline.config.flags import Layer
 from drumline.config.schema import Count, CountOrZero
-from drumline.config.task_fields import task_fields
-from drumline.launch.node_plan import TASK_RESTARTS, Program
+from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
+from drumline.rank.compile_cache import use_private_cache
 from drumline.runs.run_folder import default_run
 
 CONFIG_FLAG: FlagTable = {
@@ -72,11 +72,11 @@ USAGE = (
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    if flags.values.get("help"):
+    if flags.values.help:
         show(_help(next(iter(flags.positional), None)), end="", is_painted=True)
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
-    procs = flags.values.get("procs")
+    procs = flags.values.procs
     if topology is not None and procs not in (None, topology.local_world_size):
         let_first_rank_report(topology)
         raise UsageError(
@@ -85,15 +85,14 @@ def run(argv: Sequence[str]) -> int:
         )
     task, layers = task_on_ranks(flags)
     folder = run_folder(flags, task)
-    fresh = bool(flags.values.get("fresh"))
+    fresh = bool(flags.values.fresh)
 
     def run_rank() -> int:
         from drumline.cli import train_rank
 
         return train_rank.run_rank(task, layers, folder=folder, fresh=fresh, argv=argv)
 
-    program = Program(("train", *argv), is_task=True, run=str(folder))
-    return run_on_ranks(program, flags.values, layers, run_rank)
+    return run_on_ranks("train", argv, flags, layers, run_rank, run=folder)
 
 
 def task_on_ranks(flags: Flags) -> tuple[str, Layers]:
@@ -110,7 +109,7 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
     """The task, and its settings, checked as far as possible without the user's own code; all
     mistakes are reported at once."""
     task = flags.positional[0] if flags.positional else None
-    file = flags.values.get("config")
+    file = flags.values.config
     layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
@@ -143,7 +142,66 @@ def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
 
 
 def run_folder(flags: Flags, task: str) -> Path:
-    return Path(flags.values.get("run") or default_run(task))
+    return Path(flags.values.run or default_run(task))
+
+
+def run_on_ranks(
+    verb: str,
+    argv: Sequence[str],
+    flags: Flags,
+    layers: Iterable[Layer],
+    run_rank: Callable[[], int],
+    *,
+    run: Path | None = None,
+) -> int:
+    """Start the ranks of a verb on this machine, or be the rank that this process is; returns the
+    exit code. `layers`: the settings, flags first. `run_rank`: the work of one rank, with torch.
+    `run`: the folder of a run that the same command resumes."""
+    topology = topology_from(os.environ)
+    # Among several ranks the launcher reports an interrupt.
+    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
+        if topology is None:
+            num_procs = flags.values.procs or _usual_procs(layers)
+            max_restarts = flags.values.max_restarts
+            if num_procs > 1 or max_restarts:
+                if max_restarts is None:
+                    max_restarts = 0 if run is None else TASK_RESTARTS
+                program = Program(
+                    (verb, *argv),
+                    is_task=True,
+                    run=None if run is None else str(run),
+                    can_resume=run is not None,
+                )
+                return _start(NodePlan(num_procs=num_procs, max_restarts=max_restarts), program)
+        use_private_cache()
+        with loading():
+            import drumline.cli.train_rank  # noqa: F401  # torch, and all that trains
+            from drumline.rank.torch_internals import load_compiler
+
+            load_compiler()  # torch does so with the first optimizer, when the collector is on
+    return run_rank()
+
+
+def _usual_procs(layers: Iterable[Layer]) -> int:
+    for layer in layers:
+        if "dist.device" in layer.settings:
+            if layer.settings["dist.device"].value == "cpu":
+                return 1
+            break
+    return default_procs()
+
+
+def _start(node: NodePlan, program: Program) -> int:
+    """Start the ranks, and wait for them."""
+    from drumline.launch.node.local import run_node
+
+    code = run_node(node, program, Supervision())
+    is_failed = code in (ExitCode.TRAINING_FAILED, ExitCode.HANG)
+    if is_failed and program.run is not None:  # else rank 0 has done it
+        from drumline.report.page import report_at_end
+
+        report_at_end(Path(program.run))
+    return code
 
 
 def _help(task: str | None) -> str:

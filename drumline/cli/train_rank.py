@@ -16,7 +16,6 @@ from drumline.base.startup import interrupted, launch_start
 from drumline.base.terminal import print_message
 from drumline.base.topology import Topology, topology_from
 from drumline.cli.as_rank import exit_interrupted, exit_now, failure_code
-from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.metrics.trackers.tracking import has_unfinished_tracker
@@ -148,6 +147,8 @@ class TrainingProcess:
         exit_code = failure_code(error, self.ddp, self.progress, run=self.folder)
         # Among several ranks the launcher does it, once none is restarted.
         if self.topology is None and exit_code == ExitCode.TRAINING_FAILED:
+            from drumline.report.page import report_at_end
+
             report_at_end(self.folder)
         exit_now(exit_code)
 
@@ -164,6 +165,8 @@ class TrainingProcess:
 
             report_profile(self.folder, shows=is_shown)
         if is_main:
+            from drumline.report.page import report_at_end
+
             report_at_end(self.folder, prints=is_shown)
         if not is_clean or has_unfinished_tracker() or self.regrouping.is_continued:
             exit_now(code)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.terminal import show_lines
@@ -16,7 +15,7 @@ from drumline.base.untrusted import open_regular
 from drumline.cli.command_line import HELP_FLAG, check_command, read_command, show_json
 from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
 from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
-from drumline.config import FlagTable
+from drumline.config import FlagTable, FlagValues
 from drumline.tools.doctor.cluster import DoctorOptions
 from drumline.tools.doctor.doctor_report import finding_lines
 from drumline.tools.doctor.finding import Finding
@@ -73,10 +72,10 @@ def run(argv: Sequence[str]) -> int:
     verb_flags = flags.values
     files = flags.positional
     check_command("tune", _wrong_flags(verb_flags, files))
-    return _read_logs(files, verb_flags) if verb_flags.get("log") else _tune(verb_flags)
+    return _read_logs(files, verb_flags) if verb_flags.log else _tune(verb_flags)
 
 
-def _wrong_flags(verb_flags: Mapping[str, Any], files: Sequence[str]) -> Iterator[str]:
+def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
     with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
@@ -84,7 +83,7 @@ def _wrong_flags(verb_flags: Mapping[str, Any], files: Sequence[str]) -> Iterato
         yield from (
             f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in verb_flags
         )
-    if verb_flags.get("log"):
+    if verb_flags.log:
         yield from (
             f"--{name}: does not go with --log, which only reads files" for name in with_ssh
         )
@@ -99,7 +98,7 @@ def _wrong_flags(verb_flags: Mapping[str, Any], files: Sequence[str]) -> Iterato
 # Variables
 
 
-def _tune(verb_flags: Mapping[str, Any]) -> int:
+def _tune(verb_flags: FlagValues) -> int:
     # The code and the data of a run do not matter here.
     settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
     if "hosts" in verb_flags or "hostfile" in verb_flags:
@@ -115,7 +114,7 @@ def _tune(verb_flags: Mapping[str, Any]) -> int:
         finding for finding in findings if finding.level == "problem" and finding.variable is None
     ]
     tuned = tuned_variables(findings, facts)
-    if verb_flags.get("json"):
+    if verb_flags.json:
         show_json(
             {
                 "variables": [asdict(variable) for variable in tuned],
@@ -143,7 +142,7 @@ def _shell_lines(
 # Logs
 
 
-def _read_logs(files: Sequence[str], verb_flags: Mapping[str, Any]) -> int:
+def _read_logs(files: Sequence[str], verb_flags: FlagValues) -> int:
     log = NcclLog()
     for name in files:
         try:
@@ -161,7 +160,7 @@ def _read_logs(files: Sequence[str], verb_flags: Mapping[str, Any]) -> int:
             f"no line of NCCL and no error in {join_names(files)}",
             next_step="run the job with NCCL_DEBUG=INFO; NCCL_DEBUG_FILE=nccl.%h.%p.log writes a file for each process",
         )
-    if verb_flags.get("json"):
+    if verb_flags.json:
         show_json(log_as_json(log))
     else:
         show_lines(log_lines(log))

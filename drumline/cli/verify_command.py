@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     ]
     progress("")
     is_valid = not any(report.problems for report in reports)
-    if flags.values.get("json"):
+    if flags.values.json:
         show_json({"valid": is_valid, "runs": list(map(_as_json, reports))}, indent=1)
     else:
         show("\n\n".join(map(_as_text, reports)))

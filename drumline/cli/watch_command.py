@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
     reader = RunStatusReader(folder)
     as_json = verb_flags.get("json", False)
     write = _write_json if as_json else _write_text
-    if verb_flags.get("once"):
+    if verb_flags.once:
         status = reader.read()
         write(status, is_once=True)
         if status.has_ended:

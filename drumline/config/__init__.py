@@ -3,7 +3,7 @@ imports torch."""
 
 from __future__ import annotations
 
-from drumline.config.flags import Flags, FlagTable, read_flags
+from drumline.config.flags import Flags, FlagTable, FlagValues, read_flags
 from drumline.config.presets import PRESETS
 from drumline.config.resolve import Layers, check_layers, read_layers, resolve
 
@@ -12,6 +12,7 @@ from drumline.config.resolve import Layers, check_layers, read_layers, resolve
 __all__ = [
     "PRESETS",
     "FlagTable",
+    "FlagValues",
     "Flags",
     "Layers",
     "check_layers",

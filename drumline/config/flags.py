@@ -134,13 +134,21 @@ REPEATED = list[str]
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
 
+class FlagValues(dict[str, Any]):
+    """The flags of a verb that were given, by name; as an attribute, one that was not given is
+    None."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name.replace("_", "-"))
+
+
 @dataclass(frozen=True)
 class Flags:
     """A parsed command line."""
 
     layer: Layer
     """The settings, and every problem of the whole line."""
-    values: Mapping[str, Any]
+    values: FlagValues
     """Values of the verb's own flags that were given and are right."""
     positional: tuple[str, ...]
     """The arguments that are neither a flag nor a flag's value, in order."""
@@ -190,7 +198,7 @@ class _FlagReader:
         """`verb_types`: the types of the verb's own flags."""
         self.tokens = tokens
         self.verb_types = verb_types
-        self.verb_values: dict[str, Any] = {}
+        self.verb_values = FlagValues()
         self.settings: dict[str, Setting] = {}
         self.positional: list[str] = []
         self.problems: list[str] = []

@@ -38,6 +38,11 @@ class Host:
         return self.name.rpartition("@")[2]
 
 
+def listed_hosts(text: str | None, file: str | None) -> list[Host]:
+    """Those of --hosts, or else of --hostfile."""
+    return hosts_from_file(Path(str(file))) if text is None else hosts_from_flag(text)
+
+
 def hosts_from_flag(text: str) -> list[Host]:
     return _checked(_parts(text, "--hosts"))
 

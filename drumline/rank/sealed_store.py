@@ -20,8 +20,7 @@ import torch.distributed as dist
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived
 from drumline.base.terminal import print_message
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import parse_json
+from drumline.base.untrusted import from_json, parse_json
 
 SEALED = b"sealed "
 HASH_LETTERS = 64

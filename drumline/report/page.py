@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drumline.base.terminal import shown
+from drumline.base.terminal import print_message, show_lines, shown
 from drumline.base.text import duration, file_size, plural
 from drumline.base.untrusted import replace_text
 from drumline.metrics.display import metric_text, number_text, speed
@@ -38,6 +38,7 @@ from drumline.runs.profile_result import PART_NAMES
 if TYPE_CHECKING:
     from jinja2 import Template
 
+REPORT_FILE = "report.html"
 MAX_TEXT = 1000
 MAX_LABEL = 300
 MAX_POINTS = 50_000
@@ -390,3 +391,16 @@ def _template() -> Template:
 
 def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def report_at_end(folder: Path, *, prints: bool = True) -> None:
+    """Write RUN/report.html after training. Never fails a run: an error is a warning."""
+    try:
+        if folder.is_dir():
+            written = write_report([folder], folder / REPORT_FILE)
+            if prints:
+                show_lines([f"report: {written}"])
+    except OSError as error:
+        print_message(f"warning: {folder / REPORT_FILE} could not be written: {error.strerror}")
+    except Exception as error:
+        print_message(f"warning: the report could not be written: {type(error).__name__}: {error}")

@@ -14,8 +14,7 @@ from typing import Any, TypedDict
 
 from drumline.base.errors import UsageError
 from drumline.base.text import number_ranges
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
+from drumline.base.untrusted import TEXT_BYTES, from_json, parse_json, parse_toml, read_regular
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
 from drumline.report.event_sample import (

@@ -17,8 +17,7 @@ from typing import Any, TypedDict
 from blake3 import blake3
 
 from drumline.base.errors import CheckpointError
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import parse_json, read_regular
+from drumline.base.untrusted import from_json, parse_json, read_regular
 
 FORMAT = 1
 FILE_NAME = "manifest.json"

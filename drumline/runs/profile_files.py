@@ -12,8 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.untrusted import (
+    from_json,
+    make_own_folder,
+    parse_json,
+    read_regular,
+    replace_text,
+)
 
 PROFILE_FOLDER = "profile"
 PROFILE_FILE = "profile.json"

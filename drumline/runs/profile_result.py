@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drumline.base.errors import UsageError
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.untrusted import (
+    from_json,
+    make_own_folder,
+    parse_json,
+    read_regular,
+    replace_text,
+)
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
 from drumline.runs.profile_files import OptimizerFacts, WorkerUse

@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from drumline.base.errors import UsageError
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.untrusted import (
+    from_json,
+    make_own_folder,
+    parse_json,
+    read_regular,
+    replace_text,
+)
 
 SCALE_FOLDER = "scale"
 USUAL: Mapping[int, tuple[float, float]] = {

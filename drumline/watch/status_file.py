@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import parse_json, read_regular
+from drumline.base.untrusted import from_json, parse_json, read_regular
 from drumline.runs.step_times import StepTimes
 from drumline.watch.cluster_state import ClusterState
 

@@ -18,8 +18,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drumline.base.typed_json import read_json
-from drumline.base.untrusted import replace_text
+from drumline.base.untrusted import read_json, replace_text
 
 DIAGNOSIS = "diagnosis.json"
 SIDECAR = "sidecar.pid"

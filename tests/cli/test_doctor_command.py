@@ -17,6 +17,7 @@ import pytest
 from drumline.base.errors import ExitCode, UsageError
 from drumline.cli import main
 from drumline.cli.doctor_command import OWN_FLAGS, _node_options
+from drumline.config import FlagValues
 from tests.ranks import free_port, rank_environment
 
 
@@ -85,7 +86,7 @@ def test_help_tells_every_flag_and_fits_a_terminal(
 
 def test_slurm_says_which_node_this_is() -> None:
     step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
-    options = _node_options({"wait": 60}, step)
+    options = _node_options(FlagValues({"wait": 60}), step)
     assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (
         3,
         4,
@@ -94,7 +95,8 @@ def test_slurm_says_which_node_this_is() -> None:
         60.0,
     )
     options = _node_options(
-        {"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16}
+        FlagValues({"node-rank": 0, "master": "10.0.0.1:1234"}),
+        {**step, "DRUMLINE_SECRET": "s" * 16},
     )
     assert (options.node, options.master, options.port, options.secret) == (
         0,
@@ -103,7 +105,7 @@ def test_slurm_says_which_node_this_is() -> None:
         "s" * 16,
     )
     with pytest.raises(UsageError, match="--nodes is missing"):
-        _node_options({"node-rank": 0, "master": "a"}, {})
+        _node_options(FlagValues({"node-rank": 0, "master": "a"}), {})
 
 
 def test_only_the_report_is_on_stdout_when_it_is_for_a_script(

@@ -17,6 +17,7 @@ from drumline.cli import main
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_flags import OWN_FLAGS
 from drumline.cli.launch_request import LaunchRequest
+from drumline.config import FlagValues
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -540,7 +541,7 @@ def test_a_command_is_split_at_the_first_word() -> None:
     [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")],
 )
 def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
-    assert LaunchRequest({}, target, []).name == name
+    assert LaunchRequest(FlagValues(), target, []).name == name
 
 
 def test_help_has_every_flag_below_its_place_and_fits_a_terminal(

@@ -267,7 +267,6 @@ LIGHT = [
     "drumline",
     "drumline.cli",
     "drumline.cli.train_command",
-    "drumline.cli.ranks",
     "drumline.cli.evaluate_command",
     "drumline.cli.export_command",
     "drumline.cli.predict_command",

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drumline.base import typed_json
+from drumline.base import untrusted
 from drumline.base.text import join_names, plural, span
 from drumline.report.verify.checkpoint_check import SavedPosition
 from drumline.report.verify.section import Section
@@ -142,7 +142,7 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
 def _lost(record: dict[str, Any]) -> tuple[LostSteps, ...]:
     lost = record.get("lost", [])
     try:
-        entries = typed_json.from_json(list[tuple[int, int, int]], lost)
+        entries = untrusted.from_json(list[tuple[int, int, int]], lost)
     except ValueError:
         raise ValueError(f"damaged: lost is {lost!r}") from None
     return tuple(LostSteps(*entry) for entry in entries)

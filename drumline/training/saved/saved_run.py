@@ -25,10 +25,9 @@ from drumline.checkpoint import state, store
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, opened_run
 from drumline.checkpoint.retention import best, ranked
 from drumline.config import Layers
-from drumline.config.fields import annotation_of, is_in_task
+from drumline.config.fields import annotation_of, is_in_task, task_fields
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.config.task_fields import task_fields
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.rank.collectives import check_same, gather_json, gather_on_main
 from drumline.rank.torch_internals import pytree

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drumline.base.errors import UsageError
-from drumline.config.fields import name_in_task
+from drumline.config.fields import name_in_task, task_fields
 from drumline.config.schema import Config
-from drumline.config.task_fields import task_fields
 from drumline.training.tasks.hook import Hook
 
 

@@ -22,9 +22,8 @@ from torch.nn import functional
 from drumline.base.errors import UsageError
 from drumline.base.user_code import build_accepted, find_named
 from drumline.config import PRESETS, Layers, resolve
-from drumline.config.fields import FIELDS
+from drumline.config.fields import FIELDS, task_fields
 from drumline.config.schema import Config
-from drumline.config.task_fields import task_fields
 from drumline.data.cifar10 import cifar10
 from drumline.data.dataset import Split
 from drumline.data.images import ImageFolder, digits

@@ -14,8 +14,13 @@ from typing import Any
 
 from drumline.base.terminal import one_line
 from drumline.base.text import columns, duration, named_ranks, signal_name
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.untrusted import (
+    from_json,
+    make_own_folder,
+    parse_json,
+    read_regular,
+    replace_text,
+)
 from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending

@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.base.rank_environment import WITHOUT_WATCH, read_launcher_link
 from drumline.base.text import join_names
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 from drumline.watch.cluster_state import (
     ANSWER_OF,
     Answer,

@@ -18,8 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.base.typed_json import from_json
-from drumline.base.untrusted import replace_text
+from drumline.base.untrusted import from_json, replace_text
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.watchdog import urgent_symptoms

@@ -34,7 +34,7 @@ from drumline.base.processes import (
     thread_times,
     threads,
 )
-from drumline.base.typed_json import read_json
+from drumline.base.untrusted import read_json
 from drumline.watch.cluster_state import Collective
 from drumline.watch.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
 from drumline.watch.sidecar.system_evidence import OutOfMemoryCheck

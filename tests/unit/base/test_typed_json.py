@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import pytest
 
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 
 
 class Color(StrEnum):

@@ -12,10 +12,10 @@ import pytest
 from drumline.base.errors import ConfigError
 from drumline.config import check_layers, read_flags, read_layers
 from drumline.config.config_file import to_toml
+from drumline.config.fields import task_fields
 from drumline.config.help import render_help, task_docs
 from drumline.config.resolve import HOW_TO_DECLARE
 from drumline.config.schema import Bounds, Config
-from drumline.config.task_fields import task_fields
 from drumline.training.job.job import flat, make_manager
 from drumline.training.resume import changed_settings
 from drumline.training.run_context import RunRequest

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.cli.launch_request import LaunchRequest
+from drumline.config import FlagValues
 from drumline.launch.node.open_rendezvous import (
     OwnRendezvous,
     SingleNodeRendezvous,
@@ -66,9 +67,9 @@ def test_the_launcher_reads_the_setting_from_flags_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert LaunchRequest({}, "digits", CONTINUE).program().continues
-    assert not LaunchRequest({}, "digits", CONTINUE[:2]).program().continues
+    assert LaunchRequest(FlagValues(), "digits", CONTINUE).program().continues
+    assert not LaunchRequest(FlagValues(), "digits", CONTINUE[:2]).program().continues
     Path("mine.toml").write_text('[dist]\nsync = "local:5"\non_lost_node = "continue"\n')
-    assert LaunchRequest({}, "digits", ["--config", "mine.toml"]).program().continues
+    assert LaunchRequest(FlagValues(), "digits", ["--config", "mine.toml"]).program().continues
     back = ["--config", "mine.toml", "--dist.on_lost_node", "restart"]
-    assert not LaunchRequest({}, "digits", back).program().continues
+    assert not LaunchRequest(FlagValues(), "digits", back).program().continues

@@ -13,6 +13,7 @@ import pytest
 
 from drumline.cli import launch_request
 from drumline.cli.launch_request import LaunchRequest, NodeOutcome
+from drumline.config import FlagValues
 from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node import local
 from drumline.launch.node_plan import NodePlan, Program
@@ -23,6 +24,7 @@ PROGRAM = Program(("train", "digits"), is_task=True)
 WAIT = """
 import signal
 from drumline.cli.launch_request import LaunchRequest, NodeOutcome
+from drumline.config import FlagValues
 from drumline.launch import keep_going
 from drumline.launch.node_plan import NodePlan, Program
 
@@ -34,7 +36,8 @@ def run_once(request, node, program):
 
 keep_going.has_space = lambda *_: False
 LaunchRequest._run_once = run_once
-LaunchRequest({"keep-going": True}, "digits", []).run_node(NodePlan(), Program(("train", "digits"), is_task=True))
+request = LaunchRequest(FlagValues({"keep-going": True}), "digits", [])
+request.run_node(NodePlan(), Program(("train", "digits"), is_task=True))
 """
 
 
@@ -65,7 +68,10 @@ def test_pauses_grow_while_starts_are_preempted_soon(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LaunchRequest, "_run_once", run_once)
     monkeypatch.setattr(local, "exit_between_starts", lambda: None)
     monkeypatch.setenv("DRUMLINE_RESTARTED", "")
-    assert LaunchRequest({"keep-going": True}, "digits", []).run_node(NodePlan(), PROGRAM) == 0
+    assert (
+        LaunchRequest(FlagValues({"keep-going": True}), "digits", []).run_node(NodePlan(), PROGRAM)
+        == 0
+    )
     assert clock.pauses == [0, 5, 15, 35, 60, 60, 60, 60]
 
 

@@ -72,5 +72,7 @@ def test_anything_else_is_refused(tmp_path: Path) -> None:
     )
     path = write_profile(tmp_path, example())
     path.write_text(path.read_text().replace("4096", '"many"'))
-    with pytest.raises(UsageError, match=r"profile.json is not a profile: Expected `int`, got `str`"):
+    with pytest.raises(
+        UsageError, match=r"profile.json is not a profile: Expected `int`, got `str`"
+    ):
         read_profile(tmp_path)

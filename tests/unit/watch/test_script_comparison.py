@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 from drumline.parallel.scripts.script_recorder import arguments_by_name, script_facts
 from drumline.watch.cluster_state import LoaderReport, ModuleHashes, ModuleReport, ScriptReport
 from drumline.watch.script_differences import ScriptComparison, is_own_value

@@ -11,7 +11,7 @@ import pytest
 
 import drumline
 from drumline.base.rank_environment import LauncherLink
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 from drumline.net.dial import Reason
 from drumline.watch.cluster_state import (
     ANSWER_OF,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 from drumline.watch.cluster_state import ClusterState, LostNode
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis

@@ -18,7 +18,7 @@ import pytest
 
 from drumline.base import processes
 from drumline.base.processes import state_of
-from drumline.base.typed_json import from_json
+from drumline.base.untrusted import from_json
 from drumline.watch import watch_folder
 from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.diagnosis.evidence import BUSY_CORES, is_busy
