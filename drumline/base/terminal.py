@@ -65,23 +65,15 @@ def print_message(text: object, *details: object, stream: TextIO | None = None) 
 
 
 def show(
-    text: str,
-    *,
-    end: str = "\n",
-    stream: TextIO | None = None,
-    is_painted: bool = False,
-    is_data: bool = False,
+    text: str, *, end: str = "\n", stream: TextIO | None = None, is_data: bool = False
 ) -> None:
     """Print a page, a table or a help text on stdout. The caller has passed values in it through
     `one_line`.
 
-    `is_painted`: the caller has added colours, and escaped the values before. `is_data`: output for
-    programs, unchanged unless it goes to a terminal.
+    `is_data`: output for programs, unchanged unless it goes to a terminal.
     """
     stream = stream or sys.stdout
-    if is_painted:
-        text = "\n".join(_SPECIAL.sub(_visible_or_colour, line) for line in text.split("\n"))
-    elif not is_data or _is_terminal(stream):
+    if not is_data or _is_terminal(stream):
         text = shown(text)
     _write(f"{text}{end}", stream)
 
@@ -138,9 +130,8 @@ def is_read() -> bool:
 def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # closed when the process began
         return
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # a StringIO, or the user's own object
     try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.write(text)
         stream.flush()
     except BrokenPipeError:
         # `| head` has read enough; the command continues, with the same exit code.

@@ -185,22 +185,17 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 
-_owners: set[tuple[int, int]] = set()
-"""The owner of new files, by file system."""
-
-
 def _check_owner(status: os.stat_result, path: Path, folder: Path) -> None:
     """Root is accepted, as it can do anything. A network file system may give all files one owner,
     whoever writes them (root, nobody, the owner of the mount): there the owner of a new file in the
     folder counts as this user."""
     owner = status.st_uid
-    if owner in (os.geteuid(), 0) or (status.st_dev, owner) in _owners:
+    if owner in (os.geteuid(), 0):
         return
     import tempfile
 
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         if owner == os.fstat(file.fileno()).st_uid:
-            _owners.add((status.st_dev, owner))
             return
     raise PermissionError(
         errno.EPERM, f"it belongs to user id {owner}, and this is user id {os.geteuid()}", str(path)

@@ -15,18 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError, did_you_mean
 from drumline.base.terminal import print_message, show, show_lines
 from drumline.base.text import join_names, plural
 from drumline.cli import doctor_command, launch_command
-from drumline.cli.command_line import HELP_FLAG, read_command, show_help
+from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, show_help
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
-from drumline.config import FlagTable, FlagValues, read_flags
+from drumline.config import FlagTable, FlagValues, read_flags, switch
+from drumline.config.fields import flag_text
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_creation import bring_up
@@ -55,17 +56,15 @@ MADE: Mapping[str, FlagTable] = {
 }
 FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP_FLAG}}
 DELETE: FlagTable = {
-    "delete-data": (bool, "", "Delete the volume with its data too [it is kept]."),
-    "any-owner": (
-        bool,
-        "",
-        "Remove it also if another identity made it [asked on a terminal, otherwise refused].",
+    "delete-data": switch("Delete the volume with its data too [it is kept]."),
+    "any-owner": switch(
+        "Remove it also if another identity made it [asked on a terminal, otherwise refused]."
     ),
 }
 OF_LAUNCH: FlagTable = {
     **WHERE,
     "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
-    "doctor": (bool, "", "Check all pairs of nodes first [on]; --no-doctor skips it."),
+    "doctor": switch("Check all pairs of nodes first [on]; --no-doctor skips it."),
     **HELP_FLAG,
 }
 GROUPS: Mapping[str, Mapping[str, FlagTable]] = {
@@ -189,51 +188,38 @@ def _ask_to_remove(other_owners: Sequence[str], name: str) -> None:
 
 
 def _launch(argv: Sequence[str]) -> int:
-    flag_words, target, arguments = launch_command.split_command(
-        argv, {**LAUNCH_FLAGS, **OF_LAUNCH}
-    )
-    aws_words, launch_words = _apart(flag_words)
-    flags = read_flags(
-        aws_words, OF_LAUNCH, no_settings="a setting of the task goes after its name"
-    )
+    table = {**LAUNCH_FLAGS, **OF_LAUNCH}
+    flag_words, target, arguments = launch_command.split_command(argv, table)
+    flags = read_flags(flag_words, table, no_settings="a setting of the task goes after its name")
     show_help(flags, {"": OF_LAUNCH}, LAUNCH_USAGE)
     problems = list(flags.layer.problems)
-    for name in OF_CLUSTER:
-        if f"--{name}" in launch_words:
-            problems.append(f"--{name}: the cluster's nodes are the hosts")
+    problems += misplaced(flags.values, OF_CLUSTER, "the cluster's nodes are the hosts")
     if not target:
         problems.append("no TASK or SCRIPT.py was given")
-    account, settings = account_and_settings(flags.values, problems, "launch")
+    account, settings = account_and_settings(
+        {name: value for name, value in flags.values.items() if name in OF_LAUNCH},
+        problems,
+        "launch",
+    )
     assert target is not None
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
         job = _CloudJob(account, settings, Path(folder), flags.values.identity)
         if flags.values.get("doctor", True):
             job.check_pairs()
-        defaults = _defaults(launch_words, target)
         task_words = _with_volume(target, arguments, is_spot=job.is_spot)
-        return job.run([*defaults, *launch_words, target, *task_words])
+        return job.run([*_launch_words(flags.values, target), target, *task_words])
 
 
-def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our flags with their values, and those of `drumline launch`."""
-    aws_words: list[str] = []
-    launch_words: list[str] = []
-    side = launch_words
-    for word in words:
-        if word.startswith("-"):
-            flag = word.partition("=")[0].removeprefix("--").removeprefix("no-")
-            side = aws_words if flag in OF_LAUNCH or word == "-h" else launch_words
-        side.append(word)
-    return aws_words, launch_words
-
-
-def _defaults(launch_words: Sequence[str], target: str) -> list[str]:
-    defaults = []
-    if not {"--sync", "--no-sync"} & set(launch_words):
-        defaults.append("--sync")
+def _launch_words(values: FlagValues, target: str) -> Iterator[str]:
+    """The flags of `drumline launch`, and what is the default on a cluster."""
+    if "sync" not in values:
+        yield "--sync"
     if is_script(target):
-        defaults += ["--env", f"OUTPUT_DIR={RUNS}"]
-    return defaults
+        yield f"--env=OUTPUT_DIR={RUNS}"
+    for name, value in values.items():
+        if name not in OF_LAUNCH:
+            texts = value if isinstance(value, list) else [flag_text(value)]
+            yield from (f"--{name}={text}" for text in texts)
 
 
 def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> list[str]:

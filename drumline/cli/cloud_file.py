@@ -11,7 +11,7 @@ from typing import Literal
 
 from drumline.base.errors import UsageError
 from drumline.base.terminal import print_message
-from drumline.cli.command_line import check_command
+from drumline.cli.command_line import check_command, misplaced
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable, FlagValues
 from drumline.launch.aws.cloud_files import (
@@ -66,9 +66,7 @@ def wrong_for_file(verb_flags: FlagValues) -> Iterator[str]:
     printed = verb_flags.print
     for kind, names in _ONLY.items():
         if kind != printed:
-            yield from (
-                f"--{name}: is not for --print {printed}" for name in names if name in verb_flags
-            )
+            yield from misplaced(verb_flags, names, f"is not for --print {printed}")
     if printed == "skypilot":
         accelerators = verb_flags.accelerators
         if accelerators and not ACCELERATORS.fullmatch(accelerators):

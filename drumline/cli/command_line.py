@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from drumline.base.errors import ConfigError, UsageError
 from drumline.base.terminal import show
 from drumline.base.topology import topology_from
 from drumline.cli import HelpShown
-from drumline.config import Flags, FlagTable, read_flags
+from drumline.config import Flags, FlagTable, read_flags, switch
 from drumline.runs.events import as_json
 
-HELP_FLAG: FlagTable = {"help": (bool, "", "Show this text.")}
-OUTPUT_FLAGS: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), **HELP_FLAG}
+HELP_FLAG: FlagTable = {"help": switch("Show this text.")}
+OUTPUT_FLAGS: FlagTable = {"json": switch("Print one JSON object, for scripts."), **HELP_FLAG}
 
 
 def read_command(
@@ -50,6 +50,11 @@ def show_help(
 
         show("\n".join(filter(None, [usage, render_flags(groups), ends_with])), end="")
         raise HelpShown
+
+
+def misplaced(flags: Container[str], names: Iterable[str], reason: str) -> Iterator[str]:
+    """A problem for each flag of these that is given."""
+    return (f"--{name}: {reason}" for name in names if name in flags)
 
 
 def check_command(verb: str, problems: Iterable[str]) -> None:

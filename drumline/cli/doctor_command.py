@@ -18,9 +18,9 @@ from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
 from drumline.base.terminal import print_message, show, show_lines, show_progress
 from drumline.base.topology import first_host, topology_from
 from drumline.base.untrusted import whole_number
-from drumline.cli.command_line import HELP_FLAG, show_help
+from drumline.cli.command_line import HELP_FLAG, misplaced, show_help
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
-from drumline.config import Flags, FlagTable, FlagValues, Layers, read_flags
+from drumline.config import Flags, FlagTable, FlagValues, Layers, read_flags, switch
 from drumline.config.schema import Config, Count, CountOrZero, Port
 from drumline.launch.hosts import listed_hosts
 from drumline.launch.node_plan import DEFAULT_PORT, split_endpoint, wrong_endpoint
@@ -60,7 +60,7 @@ GROUPS: Mapping[str, FlagTable] = {
             "The code's folder, compared across hosts [this folder, unless it is your home].",
         ),
         "run": (str, "DIR", "Where runs will be written: its disk is checked [this folder]."),
-        "json": (bool, "", "Print everything as JSON, for scripts."),
+        "json": switch("Print everything as JSON, for scripts."),
         **HELP_FLAG,
     },
     "a task  On this machine, with the settings of `drumline train TASK`.": {
@@ -97,10 +97,8 @@ GROUPS: Mapping[str, FlagTable] = {
         "wait": (Count, "S", f"How many seconds nodes wait for each other [{WAIT_S}]."),
     },
     "a real process group  Values of collectives, and a step of DDP.": {
-        "collectives": (
-            bool,
-            "",
-            "Run it at the end [on for several hosts]; --no-collectives skips it.",
+        "collectives": switch(
+            "Run it at the end [on for several hosts]; --no-collectives skips it."
         ),
         "procs": (Count, "N", "Ranks of each host [one per GPU, or 1]."),
         "backend": (
@@ -175,25 +173,17 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
     with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
     without = [name for name in OF_NODES if name in verb_flags]
     if flags.positional:
-        yield from (
-            f"--{name}: a TASK is checked on this machine" for name in [*with_ssh, *without]
-        )
+        yield from misplaced(verb_flags, [*with_ssh, *without], "a TASK is checked on this machine")
     else:
-        yield from (f"--{name}: belongs to a TASK" for name in OF_TASK if name in verb_flags)
+        yield from misplaced(verb_flags, OF_TASK, "belongs to a TASK")
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if with_ssh and without:
         yield f"--{with_ssh[0]} uses ssh, and --{without[0]} does not: give one of them"
     if not with_ssh:
-        yield from (
-            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in verb_flags
-        )
+        yield from misplaced(verb_flags, OF_SSH, "belongs to --hosts and --hostfile")
     if not verb_flags.get("collectives", bool(with_ssh or without)):
-        yield from (
-            f"--{name}: belongs to --collectives"
-            for name in ("procs", "backend")
-            if name in verb_flags
-        )
+        yield from misplaced(verb_flags, ("procs", "backend"), "belongs to --collectives")
 
 
 def _check_task(flags: Flags) -> int:

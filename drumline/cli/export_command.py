@@ -12,17 +12,17 @@ from drumline.base.startup import interruptible, loading
 from drumline.base.terminal import show_lines
 from drumline.cli.command_line import HELP_FLAG, check_new, check_run_is_named, read_command
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG
-from drumline.config import FlagTable
+from drumline.config import FlagTable, switch
 from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 
 ENDING = ".safetensors"
 OWN_FLAGS: FlagTable = {
     "to": (str, "FILE", f"The file to write; its name ends in {ENDING}."),
-    "best": (bool, "", "The best checkpoint: the default."),
+    "best": switch("The best checkpoint: the default."),
     **CHECKPOINT_FLAG,
-    "ema": (bool, "", "The average of the weights that the task's EMA hook kept."),
-    "force": (bool, "", "Replace FILE and its model card if they exist."),
+    "ema": switch("The average of the weights that the task's EMA hook kept."),
+    "force": switch("Replace FILE and its model card if they exist."),
     **HELP_FLAG,
 }
 HELP = """\

@@ -10,9 +10,9 @@ from typing import Literal
 
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
-from drumline.cli.command_line import HELP_FLAG
+from drumline.cli.command_line import HELP_FLAG, misplaced
 from drumline.cli.launch_request import is_script
-from drumline.config import Flags, FlagTable, FlagValues
+from drumline.config import Flags, FlagTable, FlagValues, switch
 from drumline.config.flags import REPEATED
 from drumline.config.schema import (
     FIRST_PROFILED,
@@ -46,11 +46,9 @@ ANYWHERE: FlagTable = {
         f"[{TASK_RESTARTS} for a task, which resumes from its newest checkpoint; "
         f"{SCRIPT_RESTARTS} for a script, which may start over each time].",
     ),
-    "keep-going": (
-        bool,
-        "",
+    "keep-going": switch(
         "Unattended, for a task here or with --hosts: resume by itself after a preemption that left the hosts usable, "
-        "and after a full disk when there is space again. A signal to the launch itself still ends it.",
+        "and after a full disk when there is space again. A signal to the launch itself still ends it."
     ),
     "grace": (
         NotNegative,
@@ -66,10 +64,8 @@ ANYWHERE: FlagTable = {
     **HELP_FLAG,
 }
 OF_WATCH: FlagTable = {
-    "watch": (
-        bool,
-        "",
-        "Watch a script that does not use Drumline: report which rank blocks the others, and where.",
+    "watch": switch(
+        "Watch a script that does not use Drumline: report which rank blocks the others, and where."
     ),
     "on-hang": (
         Literal["restart", "stop", "report"],
@@ -90,7 +86,7 @@ OF_PROFILE: FlagTable = {
         "Profile these steps on every rank, as in 10:20, and show where their time goes.",
     ),
     "profile-to": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
-    "profile-only": (bool, "", "End the script after these steps."),
+    "profile-only": switch("End the script after these steps."),
 }
 OF_HOSTS: FlagTable = {
     "hosts": (
@@ -104,9 +100,7 @@ OF_HOSTS: FlagTable = {
         "D,E:4",
         "Hosts that replace a lost or unreachable one, with its number of ranks, or as given.",
     ),
-    "standby": (
-        bool,
-        "",
+    "standby": switch(
         "Keep a standby process for each rank of a task, with torch loaded: a restart takes seconds less "
         "[on; about 150 MB of memory each].",
     ),
@@ -123,7 +117,7 @@ OF_HOSTS: FlagTable = {
         "A variable for the ranks' environment, from here or as given; may be repeated. Those that begin with "
         f"{', '.join(PREFIXES)} are passed on anyway, and {', '.join(NAMES)}.",
     ),
-    "sync": (bool, "", "First copy the current folder to the same path on every host, with rsync."),
+    "sync": switch("First copy the current folder to the same path on every host, with rsync."),
     "exclude": (
         REPEATED,
         "PATTERN",
@@ -176,7 +170,7 @@ OF_NODES: FlagTable = {
     ),
 }
 OF_SLURM: FlagTable = {
-    "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
+    "slurm": switch("Write a batch file and submit it with sbatch; with --print only show it."),
     "partition": (str, "NAME", "The partition [the cluster's default]."),
     "time": (
         str,
@@ -199,19 +193,15 @@ OF_SLURM: FlagTable = {
         "FLAGS",
         "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'.",
     ),
-    "srun": (
-        bool,
-        "",
-        "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`.",
+    "srun": switch(
+        "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`."
     ),
 }
 # Those that sbatch has under the same names.
 OF_SBATCH = ("partition", "time", "account", "qos", "mem")
 OF_KUBERNETES: FlagTable = {
-    "kubernetes": (
-        bool,
-        "",
-        "Write a manifest for kubectl; nothing is applied unless --apply is given.",
+    "kubernetes": switch(
+        "Write a manifest for kubectl; nothing is applied unless --apply is given."
     ),
     "api": (
         Literal["v2", "v1", "job"],
@@ -230,7 +220,7 @@ OF_KUBERNETES: FlagTable = {
         "NAME",
         "A PersistentVolumeClaim for run folders, mounted at /runs in every pod.",
     ),
-    "apply": (bool, "", "Pass the manifest to `kubectl apply`, in kubectl's own context."),
+    "apply": switch("Pass the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
     "nodes": (
@@ -329,8 +319,10 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield f"{' and '.join(named)} exclude each other: each says where the job runs"
     for table, places, reason in BELONGS:
         if not places & where:
-            misplaced = [name for name in table if name in verb_flags and name not in WHERE]
-            yield from (f"--{name}: {reason}" for name in misplaced if ALSO.get(name) not in where)
+            own_names = [
+                name for name in table if name not in WHERE and ALSO.get(name) not in where
+            ]
+            yield from misplaced(verb_flags, own_names, reason)
     if "env-file" in where and "procs" in verb_flags:
         yield "--procs: NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
     if "kubernetes" in where:
@@ -344,8 +336,8 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
     if where and "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags.nnodes)):
         yield wrong
     for name, needed in NEEDS.items():
-        if name in verb_flags and not verb_flags.get(needed):
-            yield f"--{name}: needs --{needed}"
+        if not verb_flags.get(needed):
+            yield from misplaced(verb_flags, [name], f"needs --{needed}")
     for launcher, names in NOT_FOR.items():
         if is_given(launcher):
             yield from (f"--{name}: is not for --{launcher}" for name in filter(is_given, names))

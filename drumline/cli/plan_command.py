@@ -13,7 +13,7 @@ from drumline.base.terminal import show_lines
 from drumline.base.text import memory_size, plural
 from drumline.cli.command_line import HELP_FLAG, read_command, show_json
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
-from drumline.config import FlagTable
+from drumline.config import FlagTable, switch
 from drumline.config.schema import Count
 from drumline.training.memory.gpu_table import GPUS, gpu_memory
 
@@ -36,7 +36,7 @@ OWN_FLAGS: FlagTable = {
         f"For hsdp, which shards the model inside a node [{RANKS_PER_NODE}].",
     ),
     **CONFIG_FLAG,
-    "json": (bool, "", "Print one JSON object, for scripts: sizes are in bytes."),
+    "json": switch("Print one JSON object, for scripts: sizes are in bytes."),
     **HELP_FLAG,
 }
 USAGE = """\

@@ -22,7 +22,7 @@ from drumline.cli.evaluate_command import (
     with_saved_run,
 )
 from drumline.cli.train_command import run_on_ranks
-from drumline.config import Flags, FlagTable
+from drumline.config import Flags, FlagTable, switch
 
 if TYPE_CHECKING:
     from drumline.training.manager import RunManager
@@ -33,7 +33,7 @@ OWN_FLAGS: FlagTable = {
     "to": (str, "FILE", "The file to write: .jsonl, or .npy for one array [JSON lines on stdout]."),
     **CHECKPOINT_FLAG,
     **RANK_FLAGS,
-    "force": (bool, "", "Replace FILE if it exists."),
+    "force": switch("Replace FILE if it exists."),
     **HELP_FLAG,
 }
 HELP = """\

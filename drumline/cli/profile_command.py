@@ -19,13 +19,14 @@ from drumline.cli.command_line import (
     OUTPUT_FLAGS,
     check_command,
     check_no_rank,
+    misplaced,
     show_help,
     show_json,
 )
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
 from drumline.cli.profile_report import profile_of, show_profile
-from drumline.config import PRESETS, Flags, FlagTable, read_flags
+from drumline.config import PRESETS, Flags, FlagTable, read_flags, switch
 from drumline.config.schema import MOST_PROFILED, Count
 from drumline.report.profile.advice import advise
 from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
@@ -52,7 +53,7 @@ OWN_FLAGS: FlagTable = {
         "FILE",
         "What `drumline doctor --collectives --json` printed, to compare bandwidths with.",
     ),
-    "try": (bool, "", "Run the task with each change that is proposed, and report what it brings."),
+    "try": switch("Run the task with each change that is proposed, and report what it brings."),
     **train_command.CONFIG_FLAG,
     "run": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
     **OUTPUT_FLAGS,
@@ -138,11 +139,9 @@ def _is_run(target: str) -> bool:
 def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool) -> None:
     problems = list(flags.layer.problems) if of_script or of_folder else []
     if of_folder:
-        unused = [name for name in OF_NEW if name in flags.values]
-        problems += [
-            f"--{name}: is for a new profile, but a run folder was given" for name in unused
-        ]
-    problems += [f"--{path}: give --steps" for path in FIXED if path in flags.layer.settings]
+        reason = "is for a new profile, but a run folder was given"
+        problems += misplaced(flags.values, OF_NEW, reason)
+    problems += misplaced(flags.layer.settings, FIXED, "give --steps")
     if flags.values.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
     if flags.values.get("try") and (of_script or of_folder):

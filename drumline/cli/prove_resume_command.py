@@ -3,7 +3,6 @@ prints the result."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -21,8 +20,7 @@ from drumline.base.untrusted import make_own_folder
 from drumline.base.user_code import is_class_spec
 from drumline.cli import train_command
 from drumline.cli.command_line import HELP_FLAG, check_command, check_no_rank, read_command
-from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
-from drumline.config.fields import Field, task_fields
+from drumline.config import PRESETS, Flags, FlagTable, read_layers
 from drumline.config.schema import Count, Seed
 from drumline.tools.prove.proof_plan import (
     ProofOptions,
@@ -144,32 +142,21 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         problems += wrong_options(options)
     check_command("prove-resume", [*problems, *wrong_settings(layers, options)])
     assert task is not None
-    defaults, own_fields = _of_task(task)
-    settings = ProofSettings(layers, defaults, options)
+    settings = ProofSettings(layers, _task_defaults(task), options)
     check_command("prove-resume", settings.problems())
     arguments = settings.arguments(task, config_file=file)
-    ranks_flags = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
-    ranks_layers = read_layers(
-        ranks_flags, config_file=Path(file) if file else None, environment=os.environ
-    )
-    # What each rank would refuse is reported here, once.
-    resolve(ranks_layers, defaults, task=task, task_fields=own_fields)
     return options, arguments, settings.describe_changes()
 
 
-def _of_task(task: str) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
-    """The default settings of the task, and its own settings. A task of the user's own is loaded
-    for that, as each rank does it."""
+def _task_defaults(task: str) -> Mapping[str, Any]:
+    """A task of the user's own is loaded for them, as each rank does it."""
     if not is_class_spec(task):
-        return PRESETS[task].defaults, {}
-
+        return PRESETS[task].defaults
     with loading():
-        from drumline.training.tasks.base import Task
         from drumline.training.tasks.built_in import load_task
 
     try:
-        task_class = load_task(task)
-        return task_class.defaults, task_fields(task_class, Task)
+        return load_task(task).defaults
     except DrumlineError:
         raise
     except Exception as error:
@@ -203,7 +190,6 @@ def _new_folder(folder: Path) -> Path:
     try:
         make_own_folder(folder, follow_links=True)
         is_empty = not any(folder.iterdir())
-        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(
             f"the folder {folder} cannot be made or written: {error.strerror}",

@@ -12,7 +12,7 @@ from drumline.base.errors import ExitCode, UsageError
 from drumline.base.terminal import show_lines
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command
-from drumline.config import FlagTable
+from drumline.config import FlagTable, switch
 from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 from drumline.watch.run_status import RunStatusReader
@@ -32,10 +32,8 @@ OWN_FLAGS: FlagTable = {
         "FILE",
         "Where to write it [RUN/report.html; of several runs, or one in an object store, report.html].",
     ),
-    "live": (
-        bool,
-        "",
-        "Serve the page while the run is training, on 127.0.0.1, updated every 5 s, until it ends or Ctrl-C.",
+    "live": switch(
+        "Serve the page while the run is training, on 127.0.0.1, updated every 5 s, until it ends or Ctrl-C."
     ),
     **HELP_FLAG,
 }

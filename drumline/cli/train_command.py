@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from drumline.config import (
     read_flags,
     read_layers,
     resolve,
+    switch,
 )
 from drumline.config.fields import flag_text, task_fields
 from drumline.config.flags import Layer
@@ -60,8 +60,8 @@ OWN_FLAGS: FlagTable = {
         f"How often --procs restarts ranks that hang, crash or are killed; they resume from the newest checkpoint "
         f"[{TASK_RESTARTS}]. A failure that a restart cannot fix is not retried.",
     ),
-    "fresh": (bool, "", "Start over: an earlier run in the folder is moved aside, not deleted."),
-    "help": (bool, "", "Show this text; with a TASK, its defaults and its own settings."),
+    "fresh": switch("Start over: an earlier run in the folder is moved aside, not deleted."),
+    "help": switch("Show this text; with a TASK, its defaults and its own settings."),
 }
 USAGE = (
     "usage: drumline train TASK [--procs N] [--max-restarts N] [--run DIR] [--fresh] [--config FILE] "
@@ -73,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     if flags.values.help:
-        show(_help(next(iter(flags.positional), None)), end="", is_painted=True)
+        show(_help(next(iter(flags.positional), None)), end="")
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
     procs = flags.values.procs
@@ -212,9 +212,7 @@ def _help(task: str | None) -> str:
         of_task = {"task": task, "task_defaults": PRESETS[task].defaults}
     elif task is not None and is_class_spec(task):
         of_task = _help_of_own_task(task)
-    settings = render_help(
-        width=shutil.get_terminal_size().columns, bold=sys.stdout.isatty(), **of_task
-    )
+    settings = render_help(width=shutil.get_terminal_size().columns, **of_task)
     return "\n".join([USAGE, "", render_flags({"": OWN_FLAGS}), settings])
 
 

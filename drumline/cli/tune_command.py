@@ -12,10 +12,10 @@ from drumline.base.errors import ExitCode, UsageError
 from drumline.base.terminal import show_lines
 from drumline.base.text import join_names
 from drumline.base.untrusted import open_regular
-from drumline.cli.command_line import HELP_FLAG, check_command, read_command, show_json
+from drumline.cli.command_line import HELP_FLAG, check_command, misplaced, read_command, show_json
 from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
 from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
-from drumline.config import FlagTable, FlagValues
+from drumline.config import FlagTable, FlagValues, switch
 from drumline.tools.doctor.cluster import DoctorOptions
 from drumline.tools.doctor.doctor_report import finding_lines
 from drumline.tools.doctor.finding import Finding
@@ -29,13 +29,11 @@ from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_fi
 GROUPS: Mapping[str, FlagTable] = {
     "over ssh": DOCTOR_GROUPS["over ssh"],
     "logs  `drumline tune --log FILE ...`; - reads stdin.": {
-        "log": (
-            bool,
-            "",
-            "Read logs of a job instead: NCCL's (NCCL_DEBUG=INFO), torch's, the kernel's.",
+        "log": switch(
+            "Read logs of a job instead: NCCL's (NCCL_DEBUG=INFO), torch's, the kernel's."
         )
     },
-    "both": {"json": (bool, "", "Print everything as JSON, for scripts."), **HELP_FLAG},
+    "both": {"json": switch("Print everything as JSON, for scripts."), **HELP_FLAG},
 }
 USAGE = """\
 usage: drumline tune [flags]
@@ -80,13 +78,9 @@ def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if not with_ssh:
-        yield from (
-            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in verb_flags
-        )
+        yield from misplaced(verb_flags, OF_SSH, "belongs to --hosts and --hostfile")
     if verb_flags.log:
-        yield from (
-            f"--{name}: does not go with --log, which only reads files" for name in with_ssh
-        )
+        yield from misplaced(verb_flags, with_ssh, "does not go with --log, which only reads files")
         if not files:
             yield "--log: no FILE was given; - reads stdin"
     else:

@@ -14,7 +14,7 @@ from drumline.base.errors import ExitCode
 from drumline.base.terminal import is_read, make_console, one_line, show_lines
 from drumline.base.text import columns
 from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command, show_json
-from drumline.config import FlagTable
+from drumline.config import FlagTable, switch
 from drumline.config.schema import Bounds
 from drumline.runs.run_folder import find_run
 from drumline.watch.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
@@ -57,16 +57,14 @@ exit codes: 0 all is well, or the run has ended; 1 no job trains there, or, with
             status is old; 2 no such run folder
 """
 OWN_FLAGS: FlagTable = {
-    "once": (bool, "", "Show all ranks once; the exit code says whether all is well."),
+    "once": switch("Show all ranks once; the exit code says whether all is well."),
     "every": (
         Annotated[float, Bounds(low=0.1, high=86_400)],
         "S",
         "Seconds between two updates [1 on a terminal, else 10: then a line each, and ranks that need attention].",
     ),
-    "json": (
-        bool,
-        "",
-        "For scripts: the record and each rank's state in words; without --once one line for each update.",
+    "json": switch(
+        "For scripts: the record and each rank's state in words; without --once one line for each update."
     ),
     **HELP_FLAG,
 }

@@ -3,7 +3,7 @@ imports torch."""
 
 from __future__ import annotations
 
-from drumline.config.flags import Flags, FlagTable, FlagValues, read_flags
+from drumline.config.flags import Flags, FlagTable, FlagValues, read_flags, switch
 from drumline.config.presets import PRESETS
 from drumline.config.resolve import Layers, check_layers, read_layers, resolve
 
@@ -19,4 +19,5 @@ __all__ = [
     "read_flags",
     "read_layers",
     "resolve",
+    "switch",
 ]

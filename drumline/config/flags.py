@@ -128,6 +128,13 @@ def _annotation(setting: Setting, besides: Collection[str]) -> Any:
 FlagTable = Mapping[str, tuple[Any, str, str]]
 """A verb's own flags: the type of each, the placeholder for its value in the help, and its help
 text."""
+
+
+def switch(text: str) -> tuple[Any, str, str]:
+    """A flag that is true where it is given, and takes no value."""
+    return (bool, "", text)
+
+
 NO_FLAGS: FlagTable = MappingProxyType({})
 REPEATED = list[str]
 """The type of a flag that may be given several times: its value is the list of texts."""

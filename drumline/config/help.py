@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from drumline.config import schema
-from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field, describe_type, show_value
+from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field, describe_type, flag_text
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
 
@@ -35,7 +35,6 @@ GRAMMAR = (
 def render_help(
     *,
     width: int = 80,
-    bold: bool = False,
     task: str | None = None,
     task_defaults: Mapping[str, Any] = NO_DEFAULTS,
     task_settings: Mapping[str, tuple[Field, str]] = NO_TASK_SETTINGS,
@@ -44,15 +43,15 @@ def render_help(
     schema's, as `task`'s. `task_settings`: the task's own settings, each with its doc."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     docs = field_docs()
-    blocks = ["\n".join([_title("tasks", bold), *_tasks(width)])]
-    blocks.append("\n".join([_title("settings", bold), *_wrapped(GRAMMAR, width, indent=2)]))
+    blocks = ["\n".join(["tasks", *_tasks(width)])]
+    blocks.append("\n".join(["settings", *_wrapped(GRAMMAR, width, indent=2)]))
     if task_settings:
-        lines = [f"{_title(TASK_SECTION, bold)}  Settings of {task}."]
+        lines = [f"{TASK_SECTION}  Settings of {task}."]
         for path, (field, doc) in task_settings.items():
             lines.append(_setting_entry(path, field, doc, show_default(field.default), width))
         blocks.append("\n".join(lines))
     for section, cls in SECTIONS.items():
-        lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
+        lines = [f"{section}  {(cls.__doc__ or '').strip()}"]
         for path, field in FIELDS.items():
             if path.startswith(f"{section}."):
                 default = _default(path, task, task_defaults)
@@ -123,10 +122,6 @@ def render_flags(groups: Mapping[str, FlagTable]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _title(name: str, bold: bool) -> str:
-    return f"\x1b[1m{name}\x1b[0m" if bold else name
-
-
 def _tasks(width: int) -> Iterator[str]:
     summaries = {name: preset.summary for name, preset in PRESETS.items()}
     summaries[OWN_TASK] = (
@@ -153,11 +148,9 @@ def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> s
 
 def show_default(value: Any) -> str:
     """A default as it would be typed."""
-    if isinstance(value, str):
-        return value
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={show_default(item)}" for name, item in value.items()) or "empty"
-    return show_value(value).strip("[]").replace(" ", "")
+        return ", ".join(f"{name}={flag_text(item)}" for name, item in value.items()) or "empty"
+    return flag_text(value)
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> list[str]:

@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any, Literal, TextIO
 
 import torch
 
-from drumline.base.command_lines import resume_command, two_node_command
 from drumline.base.errors import log, summary
 from drumline.base.startup import command_start, now, process_start
 from drumline.base.untrusted import APPEND, descriptor_of, open_log
@@ -333,3 +333,31 @@ class WatchNotices:
                 reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
             if kind == "straggler":
                 self._slow[host, rank] = str(notice.get("what", ""))
+
+
+# Commands for the user to type next
+
+
+def resume_command(arguments: Sequence[str], *, procs: int) -> str:
+    """The command that resumes this run on the same number of ranks: without `--fresh`, with
+    `--procs` if needed."""
+    command = ["drumline", "train", *(word for word in arguments if word != "--fresh")]
+    has_procs = any(word.partition("=")[0] == "--procs" for word in command)
+    if procs != 1 and not has_procs:
+        command += ["--procs", str(procs)]
+    return shlex.join(command)
+
+
+def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
+    """The command for the same run on two machines, with this many ranks on each."""
+    words = []
+    previous = ""
+    for word in arguments:
+        is_procs = "--procs" in (word, previous) or word.startswith("--procs=")
+        if not is_procs and word != "--fresh":
+            words.append(word)
+        previous = word
+    # `drumline launch` needs the task before its flags; `drumline train` takes it anywhere.
+    if task in words:
+        words.remove(task)
+    return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *words])}"

@@ -3,18 +3,16 @@ is named."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from drumline.base.errors import DrumlineError, ExitCode, UsageError
+from drumline.base.errors import DrumlineError, ExitCode
 from drumline.cli import prove_resume_command
 from tests.cli.test_command import ROOT, drumline, python_m, torch_blocked
 from tests.conftest import children_that_stay
@@ -352,20 +350,6 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
         assert result.returncode == 2
         assert message in result.stderr
         assert not result.stdout
-
-
-def test_a_folder_that_cannot_be_written_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write anywhere
-    with pytest.raises(
-        UsageError, match=r"the folder .* cannot be made or written: Permission denied"
-    ) as error:
-        prove_resume_command.run(["digits", "--keep", str(tmp_path)])
-    assert "choose another with --keep DIR" in str(error.value)
 
 
 def test_wrong_places_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

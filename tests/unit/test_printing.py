@@ -12,15 +12,7 @@ import sys
 import pytest
 
 from drumline.base.errors import DrumlineError, as_list, log
-from drumline.base.terminal import (
-    coloured_line,
-    make_console,
-    one_line,
-    paragraph,
-    print_message,
-    show,
-    shown,
-)
+from drumline.base.terminal import coloured_line, make_console, one_line, paragraph, shown
 
 
 @pytest.mark.parametrize(
@@ -46,14 +38,6 @@ def test_colours_of_ranks_end_with_their_line() -> None:
 
 def test_lines_below_a_line_of_ours_are_indented() -> None:
     assert paragraph("a\nb", "c\nd", "", "try: e") == "drumline: a\\nb\n  c\\nd\n\n  try: e\n"
-
-
-def test_a_stream_that_lacks_a_letter_gets_its_number() -> None:
-    data = io.BytesIO()
-    stream = io.TextIOWrapper(data, encoding="ascii")
-    print_message("größe", stream=stream)
-    show("\x1b[1mß\x1b[0m", stream=stream, is_painted=True)
-    assert data.getvalue() == b"drumline: gr\\xf6\\xdfe\n\x1b[1m\\xdf\x1b[0m\n"
 
 
 def test_what_rich_draws_is_harmless_before_it_is_laid_out() -> None:

@@ -67,11 +67,6 @@ def test_a_table_of_options_in_a_tasks_defaults_is_shown() -> None:
     )
 
 
-def test_bold_is_only_there_when_asked_for() -> None:
-    assert "\x1b" not in render_help()
-    assert "\x1b[1moptim\x1b[0m  The optimizer and its learning rate." in render_help(bold=True)
-
-
 def test_an_entry_of_the_commands_own_looks_the_same() -> None:
     assert render_entry("--run", "folder", "Where the run is kept.", default="runs/TASK") == (
         "  --run  folder  [runs/TASK]\n      Where the run is kept."

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from drumline.base.command_lines import resume_command, two_node_command
 from drumline.base.startup import interrupted
 from drumline.launch.env_file import EnvFile
 from drumline.launch.hosts import Host
@@ -18,6 +17,7 @@ from drumline.launch.node_plan import (
     task_program,
     torchrun_command,
 )
+from drumline.training.output import resume_command, two_node_command
 
 FILE = EnvFile(NodePlan(), {"DDP_TIMEOUT_SECONDS": "60", "NCCL_DEBUG": "INFO"})
 
