@@ -134,7 +134,7 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
         assert after(words, "--python") == "/opt/drumline/bin/python"
         assert after(words, "--ssh").startswith("ssh -F /")
     assert launch[7:] == [
-        *("--sync", "--procs", "4", "digits", "--train.epochs", "3"),
+        *("--sync", "--procs=4", "digits", "--train.epochs", "3"),
         *("--run", "/mnt/shared/runs/digits"),
     ]
     prepared = sorted(line.split(" -- ")[1] for line in cluster.log.read_text().splitlines())
@@ -183,9 +183,8 @@ def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
     assert aws_command.run(["launch", "--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]) == 0
     script, task = cluster.calls
     assert script[7:] == [
-        "--env",
-        "OUTPUT_DIR=/mnt/shared/runs",
-        "--no-sync",
+        "--env=OUTPUT_DIR=/mnt/shared/runs",
+        "--sync=false",
         "train.py",
         "--run",
         "x",
