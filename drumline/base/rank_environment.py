@@ -50,6 +50,13 @@ LOST_AFTER_S = 20
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
 
 
+def _leave(environment: Mapping[str, str], name: str, text: str) -> None:
+    """Write the file that this variable names, if a launcher has set it."""
+    if path := environment.get(name):
+        with contextlib.suppress(OSError):
+            replace_text(Path(path), text)
+
+
 # How a rank failed
 
 
@@ -75,9 +82,7 @@ class FailureRecord:
 
 def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None:
     """Does nothing under another launcher."""
-    if path := environment.get(FAILURE_FILE):
-        with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps(asdict(record)), encoding="utf-8")
+    _leave(environment, FAILURE_FILE, json.dumps(asdict(record)))
 
 
 def read_failure(path: Path) -> FailureRecord | None:
@@ -90,9 +95,7 @@ def read_failure(path: Path) -> FailureRecord | None:
 
 def write_rank(environment: Mapping[str, str], rank: int) -> None:
     """Does nothing where no launcher shows the lines of ranks."""
-    if path := environment.get(RANK_FILE):
-        with contextlib.suppress(OSError):
-            replace_text(Path(path), str(rank))
+    _leave(environment, RANK_FILE, str(rank))
 
 
 def read_rank(path: Path) -> int | None:
@@ -116,9 +119,7 @@ def grace_from(environment: Mapping[str, str]) -> float | None:
 def note_saved(environment: Mapping[str, str]) -> None:
     """Report to the launcher that the preempted run has saved: the same command resumes it,
     whatever ends this rank."""
-    if path := environment.get(SAVED_FILE):
-        with contextlib.suppress(OSError):
-            Path(path).touch()
+    _leave(environment, SAVED_FILE, "")
 
 
 # How a command failed
@@ -138,9 +139,7 @@ class ErrorRecord:
 def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
     """Does nothing in a command that a user has typed. A later failure, after a restart, replaces
     an earlier one."""
-    if path := environment.get(ERROR_FILE):
-        with contextlib.suppress(OSError):
-            replace_text(Path(path), json.dumps(asdict(record)))
+    _leave(environment, ERROR_FILE, json.dumps(asdict(record)))
 
 
 def read_error(path: Path) -> ErrorRecord | None:

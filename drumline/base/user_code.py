@@ -40,18 +40,16 @@ def is_users_file(filename: str) -> bool:
     return not filename.startswith(f"{Path(torch.__file__).parent}/")
 
 
-def load_class(spec: str, base: type[Any] = object) -> type[Any]:
-    """The class that `file.py:Class` or `package.module:Class` names. `base`: for an unknown name,
-    subclasses of it are suggested."""
-    loaded: type[Any] = _load(spec, "class", "ClassName", inspect.isclass, base)
+def load_class(spec: str) -> type[Any]:
+    """The class that `file.py:Class` or `package.module:Class` names."""
+    loaded: type[Any] = _load(spec, "class", "ClassName", inspect.isclass)
     return loaded
 
 
-def find_named(kind: str, name: str, built_in: Mapping[str, Any], base: type[Any] = object) -> Any:
-    """What a name refers to: something built in, or a class of the user's (`base` as for
-    `load_class`)."""
+def find_named(kind: str, name: str, built_in: Mapping[str, Any]) -> Any:
+    """What a name refers to: something built in, or a class of the user's."""
     if is_class_spec(name):
-        return load_class(name, base)
+        return load_class(name)
     if name not in built_in:
         raise UsageError(
             f"there is no {kind} {name!r}; {did_you_mean(name, built_in)}",
@@ -66,9 +64,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function
 
 
-def _load(
-    spec: str, kind: str, example: str, is_kind: Callable[[Any], bool], base: type[Any] = object
-) -> Any:
+def _load(spec: str, kind: str, example: str, is_kind: Callable[[Any], bool]) -> Any:
     module_name, _, name = spec.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UsageError(
@@ -80,22 +76,12 @@ def _load(
     members = {member: value for member, value in vars(module).items() if is_kind(value)}
     if name in members:
         return members[name]
-    if choices := _suggestions(module, members, base):
-        hint = did_you_mean(name, choices)
-    else:
-        hint = "it defines none" if base is object else f"it defines no {base.__name__}"
+    prefix = f"{module.__name__}."  # what it only imports is hardly meant
+    choices = [
+        member for member, value in members.items() if f"{value.__module__}.".startswith(prefix)
+    ]
+    hint = did_you_mean(name, choices) if choices else "it defines none"
     raise UsageError(f"{module_name} has no {kind} {name!r}; {hint}")
-
-
-def _suggestions(module: ModuleType, members: Mapping[str, Any], base: type[Any]) -> list[str]:
-    """The names of members that fit: those that the module defines, before those that it imports,
-    such as a base class."""
-    fitting = members
-    if base is not object:
-        fitting = {name: value for name, value in members.items() if issubclass(value, base)}
-    prefix = f"{module.__name__}."
-    defined = [name for name, value in fitting.items() if f"{value.__module__}.".startswith(prefix)]
-    return defined or [name for name, value in fitting.items() if value is not base]
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -43,7 +43,6 @@ from drumline.tools.scale.prediction_check import check_predictions
 from drumline.tools.scale.scale_prediction import predict
 from drumline.tools.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 
-MAX_RANKS = 1 << 20
 PREDICT_FLAGS: FlagTable = {
     "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
     "gpus-per-node": (Count, "N", "Ranks of each node [as profiled]."),
@@ -185,19 +184,10 @@ def _predict(flags: Flags) -> int:
     path = Path(flags.positional[0])
     verb_flags = flags.values
     profile = read_profile(path)
-    names = {field.name for field in fields(ScaleOptions)}
-    values = {
-        name.replace("-", "_"): value
-        for name, value in verb_flags.items()
-        if name.replace("-", "_") in names
-    }
+    values = {field.name: getattr(verb_flags, field.name) for field in fields(ScaleOptions)}
+    values = {name: value for name, value in values.items() if value is not None}
     per_node = max(1, profile.world_size // max(1, profile.num_nodes))
     options = ScaleOptions(**{"nodes": (2, 4, 8), "gpus_per_node": per_node, **values})
-    ranks = max(options.nodes) * options.gpus_per_node
-    if ranks > MAX_RANKS:
-        raise UsageError(
-            f"--nodes: {ranks:,} ranks are more than {MAX_RANKS:,}", next_step="give fewer nodes"
-        )
     prediction = predict(profile, _network_of(profile, verb_flags), options, source=str(path))
     folder = path
     if not path.is_dir():

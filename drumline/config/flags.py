@@ -8,7 +8,7 @@ library: argparse and tyro both stop at the first mistake.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -77,15 +77,18 @@ def check_layer(
     besides: Collection[str] = (),
     problems: Iterable[str] = (),
     broken: Iterable[str] = (),
+    check: Callable[[Setting], Setting] | None = None,
 ) -> Layer:
     """Check names, types and bounds. `besides`: other names that may have been meant. `problems`
-    and `broken`: what was found before."""
+    and `broken`: what was found before. `check`: of a setting, in place of what the schema says."""
     settings: dict[str, Setting] = {}
     problems = list(problems)
     broken = set(broken)
     for setting in _options_apart(unchecked):
         try:
-            settings[setting.path] = setting.coerced(_annotation(setting, besides))
+            settings[setting.path] = (
+                check(setting) if check else setting.coerced(_annotation(setting, besides))
+            )
         except Mismatch as mismatch:
             problems.append(str(mismatch))
             broken.update((setting.path, *nearest(setting.path)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -91,7 +92,12 @@ def resolve(
     )
     strongest_first = [
         *(
-            _check_task_settings(layer, task_fields, task=task)
+            check_layer(
+                layer.settings.values(),
+                problems=layer.problems,
+                broken=layer.broken,
+                check=partial(_checked, fields=task_fields, task=task),
+            )
             for layer in (*layers, task_layer, field_defaults)
         ),
         DEFAULTS,
@@ -101,26 +107,12 @@ def resolve(
     return _build(settled, {name_in_task(path): settled[path].value for path in task_fields})
 
 
-def _check_task_settings(layer: Layer, fields: Mapping[str, Field], *, task: str) -> Layer:
-    """The layer with the task's own settings checked, too."""
-    settings = dict(layer.settings)
-    problems = list(layer.problems)
-    broken = set(layer.broken)
-    for path, setting in layer.settings.items():
-        if not is_in_task(path):
-            continue
-        try:
-            settings[path] = _checked(setting, fields, task)
-        except Mismatch as mismatch:
-            del settings[path]
-            problems.append(str(mismatch))
-            broken.add(path)
-    return Layer(settings, tuple(problems), frozenset(broken))
-
-
-def _checked(setting: Setting, fields: Mapping[str, Field], task: str) -> Setting:
+def _checked(setting: Setting, *, fields: Mapping[str, Field], task: str) -> Setting:
+    """A setting of the task itself with its value checked; any other as it is."""
     path = setting.path
     value = setting.value
+    if not is_in_task(path):
+        return setting
     if path not in fields:
         raise Mismatch(f"{setting.name}: unknown setting; {_hint(path, fields, task)}")
     annotation = fields[path].annotation

@@ -77,11 +77,8 @@ class OrClass:
     """One of these names, or a class of the user's choice: `package.module.Class`,
     `file.py:Class`."""
 
-    names: tuple[str, ...]
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        return (*self.names, "package.Class")
+    choices: tuple[str, ...]
+    """The names, and how a class is written."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class DataConfig:
 class OptimConfig:
     """The optimizer and its learning rate."""
 
-    name: Annotated[str, OrClass(("sgd", "adamw", "muon"))] = setting(
+    name: Annotated[str, OrClass(("sgd", "adamw", "muon", "package.Class"))] = setting(
         "sgd", other_names=("optimizer", "optim")
     )
     """The optimizer. `muon`: torch's Muon for matrices, AdamW for embeddings and the rest. Any

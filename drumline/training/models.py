@@ -275,7 +275,7 @@ def build_model(
     config that its signature names; a fact overrides a setting. It must accept all `options`, which
     override both.
     """
-    builder = find_named("model", name, _builders, nn.Module)
+    builder = find_named("model", name, _builders)
     model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(

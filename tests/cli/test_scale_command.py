@@ -173,10 +173,6 @@ def test_a_rate_and_a_latency_are_a_network(
             ["scale", "predict", "run", "--optim.lr", "1"],
             "is a setting of a run; scale predict takes none",
         ),
-        (
-            ["scale", "predict", "run", "--network", "10gbit", "--nodes", "9999999"],
-            "19,999,998 ranks are more than 1,048,576",
-        ),
         (["scale", "check"], "no RUN was given"),
         (["scale", "check", "missing"], "there is no folder missing"),
         (["scale", "check", "run"], "there is no prediction in run"),

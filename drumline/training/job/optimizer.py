@@ -134,7 +134,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
     if name in built_in:
         return built_in[name]
     module, _, last = name.rpartition(".")
-    kind = load_class(name if ":" in name else f"{module}:{last}", Optimizer)
+    kind = load_class(name if ":" in name else f"{module}:{last}")
     if not issubclass(kind, Optimizer):
         raise UsageError(
             f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer"

@@ -177,7 +177,7 @@ def load_task(spec: str) -> type[Task]:
     `package.module:ClassName`."""
     # the user's imports may load torch's compiler, which chooses its cache then
     use_private_cache()
-    task: type[Any] = find_named("task", spec, BUILT_IN, Task)
+    task: type[Any] = find_named("task", spec, BUILT_IN)
     if not issubclass(task, Task):
         raise UsageError(
             f"{spec} is not a Task", next_step=f"write `class {task.__name__}(drumline.Task)`"

@@ -72,25 +72,22 @@ class Counts(Counter): pass
 
 
 @pytest.mark.parametrize(
-    ("name", "base", "meant"),
+    ("name", "meant"),
     [
-        ("Count", "object", "did you mean 'Counts'?"),  # not Counter, which is only imported
-        ("Train", "Base", "did you mean 'Trains'?"),
-        ("Bases", "Base", "did you mean 'Base'?"),
-        ("Counters", "Base", "known: Base, Trains"),
-        ("Train", "Exception", "it defines no Exception"),
+        ("Count", "did you mean 'Counts'?"),  # not Counter, which is only imported
+        ("Train", "did you mean 'Trains'?"),
+        ("Bases", "did you mean 'Base'?"),
+        ("X", "known: Base, Counts, Trains"),
     ],
 )
 def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, base: str, meant: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "many_classes", raising=False)
     (tmp_path / "many_classes.py").write_text(MANY_CLASSES)
-    bases = {"object": object, "Exception": Exception}
-    base_class = bases.get(base) or load_class(f"{tmp_path}/many_classes.py:{base}")
     with pytest.raises(UsageError) as caught:
-        load_class(f"{tmp_path}/many_classes.py:{name}", base_class)
+        load_class(f"{tmp_path}/many_classes.py:{name}")
     assert str(caught.value) == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
 
 
