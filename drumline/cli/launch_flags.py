@@ -102,7 +102,7 @@ OF_HOSTS: FlagTable = {
     ),
     "standby": switch(
         "Keep a standby process for each rank of a task, with torch loaded: a restart takes seconds less "
-        "[on; about 150 MB of memory each].",
+        "[on; about 150 MB of memory each]."
     ),
     "port": (Port, "N", f"The rendezvous port, on the first host [{DEFAULT_PORT}]."),
     "ssh": (
