@@ -17,6 +17,8 @@ _DISTRIBUTES = re.compile(
     r"^[^#\n]*\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|dask|horovodrun|ibrun|jsrun|flux|hostfile)\b",
     re.MULTILINE,
 )
+# `$(srun -n1 hostname -i)` asks a node for its address.
+_SUBSTITUTION = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)")
 _COUNTED = {"StatefulSet", "Job", "Deployment", "PyTorchJob"}
 # The pods of other kinds may be independent runs.
 _ONE_JOB = {"PyTorchJob", "StatefulSet"}
@@ -65,7 +67,7 @@ def _is_alone(launch: Launch) -> bool:
 def _only_first_node(script: Script) -> Iterator[Finding]:
     """Slurm runs a batch script on the first of its nodes."""
     nodes = script.sbatch.number("nodes") or 1
-    if nodes < 2 or _DISTRIBUTES.search(script.text):
+    if nodes < 2 or _DISTRIBUTES.search(_SUBSTITUTION.sub("", script.text)):
         return
     for launch in launches(script):
         if launch.kind != PYTHON and not launch.command.is_conditional:

@@ -30,12 +30,27 @@ _NUMBERS = re.compile(r"[0-9.]+|\[?[0-9a-fA-F]*:[0-9a-fA-F:]*\]?")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    if not launches(script):
+        yield from _of_batch_script(script)
     findings = {launch: [*_of_launch(script, launch)] for launch in launches(script)}
     reported = [launch for launch in findings if findings[launch]]
     # Two launches in one script are nodes that are played on one machine.
     for launch in reported if len(reported) == 1 or script.container is not None else ():
         if not _is_simulated(launch):
             yield from findings[launch]
+
+
+def _of_batch_script(script: Script) -> Iterator[Finding]:
+    """Where what the nodes run is not seen, the address that they all get."""
+    nodes = script.sbatch.number("nodes") or 1
+    starts_steps = any(command.words[0].plain == "srun" for command in script.commands)
+    for address in script.variables.get("MASTER_ADDR", []) if nodes > 1 and starts_steps else ():
+        if address.is_seen and not address.is_conditional and address.constant in LOOPBACK:
+            yield RULE.at(script, address, _at_loopback(nodes, address.constant))
+
+
+def _at_loopback(nodes: int, host: str) -> str:
+    return f"{nodes} nodes rendezvous at {host}, which is a different machine on each of them"
 
 
 def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
@@ -49,10 +64,7 @@ def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
     host = host_in(launch, word)
     container = launch.script.container
     if nodes > 1 and host in LOOPBACK:
-        message = (
-            f"{nodes} nodes rendezvous at {host}, which is a different machine on each of them"
-        )
-        yield RULE.at(script, place, message)
+        yield RULE.at(script, place, _at_loopback(nodes, host))
     elif nodes > 1 and _NODE_LIST.fullmatch(host):
         message = f"{host} is a list of nodes such as gpu[07-10], or a host on which no rank runs"
         fix = 'take the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'

@@ -44,7 +44,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if threads is None:
             continue
         count = whole_number(threads.constant)
-        if _EVERY_CORE.fullmatch(threads.value.text) and _ranks(launch) > 1:
+        written = script.substituted(threads.value.text)
+        if _EVERY_CORE.fullmatch(written) and _ranks(launch) > 1:
             message = f"each of {_ranks(launch)} ranks has as many threads as there are CPUs"
             yield RULE.at(script, threads, message)
         elif count and cpus and count * _ranks(launch) > cpus:
