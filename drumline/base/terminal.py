@@ -131,7 +131,11 @@ def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # closed when the process began
         return
     try:
-        stream.write(text)
+        # A letter that an ASCII terminal or pipe cannot have must not end a job.
+        encoding = (
+            getattr(stream, "encoding", None) or "utf-8"
+        )  # a StringIO, or the user's own object
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
         # `| head` has read enough; the command continues, with the same exit code.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -65,6 +66,10 @@ class HelpShown(Exception):  # noqa: N818  # no error
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # The user's own output too: a letter that an ASCII terminal or pipe cannot have must not end a job.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)

@@ -93,39 +93,54 @@ def checked(run: RunFolder) -> str:
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "no files": (lambda content: content.pop("files") and None, "it names no files"),
-    "files as a list": (lambda content: content.update(files=[1]), "it names no files"),
-    "no step": (lambda content: content.pop("step") and None, "its step is None"),
-    "step as text": (lambda content: content.update(step="2"), "its step is '2'"),
-    "step as a truth": (lambda content: content.update(step=True), "its step is True"),
+    "no files": (
+        lambda content: content.pop("files") and None,
+        "Object missing required field `files`",
+    ),
+    "files as a list": (
+        lambda content: content.update(files=[1]),
+        "Expected `object`, got `array` - at `$.files`",
+    ),
+    "no step": (
+        lambda content: content.pop("step") and None,
+        "Object missing required field `step`",
+    ),
+    "step as text": (
+        lambda content: content.update(step="2"),
+        "Expected `int`, got `str` - at `$.step`",
+    ),
+    "step as a truth": (
+        lambda content: content.update(step=True),
+        "Expected `int`, got `bool` - at `$.step`",
+    ),
     "step below zero": (lambda content: content.update(step=-2), "its step is -2"),
     "metrics as a list": (
         lambda content: content.update(metrics=[1]),
-        "its metrics are not numbers",
+        "Expected `object`, got `array` - at `$.metrics`",
     ),
     "metrics as text": (
         lambda content: content.update(metrics={"loss": "low"}),
-        "its metrics are not numbers",
+        "Expected `float`, got `str` - at `$.metrics[...]`",
     ),
     "created as a number": (
         lambda content: content.update(created=7),
-        "its created or non_finite is not text",
+        "Expected `str`, got `int` - at `$.created`",
     ),
     "non_finite as a list": (
         lambda content: content.update(non_finite=[]),
-        "its created or non_finite is not",
+        "Expected `str | null`, got `array` - at `$.non_finite`",
     ),
     "an entry as text": (
         lambda content: content["files"].update(x="y"),
-        "no size and checksum of x",
+        "Expected `object`, got `str` - at `$.files[...]`",
     ),
     "an entry without a size": (
         lambda content: content["files"].update(x={"blake3": ""}),
-        "no size and checksum",
+        "Object missing required field `bytes` - at `$.files[...]`",
     ),
     "a size below zero": (
         lambda content: content["files"].update(x={"bytes": -1, "blake3": ""}),
-        "no size and checksum of x",
+        "the size of x is -1",
     ),
     "a device": (named("/dev/zero"), "the file name '/dev/zero' has characters other"),
     "a path upwards": (named("../step-00000001/model.json"), "has characters other"),

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from drumline.base import untrusted
 from drumline.base.errors import UsageError
 from drumline.base.untrusted import check_own_folder, open_append, open_log, replace_text
 from drumline.launch.node.rank_logs import LogFollower, last_lines
@@ -143,7 +142,6 @@ def test_a_file_system_that_gives_all_files_one_owner_is_fine(
     finally:
         monkeypatch.undo()
         os.seteuid(0)
-    monkeypatch.setattr(untrusted, "_owners", set())  # of that user's files
     with pytest.raises(PermissionError):
         check_own_folder(shared / "run")
 

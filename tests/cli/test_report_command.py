@@ -16,6 +16,7 @@ import pytest
 from drumline.base.errors import UsageError
 from drumline.cli import report_command, runs_command
 from drumline.report import page
+from drumline.report.page import report_at_end
 from tests.cli.test_watch_command import job
 from tests.ports import listening_addresses
 from tests.report_runs import write_run
@@ -48,21 +49,21 @@ def test_an_error_in_the_report_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path / "run", ranks=1)
-    report_command.report_at_end(run, prints=False)
+    report_at_end(run, prints=False)
     assert (run / "report.html").exists()
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(page, "read_run", lambda path: 1 / 0)
-    report_command.report_at_end(run)
+    report_at_end(run)
     printed = capsys.readouterr().err
     assert (
         printed
         == "drumline: warning: the report could not be written: ZeroDivisionError: division by zero\n"
     )
-    report_command.report_at_end(tmp_path / "never made")
+    report_at_end(tmp_path / "never made")
     monkeypatch.undo()
     (run / "report.html").unlink()
     (run / "report.html").mkdir()
-    report_command.report_at_end(run)
+    report_at_end(run)
     printed = capsys.readouterr().err
     assert printed == f"drumline: warning: {run}/report.html could not be written: Is a directory\n"
 

@@ -30,7 +30,6 @@ from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.runs.events import read_events
-from drumline.training.between_steps.log_line import _sizes
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.gpu.test_train_cuda import digits as digits_config
 from tests.gpu.test_train_cuda import train_on_gpu
@@ -354,11 +353,3 @@ def test_bytes_of_a_dataset_of_ones_own_are_prepared_on_the_device(workers: int)
             assert torch.equal(found.cpu(), labels)
             # A GPU divides by a number through its reciprocal.
             torch.testing.assert_close(prepared(raw, chances, 32).cpu(), expected)
-
-
-def test_the_advice_knows_what_fits_on_the_device() -> None:
-    dataset = digits(split="train", augment=True)
-    assert _sizes(BatchMaker(dataset, seed=0, defer_finish=True), GPU) == ("115 kB", None)
-    settings: dict[str, int] = {"size": 256, "crop": 224, "num_images": 2}
-    assert _sizes(BatchMaker(Photos(100, **settings), seed=0), GPU) == (None, "602 kB of float32")
-    assert _sizes(BatchMaker(PhotoBytes(100, **settings), seed=0), GPU) == (None, None)

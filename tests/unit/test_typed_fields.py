@@ -33,7 +33,6 @@ FOREIGN = {
     "called a synchronizing CUDA operation": "torch",
     "Expected to have finished reduction in the prior iteration": "torch's DDP",
     r"indices which did not receive grad for rank \d+: ([\d ]+)": "torch's DDP",
-    "Your training graph has changed in this iteration": "torch's DDP",
     "mixed torch.Tensor and DTensor": "torch's DTensor",
     "dataloader worker": "torch's DataLoader",
     "out of memory": "CUDA, NCCL",
@@ -52,8 +51,6 @@ FOREIGN = {
     "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
     "Resource creation cancelled": "CloudFormation",
-    "ERROR:": "pip",
-    "fatal:": "git",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
 FOREIGN_MODULES = {

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from subprocess import Popen
 from typing import Any, NamedTuple
 
@@ -382,7 +382,7 @@ class NodeAgent(LocalElasticAgent):
         if diagnosis.is_final:
             self._remaining_restarts = 0
         is_last = self._remaining_restarts == 0
-        self.supervision.report("diagnosis", **vars(diagnosis), is_last=is_last)
+        self.supervision.report("diagnosis", **asdict(diagnosis), is_last=is_last)
         if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
             print_message(diagnosis.sentence)
 

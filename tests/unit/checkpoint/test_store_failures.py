@@ -73,7 +73,8 @@ def test_full_disk(small_disk: Callable[[str], Path]) -> None:
     assert re.search(
         rf"the checkpoint {root}/step-00000002 could not be saved: the disk is full "
         rf"\(1 MB needed, 2\d\d kB free\); the last good checkpoint, {good}, is untouched\n"
-        rf"  try: free some space on the disk of {root}, or use another run folder; then rerun the same command",
+        rf"  try: free some space on the disk of {root}, or inodes \(df -i\), or use another run folder; "
+        "then rerun the same command",
         text,
     ), text
     assert catalog.newest_valid(root) == (good, [])
@@ -102,10 +103,7 @@ def test_full_of_files(small_disk: Callable[[str], Path]) -> None:
     good = write(root, 1)
     text = failure(root, 2)
     assert "the disk is full" in text
-    assert (
-        f"delete some files on the disk of {root}: it has bytes left but may have no inodes (see df -i)"
-        in text
-    )
+    assert f"free some space on the disk of {root}, or inodes (df -i)" in text
     assert catalog.newest_valid(root).path == good
 
 
@@ -180,7 +178,7 @@ def test_a_file_in_the_place_of_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "reason", "next_step"),
     [
-        (errno.ENOSPC, "the disk is full", "delete some files on the disk"),
+        (errno.ENOSPC, "the disk is full", "free some space on the disk"),
         (errno.EDQUOT, "the disk quota is used up", "free some space, or ask for a larger quota"),
         (errno.EPERM, "no permission", "let user id"),
         (errno.EIO, "Input/output error", "check the disk of"),

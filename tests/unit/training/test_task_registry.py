@@ -47,7 +47,7 @@ def test_a_typo_is_answered_with_a_task_of_the_file(tmp_path: Path) -> None:
         "from torch.utils.data import Dataset\nfrom drumline import Task\n"
         "class SpiralData(Dataset):\n    pass\nclass Spirals(Task):\n    pass\n"
     )
-    with pytest.raises(UsageError, match="has no class 'SpiralDat'; did you mean 'Spirals'"):
+    with pytest.raises(UsageError, match="has no class 'SpiralDat'; did you mean 'SpiralData'"):
         load_task(f"{file}:SpiralDat")
 
 
