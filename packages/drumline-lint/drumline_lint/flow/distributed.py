@@ -7,10 +7,22 @@ from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.files import Files, package_of
 from drumline_lint.program.imports import with_imported
-from drumline_lint.program.names import FRAMEWORKS, STARTS
+from drumline_lint.program.names import (
+    ACCELERATOR,
+    DDP,
+    DEEPSPEED,
+    FABRIC,
+    FRAMEWORKS,
+    FSDP,
+    INIT,
+    STARTS,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
+from drumline_lint.reading.allocation import processes_per_node, started_on_nodes, tasks_per_node
+from drumline_lint.reading.launchers import PYTHON, Launch
+from drumline_lint.reading.rendezvous import most_nodes
 from drumline_lint.reading.source import Source
 
 _WORDS = (
@@ -37,6 +49,45 @@ def distributed_sources(program: Program) -> set[Source]:
     return {
         source for source in with_imported(program, _starting(program)) if not _is_mocked(source)
     }
+
+
+_SPAWN = "torch.multiprocessing.spawn"
+_BEGINNINGS = (INIT, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED, _SPAWN, "drumline.DDPManager")
+_ONE_GPU = re.compile(r"(^|\s)(-g|--(n_?|num_?)?gpus)[ =]1(\s|$)")
+_FOR_ONE = re.compile(r"(single|one|1)_?(gpu|process|device)|no_?ddp|non_?dist")
+
+
+@cached_query
+def starts_ranks(program: Program, source: Source) -> bool:
+    """Whether this very file starts several processes, joins a group or wraps a model, itself or by
+    a function that begins a group, and is not known to be started as one process.
+
+    A file that is imported by such a file may be of a program with one process as well.
+    """
+    if _FOR_ONE.search(source.path.stem.lower()) or _is_started_alone(program, source):
+        return False
+    if next(program.calls(source, *_BEGINNINGS), None) is not None:
+        return True
+    beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
+    names = {function.name for function in beginning if function is not None}
+    calls = [call for name in names for call in program.index(source).calls.get(name, ())]
+    return any(program.function_of(call) in beginning for call in calls)
+
+
+def _is_started_alone(program: Program, source: Source) -> bool:
+    """Whether scripts start it, and each with one process."""
+    started = program.launches_of(source)
+    spawns = next(program.calls(source, _SPAWN), None) is not None
+    return bool(started) and all(_is_of_one_process(launch, spawns) for launch in started)
+
+
+def _is_of_one_process(launch: Launch, spawns: bool) -> bool:
+    if launch.kind == PYTHON and _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
+        return True  # it is told so
+    if launch.kind == PYTHON:
+        is_task = launch.srun is not None and not spawns
+        return is_task and tasks_per_node(launch) == 1 and started_on_nodes(launch) == 1
+    return processes_per_node(launch) == 1 and most_nodes(launch) == 1
 
 
 def _is_mocked(source: Source) -> bool:

@@ -180,6 +180,8 @@ _NEWER_SYNTAX = (
     ((3, 12), re.compile(r"\s*type\s+\w+\s*(?:\[.*\])?\s*=|\s*(?:async\s+def|def|class)\s+\w+\s*\[")),
     # quotes of the f-string in one of its expressions
     ((3, 12), re.compile(r""".*\b[fF][rR]?(["'])[^"'\n]*\{[^}\n]*?\1\w""")),
+    # an expression of an f-string over several lines
+    ((3, 12), re.compile(r""".*\b[fF][rR]?(["'])[^"'\n]*\{[^}"'\n]*$""")),
     # without parentheses; Python 2 has a name in small letters in the second place
     ((3, 14), re.compile(r"\s*except\*?\s+[A-Z][\w.]*(?:\s*,\s*[A-Z][\w.]*)+\s*:")),
     ((3, 14), re.compile(r""".*(?<![\w"'])(?:t|T|rt|tr)["']""")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.loops import batch_loops, outer_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
@@ -14,7 +14,7 @@ from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import called_name, calls_beside, enclosing_function
+from drumline_lint.program.tree import called_name, calls_beside, enclosing_function, last_name
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
@@ -35,7 +35,37 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"the DistributedSampler{of} shuffles, but set_epoch is never called: "
                 "every epoch has the same order"
             )
-            yield RULE.at(source, call, message)
+            is_mild = source.is_notebook or _is_of_one_epoch(program, call)
+            severity = Severity.NOTE if is_mild else None
+            yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:
+    """Whether all loops over epochs of its file make one round, unless a user asks for more."""
+    index = program.index(program.source_of(sampler))
+    heads = [*(loop.iter for loop in index.every(ast.For))]
+    heads += [loop.test for loop in index.every(ast.While)]
+    ends = [
+        head.comparators[-1] if isinstance(head, ast.Compare) else head.args[-1]
+        for head in heads
+        if "epoch" in ast.unparse(head).lower()
+        if isinstance(head, ast.Compare) or (isinstance(head, ast.Call) and head.args)
+    ]
+    return bool(ends) and all(_is_one(program, end) for end in ends)
+
+
+def _is_one(program: Program, number: ast.expr) -> bool:
+    """1, or an option with this default."""
+    if program.values(number) == {ConstantValue(1)}:
+        return True
+    options = program.index(program.source_of(number)).calls.get("add_argument", ())
+    return any(
+        isinstance(option.args[0], ast.Constant)
+        and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)
+        and program.values(argument(option, None, "default")) == {ConstantValue(1)}
+        for option in options
+        if option.args
+    )
 
 
 def _shuffles(program: Program, call: ast.Call) -> bool:
@@ -123,6 +153,8 @@ def _is_another(program: Program, call: ast.Call | None, sampler: ast.Call) -> b
         )
         if isinstance(owner, Instance):
             return True
+        if isinstance(owner, CallResult) and not owner.name.startswith("torch.utils.data."):
+            return False  # `getattr(loader, "sampler", None)`
         if not made or any(getattr(part, "call", sampler) is sampler for part in made):
             return False
     return bool(owners)

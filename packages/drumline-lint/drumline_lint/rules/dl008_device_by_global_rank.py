@@ -5,22 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import are_exclusive
-from drumline_lint.flow.hosts import NODES
-from drumline_lint.program.origins import parts, previous_values, written_values
+from drumline_lint.program.origins import previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import devices_given
 
 RULE = rule("DL008", in_tests=False)
-_OF_SCHEDULERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`. A note unless a
-    scheduler that has several nodes gives the rank, or the file speaks of nodes."""
+    """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
     lines = set()
     for device in (
         number for given in devices_given(program, source) for number in _numbers(given)
@@ -34,12 +31,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue  # it is the global rank in another branch
         if is_seen and program.source_of(device) is source and device.lineno not in lines:
             lines.add(device.lineno)
-            constants = [part for part in parts(program, device) if isinstance(part, ast.Constant)]
-            is_sure = any(constant.value in _OF_SCHEDULERS for constant in constants)
-            is_sure = is_sure or NODES.search(source.text) is not None
             message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
-            severity = Severity.WARNING if is_sure else Severity.NOTE
-            yield RULE.at(source, device, message, severity=severity)
+            yield RULE.at(source, device, message)
 
 
 def _numbers(device: ast.expr) -> list[ast.expr]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import starts_ranks
 from drumline_lint.program.calls import argument
-from drumline_lint.program.names import FSDP
+from drumline_lint.program.names import DDP, FSDP
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import called_name, last_name, nodes_in, parent_of
 from drumline_lint.reading.source import Source
-from drumline_lint.training.saves import is_own, saves, severity_of_race
+from drumline_lint.training.saves import Save, is_own, saves, severity_of_race
 
 RULE = rule("DL014", in_tests=False)
+_MODEL = re.compile(r"(^|_)(model|net|network|ddp|state_dict)$")
 _GATHERED = (
     "gather the full state on every rank (get_model_state_dict with full_state_dict=True), "
     "then save under `if dist.get_rank() == 0:`"
@@ -31,17 +35,34 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue  # of a sharded model, every rank must call it
         to = "the same file" if save.path is None else source.code(save.path)
         message = f"{source.code(save.call.func)} runs on every rank and writes {to}"
-        if _is_made_if_missing(program, save.call):
+        is_shown = starts_ranks(program, source) and _is_of_model(program, save)
+        if not is_shown or _is_made_if_missing(program, save.call):
             severity = Severity.NOTE
         fix = _GATHERED if is_sharded else ""
         yield RULE.at(source, save.call, message, fix=fix, severity=severity)
     for call in _opened_for_writing(program, source):
         path = argument(call, 0, "file")
-        severity = severity_of_race(program, call)
-        if severity is not None and not is_own(program, path):
+        is_raced = severity_of_race(program, call) is not None
+        if is_raced and not is_own(program, path):
             to = "the same file" if path is None else source.code(path)
             message = f"every rank opens {to} for writing, and all write to it at the same time"
-            yield RULE.at(source, call, message, severity=severity)
+            yield RULE.at(source, call, message, severity=Severity.NOTE)
+
+
+def _is_of_model(program: Program, save: Save) -> bool:
+    """Whether a model, its state or that of an optimizer is in it; other things are small, or are
+    prepared once."""
+    name = called_name(save.call)
+    if name in ("save_pretrained", "save_model") or save.what is None:
+        return name in ("save_pretrained", "save_model")
+    if name not in ("save", "save_file") or program.name_of(save.call.func).startswith("numpy."):
+        return False
+    if _MODEL.search(last_name(save.what).lower()) or program.made(save.what, DDP, *FSDP):
+        return True
+    return any(
+        isinstance(part, ast.Call) and called_name(part) == "state_dict"
+        for part in parts(program, save.what)
+    )
 
 
 def _is_made_if_missing(program: Program, call: ast.Call) -> bool:

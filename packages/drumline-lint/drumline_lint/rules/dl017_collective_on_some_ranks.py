@@ -34,12 +34,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             is_own = chain[0] is call and not _serves(chain)
             if is_own and not has_counterpart(program, call, name):
                 # `rank < n` may choose all of them
-                is_sure = all(test.is_main is not None for test in tests)
+                is_certain = all(test.is_main is not None for test in tests)
+                is_sure = is_certain and _is_seen_here(program, name, chain)
                 severity = None if is_sure else Severity.NOTE
                 yield RULE.at(
                     source, call, _message(source, tests[0], name, chain), severity=severity
                 )
                 break
+
+
+def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> bool:
+    """Whether torch's own collective is called beside the condition, or in a function of the same
+    file that is called there; what a framework's methods wait for depends on its version."""
+    sources = {program.source_of(call) for call in chain}
+    return name.startswith("torch.distributed.") and len(chain) <= 2 and len(sources) == 1
 
 
 def _serves(chain: tuple[ast.Call, ...]) -> bool:

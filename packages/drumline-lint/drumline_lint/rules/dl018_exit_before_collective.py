@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, short_name
-from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at, rest_of_block
+from drumline_lint.flow.conditions import (
+    conditions,
+    rank_tests,
+    rank_tests_at,
+    rest_of_block,
+    split_condition,
+)
+from drumline_lint.flow.distributed import starts_ranks
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import LOOPS, ancestors, block_of, nodes_in
+from drumline_lint.program.tree import LOOPS, ancestors, block_of, dotted, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
 
 RULE = rule("DL018")
+_OPTION = re.compile(r"(^|\W)(args|opts?|cfg|config|options|flags|hparams|params|self\.config)\b")
+_DEBUGGING = re.compile(r"debug|dry_?run|test|profil|inspect|only")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -26,16 +36,62 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             who = _who_leaves(program, exit_)
             missed = _missed(program, exit_) if who else ""
             if missed:
-                yield RULE.at(source, exit_, f"{who} here, and the other ranks block in {missed}")
+                message = f"{who} here, and the other ranks block in {missed}"
+                is_sure = starts_ranks(program, source) and _is_by_ranks(program, exit_)
+                severity = None if is_sure else Severity.NOTE
+                yield RULE.at(source, exit_, message, severity=severity)
+
+
+def _is_by_ranks(program: Program, exit_: ast.stmt) -> bool:
+    """Whether every condition around it asks for the rank, or for what the loop computes; one on an
+    option may hold in no run."""
+    for test, holds in _held_inside(exit_, conditions(program, exit_, with_exits=False)):
+        for part, part_holds in split_condition(test, holds):
+            if not rank_tests(program, part, part_holds) and not _is_computed(exit_, part):
+                return False
+    return True
+
+
+def _held_inside(
+    exit_: ast.stmt, held: Iterable[tuple[ast.expr, bool]]
+) -> list[tuple[ast.expr, bool]]:
+    """The conditions between it and the loop that it leaves."""
+    left = loop_around(exit_) if isinstance(exit_, (ast.Break, ast.Continue)) else None
+    return [(test, holds) for test, holds in held if left is None or left in ancestors(test)]
+
+
+def _is_computed(exit_: ast.stmt, test: ast.expr) -> bool:
+    """Whether it asks for something that the loop around sets; beside an option, a counter is not
+    enough."""
+    loop = next((outer for outer in ancestors(exit_) if isinstance(outer, LOOPS)), None)
+    if loop is None or _OPTION.search(ast.unparse(test).lower()):
+        return (
+            loop is not None
+            and not _DEBUGGING.search(ast.unparse(test).lower())
+            and bool(_names(test) & _assigned_in(loop))
+        )
+    counters = _names(loop.target) if isinstance(loop, ast.For) else set()
+    return bool(_names(test) & (_assigned_in(loop) | counters))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {dotted(name) for name in nodes_in(node, ast.Name, ast.Attribute)} - {""}
+
+
+def _assigned_in(loop: ast.AST) -> set[str]:
+    targets = [target for made in nodes_in(loop, ast.Assign) for target in made.targets]
+    targets += [made.target for made in nodes_in(loop, ast.AugAssign)]
+    changed = [
+        call.func.value for call in nodes_in(loop, ast.Call) if isinstance(call.func, ast.Attribute)
+    ]
+    return {name for part in (*targets, *changed) for name in _names(part)}
 
 
 def _who_leaves(program: Program, exit_: ast.stmt) -> str:
     """In words; empty if it is not known who."""
-    left = loop_around(exit_) if isinstance(exit_, (ast.Break, ast.Continue)) else None
-    if isinstance(exit_, ast.Continue) and isinstance(left, ast.While):
+    if isinstance(exit_, ast.Continue) and isinstance(loop_around(exit_), ast.While):
         return ""  # the rank comes to the collective later
-    held = conditions(program, exit_, with_exits=False)
-    inside = [(test, holds) for test, holds in held if left is None or left in ancestors(test)]
+    inside = _held_inside(exit_, conditions(program, exit_, with_exits=False))
     tests = [part for test, holds in inside for part in rank_tests(program, test, holds)]
     every = [test for test in tests if test.is_needed and test.kind != "group"]
     if not every or any(test.is_main is None for test in every):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import starts_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import depends_on_rank
@@ -32,4 +33,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             is_writer = program.name_of(call.func) in _WRITERS
             what = "is opened on every rank, with the same folder"
             what = what if is_writer else "begins a run on every rank"
-            yield RULE.at(source, call, f"{source.code(call.func)} {what}")
+            message = f"{source.code(call.func)} {what}"
+            severity = None if starts_ranks(program, source) else Severity.NOTE
+            yield RULE.at(source, call, message, severity=severity)

@@ -60,7 +60,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if effect != "gather":
                 fix = f"run `{written}.module` here, or let every rank run it"
             is_sure = effect != "broadcast" or _has_buffers(program, model)
-            severity = None if is_sure else Severity.NOTE
+            severity = None if is_sure and running is call else Severity.NOTE
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 

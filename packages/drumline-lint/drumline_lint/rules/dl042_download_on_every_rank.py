@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import starts_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
@@ -24,18 +25,22 @@ _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.dataset
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Datasets with `download=True` on every rank; not if some ranks make the same one before the
-    others."""
+    others, and of several calls for one dataset the first."""
+    is_sure = starts_ranks(program, source) and not source.is_notebook
+    severity = None if is_sure else Severity.NOTE
     downloads = list(_downloads(program, source))
     guarded = [call for call in downloads if not is_on_every_rank(program, call)]
     names = {program.name_of(call.func) for call in guarded}
     for call in downloads:
-        if call not in guarded and program.name_of(call.func) not in names:
+        name = program.name_of(call.func)
+        if call not in guarded and name not in names:
+            names |= {name} if name.startswith(_DATASETS) else set()
             what = "extracts" if called_name(call) == "extractall" else "downloads"
             message = (
                 f"{source.code(call.func)} {what} on every rank: "
                 "all ranks write the same files at the same time"
             )
-            yield RULE.at(source, call, message)
+            yield RULE.at(source, call, message, severity=severity)
 
 
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.distributed import framework
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import framework, starts_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
@@ -42,7 +42,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call)} draws another split on every rank: "
                 "what one rank tests on, another trains on"
             )
-            yield RULE.at(source, call, message)
+            severity = None if starts_ranks(program, source) else Severity.NOTE
+            yield RULE.at(source, call, message, severity=severity)
 
 
 def _chooses_samples(program: Program, call: ast.Call) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, likely_collective_names, short_name
 from drumline_lint.flow.conditions import always_exits, conditions, rank_tests
+from drumline_lint.flow.distributed import starts_ranks
 from drumline_lint.flow.loops import batch_loops, evaluation_loops, loop_around
 from drumline_lint.flow.some_ranks import has_backward, is_within
 from drumline_lint.program.names import COLLECTIVES
@@ -40,6 +41,10 @@ _OWN_CALLS = {
 }
 # Only these are certain for collectives in functions that are called.
 _CERTAIN = ("its own clock", "its own memory", "a signal that it got")
+# Mostly the same for all ranks, which see one disk and end with one job.
+_SEEN_BY_ALL = ("a file that it sees",)
+_METRIC = "the metric of its own part of the data"
+_OPTIONS = {"args", "arg", "opt", "opts", "cfg", "config", "options", "hparams"}
 _BROKEN = ("isnan", "isinf", "isfinite", "item")
 # Names of functions that let ranks agree.
 _EXCHANGING = ("reduce", "gather", "sync", "broadcast", "agree")
@@ -83,13 +88,16 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
         if reason == "a file that it sees" and isinstance(exit_, ast.Return):
             reason = ""
         if not reason and isinstance(exit_, ast.Break) and _stops_by_own_metric(program, exit_):
-            reason = "the metric of its own part of the data"
+            reason = _METRIC
         is_after = isinstance(exit_, ast.Continue) and not _has_backward_after(loop, exit_)
         if reason and not is_after:
             message = (
                 f"a rank leaves here by {reason}, and the other ranks block in the backward pass"
             )
-            yield RULE.at(source, exit_, message)
+            is_shown = reason != _METRIC or starts_ranks(program, source)
+            is_sure = is_shown and reason not in _SEEN_BY_ALL
+            severity = None if is_sure else Severity.NOTE
+            yield RULE.at(source, exit_, message, severity=severity)
     for call in nodes_in(loop, ast.Call):
         is_last = called_name(call) == "backward" and program.function_of(call) is None
         branch = next((outer for outer in ancestors(call) if isinstance(outer, ast.If)), None)
@@ -195,13 +203,15 @@ def _set_by_signals(program: Program, source: Source) -> set[str]:
 def _stops_by_own_metric(program: Program, exit_: ast.Break) -> bool:
     """Early stopping by the metric of this rank's part of the data."""
     tests = [test for test, _ in conditions(program, exit_, with_exits=False)]
+    loop = loop_around(exit_)
+    counters = {dotted(name) for name in nodes_in(getattr(loop, "target", exit_), ast.Name)}
     words = {
         word
         for test in tests
         for name in nodes_in(test, ast.Name, ast.Attribute)
+        if dotted(name) not in counters and _OPTIONS.isdisjoint(dotted(name).split("."))
         for word in last_name(name).lower().split("_")
     }
-    loop = loop_around(exit_)
     if (
         loop is None
         or words.isdisjoint(_PATIENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import depends_on_rank, parts
 from drumline_lint.program.program import Program
@@ -29,8 +29,7 @@ _ORDERING = ("sorted", "natsorted", "sort", "set", "len")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Lists in an arbitrary order that are cut by the rank, or that a DistributedSampler divides:
-    a note, as a folder has one order for all processes of a host."""
+    """Lists in an arbitrary order that are cut by the rank, or that a DistributedSampler divides."""
     if "rank" not in source.text and "Dataset" not in source.text:
         return
     for name in _LISTINGS:
@@ -43,8 +42,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     f"the order of {source.code(call)} differs across hosts, "
                     "and ranks take their samples from it by position"
                 )
-                severity = None if is_cut else Severity.NOTE
-                yield RULE.at(source, call, message, fix="sort it", severity=severity)
+                yield RULE.at(source, call, message, fix="sort it")
     for call in program.index(source).calls.get("hash", ()):
         remainder = parent_of(call)
         is_remainder = isinstance(remainder, ast.BinOp) and isinstance(remainder.op, ast.Mod)

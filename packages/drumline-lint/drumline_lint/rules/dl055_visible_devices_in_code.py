@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions, rank_tests_at
-from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.hosts import Setting, settings
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.imports import calls_near
@@ -38,10 +37,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
             yield RULE.at(source, setting.node, message)
         elif _is_one(program, setting) and calls_near(program, source, INIT):
-            is_shown = is_on_every_rank(program, setting.node)
-            severity = None if is_shown else Severity.NOTE
             message = "every rank sees the same single GPU"
-            yield RULE.at(source, setting.node, message, severity=severity)
+            yield RULE.at(source, setting.node, message)
         elif _is_late(program, setting.node):
             message = "the GPUs are already in use here, and the variable is no longer read"
             fix = "set it before the process starts"

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.reading.allocation import processes_per_node
 from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.rendezvous import launch_variables, least_nodes, most_nodes, nodes_flag
 from drumline_lint.reading.shell import Assignment, Script
@@ -46,16 +45,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
         elif item.is_conditional or _has_comment(item):
             continue
         elif item.name in _TRANSPORTS and value in {"1", "TRUE", "YES"}:
-            # Consumer GPUs may need it; the nodes of a cluster have fast networks.
-            severity = None if (script.sbatch.number("nodes") or 1) > 1 else Severity.NOTE
             message = f"{item.name}=1 switches off {_TRANSPORTS[item.name]}"
             if item.name != "NCCL_IB_DISABLE" or not _is_on_one_node(script):
-                yield RULE.at(script, item, message, severity=severity)
+                yield RULE.at(script, item, message)
         elif setting in _FOR_DEBUGGING and not _is_for_debugging(script):
-            is_small = any(processes_per_node(launch) == 1 for launch in launches(script))
-            is_cheap = is_small or setting == "NCCL_DEBUG=TRACE"
-            severity = Severity.NOTE if is_cheap else None
-            yield RULE.at(script, item, f"{setting} {_FOR_DEBUGGING[setting]}", severity=severity)
+            yield RULE.at(script, item, f"{setting} {_FOR_DEBUGGING[setting]}")
 
 
 def _may_have_nodes(script: Script) -> bool:
