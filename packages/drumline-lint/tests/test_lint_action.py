@@ -58,14 +58,14 @@ def test_every_step_is_complete() -> None:
 
 def test_findings_are_annotated_and_written(tmp_path: Path) -> None:
     code = "import torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
-    (tmp_path / "a.py").write_text(f"{code}torch.cuda.set_device(dist.get_rank())  # of nnodes\n")
-    inputs = {"paths": "a.py", "arguments": "--select DL008 --no-config"}
+    (tmp_path / "a.py").write_text(f"{code}if dist.get_rank() == 0: dist.barrier()\n")
+    inputs = {"paths": "a.py", "arguments": "--select DL017 --no-config"}
     done = run_step("Annotate", tmp_path, **inputs)
     assert done.returncode == 1
-    assert done.stdout.startswith("::warning file=a.py,line=4,")
+    assert done.stdout.startswith("::error file=a.py,line=4,")
     assert run_step("Write SARIF", tmp_path, **inputs).returncode == 0
     report = json.loads((tmp_path / "temp/drumline-lint.sarif").read_text())
-    assert [result["ruleId"] for result in report["runs"][0]["results"]] == ["DL008"]
+    assert [result["ruleId"] for result in report["runs"][0]["results"]] == ["DL017"]
 
 
 def test_inputs_are_not_run(tmp_path: Path) -> None:

@@ -51,7 +51,16 @@ MODES = (
     + "    else:\n        PLACE_OF_OTHERS\n"
     + "main(options)\n"
 )
-SAVING = "torch.save(masks, 'masks.pt')"
+EPOCHS = (
+    "import argparse\n" + START + "parser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--epochs', type=int, default=COUNT)\nargs = parser.parse_args()\n"
+    "sampler = torch.utils.data.DistributedSampler(data)\n"
+    "loader = torch.utils.data.DataLoader(data, sampler=sampler)\n"
+    "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+    "for epoch in range(args.epochs):\n    for x in loader:\n        net(x).backward()\n"
+)
+TRACKED = START + "import wandb\nwandb.init()\n"
+SAVING = "torch.save(net.state_dict(), 'masks.pt')"
 WORK = START + "def evaluate(data):\n    data.map(tokenize)\nif dist.get_rank() == 0:\n    CALL\n"
 OWNERS = (
     START + "rank = dist.get_rank()\nclass Writer:\n    def __init__(self, rank):\n"
@@ -101,7 +110,7 @@ SEVERITIES = {
         START
         + "net.load_state_dict(torch.load(resume))\n"
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a save of local rank 0": (
         "DL015",
@@ -165,7 +174,7 @@ SEVERITIES = {
         "DL014",
         START
         + "import json\nwith open('scores.json', 'w') as file:\n    json.dump(scores, file)\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a checkpoint of every rank": (
         "DL014",
@@ -187,7 +196,7 @@ SEVERITIES = {
         START + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
         Severity.ERROR,
     ),
-    "a listing on several nodes": ("DL047", "# torchrun --nnodes 2\n" + LISTED, Severity.WARNING),
+    "a listing on several nodes": ("DL047", "# torchrun --nnodes 2\n" + LISTED, Severity.NOTE),
     "a checkpoint of a spawn of several": (
         "DL014",
         SPAWNED.replace("COUNT", "4"),
@@ -221,6 +230,37 @@ SEVERITIES = {
         + "parser.add_argument('--local_rank')\n",
         Severity.NOTE,
     ),
+    "a checkpoint of something else": (
+        "DL014",
+        START + "torch.save(masks, 'masks.pt')\n",
+        Severity.NOTE,
+    ),
+    "an exit on an option": (
+        "DL018",
+        START + "def run(rank, args):\n    if args.check and rank == 0:\n        return\n"
+        "    dist.barrier()\n",
+        Severity.NOTE,
+    ),
+    "an exit by what the loop counts": (
+        "DL018",
+        START + "bad = 0\nwhile True:\n    if dist.get_rank() == 0:\n        bad += 1\n"
+        "        if bad > args.patience:\n            break\n    dist.barrier()\n",
+        Severity.ERROR,
+    ),
+    "a collective of a framework": (
+        "DL017",
+        "import pytorch_lightning as pl\ntrainer = pl.Trainer(devices=4)\n"
+        "if trainer.global_rank == 0:\n    trainer.save_checkpoint('last.ckpt')\n",
+        Severity.NOTE,
+    ),
+    "a model that a function runs": (
+        "DL040",
+        NORM + "def run(net):\n    net(x)\nif dist.get_rank() == 0:\n    run(model)\n",
+        Severity.NOTE,
+    ),
+    "an order of a single epoch": ("DL005", EPOCHS.replace("COUNT", "1"), Severity.NOTE),
+    "an order of several epochs": ("DL005", EPOCHS.replace("COUNT", "90"), Severity.WARNING),
+    "a tracker of several ranks": ("DL023", TRACKED, Severity.WARNING),
     "a flag under torchrun": (
         "DL056",
         "# torchrun train.py\n" + START + "parser.add_argument('--local_rank')\n",
@@ -244,3 +284,39 @@ def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:
         for name in ("tools/check.py", "tests/check.py")
     ]
     assert severities == [[Severity.ERROR], [Severity.NOTE]]
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        ("torchrun --nproc-per-node=8", Severity.WARNING),
+        ("torchrun --nproc-per-node=1", Severity.NOTE),
+        ("torchrun --nproc-per-node=1 --nnodes=4", Severity.WARNING),
+        ("srun --nodes=1 --ntasks=1 python", Severity.NOTE),
+        ("python", Severity.WARNING),
+    ],
+)
+def test_what_is_said_of_every_rank_is_a_note_where_one_is_started(
+    command: str, severity: Severity
+) -> None:
+    files = (("case.py", TRACKED), ("run.sh", f"{command} case.py\n"))
+    findings = [finding for finding in findings_in(files) if finding.rule == "DL023"]
+    assert [finding.severity for finding in findings] == [severity]
+
+
+@pytest.mark.parametrize("name", ["train.py", "train_single_gpu.py"])
+def test_what_is_said_of_every_rank_needs_a_start_in_the_same_file(name: str) -> None:
+    start = START.replace("dist.init", "def setup():\n    dist.init")
+    files = (
+        ("start.py", start + "    import helper\n    helper.begin()\nsetup()\n"),
+        ("helper.py", "import wandb\ndef begin():\n    wandb.init()\n"),
+        (name, TRACKED),
+    )
+    found = {
+        finding.place.path: finding.severity
+        for finding in findings_in(files)
+        if finding.rule == "DL023"
+    }
+    is_alone = "single" in name
+    assert found[name] is (Severity.NOTE if is_alone else Severity.WARNING)
+    assert found.get("helper.py", Severity.NOTE) is Severity.NOTE

@@ -21,7 +21,7 @@ SEVERITIES = {
     "P2P off, in a job of two nodes": (
         "DL123",
         "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_P2P_DISABLE=1\nsrun python ddp.py\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a switch for debugging, for a trial": (
         "DL123",
@@ -31,7 +31,7 @@ SEVERITIES = {
     "blocking launches": (
         "DL123",
         "export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nproc-per-node=8 ddp.py\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a log of NCCL": (
         "DL123",

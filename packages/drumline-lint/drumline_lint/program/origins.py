@@ -6,6 +6,7 @@ import ast
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import is_counter
 from drumline_lint.program.ranks import is_world_size
@@ -18,7 +19,7 @@ from drumline_lint.program.tree import (
     last_name,
     nodes_in,
 )
-from drumline_lint.program.value import Instance, Rank
+from drumline_lint.program.value import ConstantValue, Instance, Rank
 
 MOST_PARTS = 200
 """The most expressions for one query: more occur only in generated code."""
@@ -133,6 +134,20 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
             yield child.value
         elif isinstance(child, ast.expr) and child is not getattr(expression, "func", None):
             yield child
+
+
+def is_one(program: Program, number: ast.expr) -> bool:
+    """Whether it is 1, or an option with this default."""
+    if program.values(number) == {ConstantValue(1)}:
+        return True
+    options = program.index(program.source_of(number)).calls.get("add_argument", ())
+    return any(
+        isinstance(option.args[0], ast.Constant)
+        and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)
+        and program.values(argument(option, None, "default")) == {ConstantValue(1)}
+        for option in options
+        if option.args
+    )
 
 
 def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:

@@ -11,10 +11,10 @@ from drumline_lint.flow.loops import batch_loops, outer_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline_lint.program.origins import written_values
+from drumline_lint.program.origins import is_one, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import called_name, calls_beside, enclosing_function, last_name
+from drumline_lint.program.tree import called_name, calls_beside, enclosing_function
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
@@ -51,21 +51,7 @@ def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:
         if "epoch" in ast.unparse(head).lower()
         if isinstance(head, ast.Compare) or (isinstance(head, ast.Call) and head.args)
     ]
-    return bool(ends) and all(_is_one(program, end) for end in ends)
-
-
-def _is_one(program: Program, number: ast.expr) -> bool:
-    """1, or an option with this default."""
-    if program.values(number) == {ConstantValue(1)}:
-        return True
-    options = program.index(program.source_of(number)).calls.get("add_argument", ())
-    return any(
-        isinstance(option.args[0], ast.Constant)
-        and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)
-        and program.values(argument(option, None, "default")) == {ConstantValue(1)}
-        for option in options
-        if option.args
-    )
+    return bool(ends) and all(is_one(program, end) for end in ends)
 
 
 def _shuffles(program: Program, call: ast.Call) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import calls_in, loop_around
+from drumline_lint.program.origins import is_one
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
     ancestors,
     enclosing_function,
     end_position,
+    nodes_in,
     parent_of,
     position,
 )
@@ -63,7 +65,15 @@ def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Findin
                 f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
                 f"{program.source_of(step).code(step)} comes only after several"
             )
-            yield RULE.at(source, call, message)
+            severity = Severity.NOTE if _is_every_one(program, step) else None
+            yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_every_one(program: Program, step: ast.Call) -> bool:
+    """`if i % args.accumulate == 0:`, where nothing is accumulated by default."""
+    tests = [test for test, _ in conditions(program, step, with_exits=False)]
+    divisions = [part for test in tests for part in nodes_in(test, ast.BinOp)]
+    return any(isinstance(part.op, ast.Mod) and is_one(program, part.right) for part in divisions)
 
 
 def _rare_step(program: Program, loop: Loop) -> ast.Call | None:

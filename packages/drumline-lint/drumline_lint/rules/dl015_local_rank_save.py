@@ -16,7 +16,7 @@ RULE = rule("DL015", in_tests=False)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves by the first process of each node, with a path that is the same on all nodes; a note
-    in a file that does not speak of nodes."""
+    in a file that does not speak of nodes, or that nothing is seen to start."""
     for save in saves(program, source):
         tests = guards(program, save.call)
         is_local = any(test.kind == "local" and test.is_main and test.is_needed for test in tests)
@@ -25,5 +25,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         to = "the same file" if save.path is None else source.code(save.path)
         message = f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
-        severity = None if NODES.search(source.text) else Severity.NOTE
+        is_started = "torchrun" in source.text or "srun" in source.text
+        is_shown = NODES.search(source.text) and (is_started or program.launches_of(source))
+        severity = None if is_shown else Severity.NOTE
         yield RULE.at(source, save.call, message, severity=severity)

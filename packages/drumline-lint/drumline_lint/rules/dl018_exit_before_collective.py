@@ -16,10 +16,11 @@ from drumline_lint.flow.conditions import (
     split_condition,
 )
 from drumline_lint.flow.distributed import starts_ranks
+from drumline_lint.flow.guards import says_distributed
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import LOOPS, ancestors, block_of, dotted, nodes_in
+from drumline_lint.program.tree import LOOPS, ancestors, block_of, dotted, nodes_in, parent_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
 
@@ -46,8 +47,11 @@ def _is_by_ranks(program: Program, exit_: ast.stmt) -> bool:
     """Whether every condition around it asks for the rank, or for what the loop computes; one on an
     option may hold in no run."""
     for test, holds in _held_inside(exit_, conditions(program, exit_, with_exits=False)):
-        for part, part_holds in split_condition(test, holds):
-            if not rank_tests(program, part, part_holds) and not _is_computed(exit_, part):
+        is_of_loop = isinstance(parent_of(test), ast.While)
+        for part, part_holds in () if is_of_loop else split_condition(test, holds):
+            is_by_rank = bool(rank_tests(program, part, part_holds))
+            is_by_rank = is_by_rank or says_distributed(program, part) is part_holds
+            if not is_by_rank and not _is_computed(exit_, part):
                 return False
     return True
 
@@ -64,14 +68,15 @@ def _is_computed(exit_: ast.stmt, test: ast.expr) -> bool:
     """Whether it asks for something that the loop around sets; beside an option, a counter is not
     enough."""
     loop = next((outer for outer in ancestors(exit_) if isinstance(outer, LOOPS)), None)
-    if loop is None or _OPTION.search(ast.unparse(test).lower()):
-        return (
-            loop is not None
-            and not _DEBUGGING.search(ast.unparse(test).lower())
-            and bool(_names(test) & _assigned_in(loop))
-        )
-    counters = _names(loop.target) if isinstance(loop, ast.For) else set()
-    return bool(_names(test) & (_assigned_in(loop) | counters))
+    if loop is None:
+        return False
+    set_there = _assigned_in(loop)
+    written = ast.unparse(test).lower()
+    if not _OPTION.search(written):
+        set_there |= _names(loop.target) if isinstance(loop, ast.For) else set()
+    elif _DEBUGGING.search(written):
+        return False
+    return not set_there.isdisjoint(_names(test))
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -84,7 +89,8 @@ def _assigned_in(loop: ast.AST) -> set[str]:
     changed = [
         call.func.value for call in nodes_in(loop, ast.Call) if isinstance(call.func, ast.Attribute)
     ]
-    return {name for part in (*targets, *changed) for name in _names(part)}
+    names = {name for part in (*targets, *changed) for name in _names(part)}
+    return {name for name in names if not _OPTION.search(name.lower())}
 
 
 def _who_leaves(program: Program, exit_: ast.stmt) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -43,6 +44,8 @@ _OWN_CALLS = {
 _CERTAIN = ("its own clock", "its own memory", "a signal that it got")
 # Mostly the same for all ranks, which see one disk and end with one job.
 _SEEN_BY_ALL = ("a file that it sees",)
+# They end when they have measured enough.
+_MEASURING = re.compile(r"profil|bench")
 _METRIC = "the metric of its own part of the data"
 _OPTIONS = {"args", "arg", "opt", "opts", "cfg", "config", "options", "hparams"}
 _BROKEN = ("isnan", "isinf", "isfinite", "item")
@@ -95,6 +98,7 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
                 f"a rank leaves here by {reason}, and the other ranks block in the backward pass"
             )
             is_shown = reason != _METRIC or starts_ranks(program, source)
+            is_shown = is_shown and not _MEASURING.search(source.path.stem.lower())
             is_sure = is_shown and reason not in _SEEN_BY_ALL
             severity = None if is_sure else Severity.NOTE
             yield RULE.at(source, exit_, message, severity=severity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import ConstantValue
@@ -49,7 +49,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
             message = f"each of {_ranks(launch)} ranks has as many threads as there are CPUs"
             yield RULE.at(script, threads, message)
         elif count and cpus and count * _ranks(launch) > cpus:
-            yield RULE.at(script, threads, f"{_ranks(launch)} x {count} threads share {cpus} CPUs")
+            message = f"{_ranks(launch)} x {count} threads share {cpus} CPUs"
+            severity = None if count * _ranks(launch) > 2 * cpus else Severity.NOTE
+            yield RULE.at(script, threads, message, severity=severity)
 
 
 def _ranks(launch: Launch) -> int:
