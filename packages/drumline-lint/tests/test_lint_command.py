@@ -128,6 +128,14 @@ def test_version(lint: Lint) -> None:
     assert (result.code, result.out) == (0, f"drumline-lint {drumline_lint.__version__}\n")
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python can read it")
+def test_an_f_string_over_several_lines_is_newer_syntax(lint: Lint, here: Path) -> None:
+    (here / "d.py").write_text('print(\n    f"known: {\n        names\n    }"\n)\n')
+    result = lint("d.py")
+    assert result.code == 0
+    assert "it has syntax of Python 3.12" in result.lines[0]
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has the syntax")
 def test_what_a_newer_python_could_read_is_a_note(lint: Lint, here: Path) -> None:
     (here / "d.py").write_text("try:\n    pass\nexcept TypeError, ValueError:\n    pass\n")
