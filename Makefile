@@ -53,6 +53,9 @@ test-newest: tools ## the test suite with the newest torch that pip finds, in a 
 size: ## how large and how dense the code is, by part
 	$(PYTHON) -m benchmarks.size
 
+modules: .venv/run ## which modules one batch passes, from the command to the first optimizer.step
+	$(BIN)/python -m benchmarks.modules_on_the_way
+
 bench: .venv/ready ## compare the engine with everything on with a hand-written loop, on the CPU
 	$(BIN)/python -m benchmarks cpu --device cpu
 
@@ -162,4 +165,4 @@ soak-demo: .venv/run ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test size bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead bench-planted soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-starts soak-mutants soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test size bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead bench-planted soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-starts soak-mutants soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest modules clean

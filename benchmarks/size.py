@@ -109,11 +109,12 @@ def imported_names(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def num_with_one_importer() -> int:
+def modules_with_one_importer() -> list[Path]:
     """Modules that one module of their own folder imports, and no other."""
-    return sum(
-        len(importers) == 1 and module.parent == next(iter(importers)).parent
+    return sorted(
+        module
         for module, importers in importers_by_module().items()
+        if len(importers) == 1 and module.parent == next(iter(importers)).parent
     )
 
 
@@ -129,7 +130,10 @@ def main() -> None:
     print(f"{'':22}" + "".join(f"{column:>10}" for column in COLUMNS))
     for name, folder in folders.items():
         print(f"{name:22}" + "".join(f"{cell:>10}" for cell in size_of(folder).row()))
-    print(f"modules with one importer, in their own folder: {num_with_one_importer()}")
+    modules = modules_with_one_importer()
+    print(f"modules with one importer, in their own folder: {len(modules)}")
+    for module in modules:
+        print(f"  {module.relative_to(PACKAGE)}")
     print(f"files with private names of torch: {len(files_with_private_names_of_torch())}")
 
 
