@@ -1,4 +1,4 @@
-"""What is saved (`state`), how it is copied (`copying`), written (`writer`, `store`), kept
+"""What is saved (`state`), how it is copied and written (`writer`, `store`), kept
 (`retention`) and uploaded (`mirror`).
 
 Nothing is imported here, so that `drumline verify` needs no torch.
