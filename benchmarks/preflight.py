@@ -24,7 +24,7 @@ from collections.abc import Callable  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.ranks import start_ranks  # noqa: E402
-from drumline.base.topology import topology_from  # noqa: E402
+from drumline.base.rank_environment import topology_from  # noqa: E402
 from drumline.config.schema import Config, DataConfig, ModelConfig  # noqa: E402
 from drumline.data.dataset import fingerprint  # noqa: E402
 from drumline.rank.collectives import check_same, check_same_weights, gather_json  # noqa: E402

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.heartbeats import described, print_goal
 from benchmarks.ranks import start_ranks
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts import torch_hooks
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.watch.heartbeat import HeartbeatWriter

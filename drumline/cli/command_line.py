@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ConfigError, UsageError
+from drumline.base.rank_environment import topology_from
 from drumline.base.terminal import show
-from drumline.base.topology import topology_from
 from drumline.cli import HelpShown
 from drumline.config import Flags, FlagTable, read_flags, switch
 from drumline.runs.events import as_json

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.base.rank_environment import let_first_rank_report, topology_from
 from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.base.terminal import show
-from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.user_code import is_class_spec
 from drumline.config import (
     PRESETS,

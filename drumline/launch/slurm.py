@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError, as_list
-from drumline.base.topology import first_host, node_names, rendezvous_port
+from drumline.base.rank_environment import first_host, node_names, rendezvous_port
 from drumline.base.untrusted import read_regular, replace_text
 from drumline.launch.node_plan import NodePlan
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.base.errors import PreflightError, UsageError, log
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology
 from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
 from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store

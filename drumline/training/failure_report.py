@@ -26,10 +26,15 @@ from drumline.base.errors import (
     UsageError,
     summary,
 )
-from drumline.base.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
+from drumline.base.rank_environment import (
+    LOGS_SHOWN,
+    ErrorRecord,
+    let_first_rank_report,
+    topology_from,
+    write_error,
+)
 from drumline.base.terminal import paragraph, show, shown
 from drumline.base.text import memory_size, plural
-from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.untrusted import open_log
 from drumline.base.user_code import is_users_file
 from drumline.config.schema import Config

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.base.errors import ExitCode, Place, UsageError, log, summary
+from drumline.base.rank_environment import Topology, topology_from
 from drumline.base.terminal import paragraph
-from drumline.base.topology import Topology, topology_from
 from drumline.checkpoint.own_loop import Checkpoint
 from drumline.checkpoint.store import WritingRank
 from drumline.config.resolve import check_section

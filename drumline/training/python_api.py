@@ -28,10 +28,9 @@ from drumline.base.errors import (
     UsageError,
 )
 from drumline.base.processes import ending_with_parent
-from drumline.base.rank_environment import ERROR_FILE, read_error
+from drumline.base.rank_environment import ERROR_FILE, own_variables, read_error, topology_from
 from drumline.base.terminal import show
 from drumline.base.text import how_it_ended
-from drumline.base.topology import own_variables, topology_from
 from drumline.config.fields import flag_text
 from drumline.runs.catalog import folder_name
 from drumline.runs.events import read_events

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from drumline.base.errors import Place, PreflightError
 from drumline.base.job_secret import derived, keyed_hash, new_secret
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology
 from drumline.launch.node.membership import RUNNING, Membership, NodeHeartbeat
 from drumline.launch.node.node_rendezvous import CARD, NodeRendezvous, Round
 from drumline.launch.node_plan import NodePlan

@@ -9,9 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from drumline.rank.signal_pipe import SignalPipe
 from drumline.training.between_steps import preemption as preempting
-from drumline.training.between_steps.preemption import StopRequestWatcher
+from drumline.training.between_steps.preemption import SignalPipe, StopRequestWatcher
 from tests.ranks import server_context
 
 

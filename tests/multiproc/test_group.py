@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from drumline.base.errors import PreflightError
-from drumline.base.topology import Topology, topology_from
+from drumline.base.rank_environment import Topology, topology_from
 from drumline.rank import collectives, determinism, group
 from tests.ports import listening_addresses
 from tests.ranks import RanksFailed, free_port, run_ranks

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from drumline import DDPManager
 from drumline.base.errors import PreflightError
-from drumline.base.topology import Topology, topology_from
+from drumline.base.rank_environment import Topology, topology_from
 from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.watch import watch_folder

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.script_recorder import MAX_HASHES, MAX_MODULES, ScriptRecorder
 from tests.ranks import run_ranks
 

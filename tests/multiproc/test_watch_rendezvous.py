@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import PreflightError
-from drumline.base.rank_environment import WatchSettings
-from drumline.base.topology import Topology, topology_from
+from drumline.base.rank_environment import Topology, WatchSettings, topology_from
 from drumline.config.schema import WatchConfig
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store

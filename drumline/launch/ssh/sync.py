@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, PreflightError, UsageError
-from drumline.base.topology import own_variables
+from drumline.base.rank_environment import own_variables
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, ssh_words
 

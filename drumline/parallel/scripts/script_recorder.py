@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drumline.base.topology import Topology, own_variables
+from drumline.base.rank_environment import Topology, own_variables
 from drumline.watch.cluster_state import LoaderReport, ModuleHashes, ModuleReport, ScriptReport
 
 INSTALLED = ("/site-packages/", "/dist-packages/")

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from drumline.base.errors import TrainingError
+from drumline.base.rank_environment import Topology
 from drumline.base.text import join_names
-from drumline.base.topology import Topology
 from drumline.rank.rendezvous.rank_store import host_store
 from drumline.rank.sealed_store import SealedStore, decoded
 from drumline.rank.tcp_store import break_dead_connections, open_tcp_store

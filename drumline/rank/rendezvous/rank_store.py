@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.base.errors import PreflightError, summary
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology
 from drumline.net.dial import CLOSED_S, Reason, explained, wait_for_port
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import open_tcp_store, store_binding

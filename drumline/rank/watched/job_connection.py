@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import Place, summary
-from drumline.base.rank_environment import watch_settings_from, write_failure
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology, watch_settings_from, write_failure
 from drumline.config.schema import WatchConfig
 from drumline.rank.failure import Failure, claim_failure
 from drumline.rank.rendezvous.live_nodes import LiveNodes

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import new_secret
-from drumline.base.rank_environment import WITHOUT_WATCH, WatchSettings, sidecar_secret
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import WITHOUT_WATCH, Topology, WatchSettings, sidecar_secret
 from drumline.base.untrusted import check_own_folder
 from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces

@@ -22,9 +22,9 @@ from drumline.base.processes import (
     processes_with_variable,
     send_signal,
 )
+from drumline.base.rank_environment import own_variables
 from drumline.base.terminal import one_line
 from drumline.base.text import named_ranks
-from drumline.base.topology import own_variables
 from drumline.runs.catalog import folder_name
 from drumline.runs.events import Tail
 from drumline.runs.run_folder import RunFolder

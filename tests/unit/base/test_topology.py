@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drumline.base.errors import PreflightError, UsageError
-from drumline.base.topology import first_host, node_names, rank_variables, topology_from
+from drumline.base.rank_environment import first_host, node_names, rank_variables, topology_from
 
 TORCHRUN = {
     "RANK": "3",

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology
 from drumline.rank.group import choose_device, nccl_gpu
 from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
 from drumline.rank.sealed_store import SealedStore

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from drumline.base.errors import PreflightError, TrainingError, UsageError
-from drumline.base.rank_environment import LAUNCH_START
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import LAUNCH_START, Topology
 from drumline.cli import train_rank
 from drumline.config.schema import Config, DistConfig
 from drumline.launch.node.agent import FINAL_CODES

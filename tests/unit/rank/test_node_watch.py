@@ -14,8 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
-from drumline.base.rank_environment import WatchSettings
-from drumline.base.topology import Topology
+from drumline.base.rank_environment import Topology, WatchSettings
 from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interfaces, outward_address
 from drumline.rank.rendezvous.rank_rendezvous import Card, Rendezvous, group_by_node, this_machine

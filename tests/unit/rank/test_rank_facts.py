@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from drumline.base.errors import PreflightError
+from drumline.base.rank_environment import Topology
 from drumline.base.text import by_rank, number_ranges
-from drumline.base.topology import Topology
 from drumline.rank.rendezvous.rank_facts import code_hashes, plain, rank_facts
 from drumline.rank.rendezvous.rank_rendezvous import too_late, waiting_for
 from drumline.watch.fact_differences import check_differences, differences

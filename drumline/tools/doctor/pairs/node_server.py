@@ -19,8 +19,8 @@ from dataclasses import asdict
 from typing import Any
 
 from drumline.base.errors import DrumlineError
+from drumline.base.rank_environment import own_variables
 from drumline.base.terminal import print_message
-from drumline.base.topology import own_variables
 from drumline.net.dial import Reason
 from drumline.net.frames import (
     WRONG_FIELD,
