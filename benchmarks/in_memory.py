@@ -20,7 +20,7 @@ from drumline.config.schema import (
     OptimConfig,
     TrainConfig,
 )
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 from drumline.training.manager import RunManager
 from drumline.training.tasks import load_task
 

@@ -21,7 +21,7 @@ from benchmarks.ways.ours import engine_steps, steps_of
 from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Endless, Work
 from drumline.config.schema import Config, ModelConfig, OptimConfig, TrainConfig
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 from drumline.training.manager import RunManager
 from drumline.training.tasks import ImageClassification
 from drumline.watch.heartbeat import Phase

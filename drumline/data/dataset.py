@@ -35,7 +35,7 @@ from torch.utils.data import (
 )
 
 from drumline.base.errors import DataError, UsageError
-from drumline.data.draws import Draws, permute
+from drumline.data.sharding import Draws, permute
 from drumline.rank.torch_internals import shared_storage
 
 Split = Literal["train", "eval"]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from drumline.base.errors import UsageError, log
 from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_parts, is_stream
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 
 NUM_AHEAD = 2
 _FIRST = np.zeros(1, dtype=np.int64)

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from drumline.base.errors import DataError, MissingExtraError
 from drumline.data.dataset import Split, TwoPartDataset, empty_rows, gather_rows
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 
 _DIGITS = Path(__file__).with_name("files") / "digits.npz"
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"}

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drumline.data.dataset import Split, TwoPartDataset
-from drumline.data.draws import Draws
 from drumline.data.images import ImageDataset, LabelledImages, Preparation
+from drumline.data.sharding import Draws
 from drumline.data.tokens import inputs_and_targets
 
 _SPLITS: dict[Split, int] = {"train": 0, "eval": 1}

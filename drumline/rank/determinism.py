@@ -2,7 +2,7 @@
 
 A run has one seed. Initial weights are the same on every rank; random numbers inside the model
 (dropout) differ by rank, or in the elastic mode by shard; those of a sample depend only on the
-sample (data/draws.py), on any rank.
+sample (data/sharding.py), on any rank.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
-from drumline.data.draws import permute
+from drumline.data.sharding import permute
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from tests.jobs import Classify, Points, make_config, newest, train_on

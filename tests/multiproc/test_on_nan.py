@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 from drumline.base.errors import TrainingError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
-from drumline.data.draws import permute
+from drumline.data.sharding import permute
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
 from drumline.runs.events import read_events

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.schema import Config, OptimConfig
-from drumline.data.draws import permute
+from drumline.data.sharding import permute
 from drumline.rank.determinism import seed_shared
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress

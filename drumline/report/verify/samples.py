@@ -397,7 +397,7 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
         return ""
     import numpy as np
 
-    from drumline.data.draws import permute
+    from drumline.data.sharding import permute
 
     high = min(fault.high, start.samples)
     positions = np.arange(fault.low, min(high, fault.low + NAMED_SAMPLES), dtype=np.int64)

@@ -25,8 +25,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint.state import capture
-from drumline.data.draws import permute
 from drumline.data.loader import MicroBatch, Step
+from drumline.data.sharding import permute
 from drumline.parallel.shards import whole
 from drumline.rank.tensor_hash import as_bytes
 from drumline.runs.events import EventLog

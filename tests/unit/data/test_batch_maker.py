@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from drumline.data.dataset import BatchMaker, BatchRequest
-from drumline.data.draws import Draws, permute
+from drumline.data.sharding import Draws, permute
 
 
 class Batches:

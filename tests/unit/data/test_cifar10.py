@@ -14,7 +14,7 @@ import torch
 
 from drumline.base.errors import DataError
 from drumline.data.cifar10 import cifar10
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 
 PER_FILE = 3
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]

@@ -18,7 +18,7 @@ from drumline.data.dataset import (
     is_stream,
     makes_batches,
 )
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 
 
 class Batches:

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from drumline.data.delivery import Delivery, can_change_streams, leaves, prefetch
-from drumline.data.draws import Draws
 from drumline.data.loader import IndexedLoader
-from drumline.data.sharding import Cursor, Sharding
+from drumline.data.sharding import Cursor, Draws, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
 

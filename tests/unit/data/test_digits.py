@@ -9,8 +9,8 @@ import torch
 
 from drumline.data import images as module
 from drumline.data.dataset import makes_batches
-from drumline.data.draws import Draws
 from drumline.data.images import digits
+from drumline.data.sharding import Draws
 
 FOLDER = Path(module.__file__).with_name("files")
 

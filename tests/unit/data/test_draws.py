@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 
 
 def test_a_sample_has_its_numbers_whatever_batch_it_is_in() -> None:

@@ -11,8 +11,8 @@ import torch
 
 from drumline.base.errors import DataError
 from drumline.data.dataset import fingerprint
-from drumline.data.draws import Draws
 from drumline.data.images import digits
+from drumline.data.sharding import Draws
 
 
 class Thing:

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from drumline.base.errors import DataError, MissingExtraError
-from drumline.data.draws import Draws
 from drumline.data.images import ImageFolder
+from drumline.data.sharding import Draws
 
 COLOURS = {"ant": (200, 10, 10), "bee": (10, 200, 10), "cat": (10, 10, 200)}
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.draws import Draws
 from drumline.data.images import ImageArrays, Preparation, crop, crop_offsets, normalize
+from drumline.data.sharding import Draws
 
 IMAGES = np.random.default_rng(0).integers(1, 255, size=(200, 2, 6, 5)).astype(np.uint8)
 DRAWS = Draws(0, 0, np.arange(200))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from drumline.data.draws import _ROUND_PAIRS, _Grid, _grid, permute
+from drumline.data.sharding import _ROUND_PAIRS, _Grid, _grid, permute
 
 
 def order(length: int, *, seed: int = 0, epoch: int = 0) -> list[int]:

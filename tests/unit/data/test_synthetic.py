@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drumline.data.dataset import makes_batches
-from drumline.data.draws import Draws
+from drumline.data.sharding import Draws
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 
 ALL = np.arange(256)

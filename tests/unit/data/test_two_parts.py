@@ -25,8 +25,8 @@ from drumline.data.dataset import (
     is_in_two_parts,
 )
 from drumline.data.delivery import ResidentDataset, make_resident
-from drumline.data.draws import Draws
 from drumline.data.images import ImageFolder, digits
+from drumline.data.sharding import Draws
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
