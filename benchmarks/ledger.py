@@ -23,8 +23,7 @@ import torch
 from benchmarks.harness import time_steps
 from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ways.ours import engine_steps
-from drumline.data.ledger import Ledger
-from drumline.data.sharding import Cursor, Sharding, plan_epoch
+from drumline.data.sharding import Cursor, Ledger, Sharding, plan_epoch
 from drumline.training.between_steps.saver import LedgerFile
 from drumline.training.job.job import Progress
 from drumline.training.manager import RunManager

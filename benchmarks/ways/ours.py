@@ -16,9 +16,8 @@ from benchmarks.paused_loop import AfterStep
 from benchmarks.stopping import resume, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
-from drumline.data.ledger import Ledger
 from drumline.data.loader import MicroBatch, Step
-from drumline.data.sharding import Cursor, plan_epoch
+from drumline.data.sharding import Cursor, Ledger, plan_epoch
 from drumline.rank.determinism import seed_shared
 from drumline.runs.events import Reporter
 from drumline.training.job.job import Job, Progress, build_job

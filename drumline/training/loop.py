@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
+from drumline.data.sharding import Ledger
 from drumline.parallel.replicas import ReplicaComparison
 from drumline.rank.collectives import all_sum
 from drumline.rank.group import collective_counter

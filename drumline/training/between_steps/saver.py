@@ -34,8 +34,7 @@ from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.state import gather_rng
 from drumline.checkpoint.store import Snapshot, WritingRank, flush_folder
 from drumline.checkpoint.writer import CapturedState, CheckpointWriter
-from drumline.data.ledger import Ledger
-from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.data.sharding import Cursor, Ledger, Sharding, plan_step
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum, gather_json
 from drumline.runs.events import JsonLines

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.data.ledger import Ledger
-from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
+from drumline.data.sharding import Cursor, Ledger, Sharding, StepPlan, plan_epoch, plan_step
 from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps, to_json
 
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drumline.data.ledger import Ledger
-from drumline.data.sharding import Cursor, Sharding, permute, plan_step
+from drumline.data.sharding import Cursor, Ledger, Sharding, permute, plan_step
 from drumline.report.verify.checkpoint_check import SavedPosition
 from drumline.report.verify.samples import check_samples
 from drumline.report.verify.section import Section

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
-from drumline.data.ledger import Ledger
-from drumline.data.sharding import Cursor
+from drumline.data.sharding import Cursor, Ledger
 from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.job import Progress
