@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from drumline.checkpoint.state import load_checkpoint
     from drumline.config.schema import Config, WatchConfig
     from drumline.data.dataset import BatchDataset, TwoPartDataset
-    from drumline.data.evaluation_loader import EvaluationLoader
-    from drumline.data.loader import Loader
+    from drumline.data.loader import EvaluationLoader, Loader
     from drumline.data.sharding import Draws
     from drumline.training.manager import DDPManager
     from drumline.training.models import register_model

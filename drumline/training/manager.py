@@ -31,12 +31,13 @@ from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.delivery import make_resident
-from drumline.data.evaluation_loader import (
+from drumline.data.loader import (
     EvaluationLoader,
     IndexedEvaluationLoader,
+    IndexedLoader,
+    Loader,
     StreamEvaluationLoader,
 )
-from drumline.data.loader import IndexedLoader, Loader
 from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions

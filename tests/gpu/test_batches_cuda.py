@@ -20,9 +20,8 @@ from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
 from drumline.data.delivery import Delivery, ResidentDataset, make_resident
-from drumline.data.evaluation_loader import IndexedEvaluationLoader
 from drumline.data.images import ImageArrays, Preparation, digits, normalize
-from drumline.data.loader import IndexedLoader
+from drumline.data.loader import IndexedEvaluationLoader, IndexedLoader
 from drumline.data.sharding import Cursor, Draws, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens

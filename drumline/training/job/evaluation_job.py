@@ -24,7 +24,7 @@ from drumline.checkpoint.rank_states import gather_states, state_of_rank
 from drumline.config.schema import Config, TrainConfig
 from drumline.data.bucket_copy import BucketCopy
 from drumline.data.dataset import fingerprint
-from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.loader import EvaluationLoader
 from drumline.metrics.meters import check_names
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import LiveBuffers, gains_from_channels_last, unwrap_model

@@ -28,7 +28,7 @@ from drumline.base.errors import UsageError, log
 from drumline.config.fields import scope_of
 from drumline.config.schema import Config, DistConfig, TrainConfig, sync_interval
 from drumline.data.dataset import fingerprint
-from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.loader import EvaluationLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.metrics.meters import Meter

@@ -28,7 +28,7 @@ from drumline.config import Layers
 from drumline.config.fields import annotation_of, is_in_task, task_fields
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.loader import EvaluationLoader
 from drumline.rank.collectives import check_same, gather_json, gather_on_main
 from drumline.rank.torch_internals import pytree
 from drumline.runs import catalog

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.base.errors import DataError, UsageError
-from drumline.data.evaluation_loader import IndexedEvaluationLoader
+from drumline.data.loader import IndexedEvaluationLoader
 from drumline.data.sharding import Draws, Sharding
 from drumline.data.workers import LoadingOptions
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.base.errors import DataError, UsageError
-from drumline.data.evaluation_loader import StreamEvaluationLoader
+from drumline.data.loader import StreamEvaluationLoader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
 
