@@ -3,7 +3,7 @@ times.
 
     python -m tests.forks --count 5000
 
-On Python 3.11 about one child in 10,000 hangs in `fork` there (drumline/data/workers.py). `--press`
+On Python 3.11 about one child in 10,000 hangs in `fork` there (drumline/data/delivery.py). `--press`
 makes it one in seven: a thread keeps taking the lock that is fought over.
 """
 
@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from drumline.config.schema import WatchConfig
-from drumline.data import workers
+from drumline.data import delivery
 from drumline.data.dataset import BatchMaker, BatchRequest
-from drumline.data.workers import BatchProducer, LoadingOptions
+from drumline.data.delivery import BatchProducer, LoadingOptions
 from drumline.training.manager import RunManager
 from tests.ranks import run_ranks
 
@@ -75,7 +75,7 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
     counter = logging.Handler()
     counter.emit = hung.append  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(counter)
-    workers.FORK_ATTEMPTS = 50 if press else workers.FORK_ATTEMPTS
+    delivery.FORK_ATTEMPTS = 50 if press else delivery.FORK_ATTEMPTS
     warnings.simplefilter(
         "ignore", DeprecationWarning
     )  # Python 3.12: of forks in a process with threads

@@ -24,7 +24,7 @@ from benchmarks.paused_loop import AfterStep
 from benchmarks.photos import PhotoBytes, Photos
 from benchmarks.report import Goal, Row, Table, ratio
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
-from drumline.data.workers import BatchProducer, LoadingOptions
+from drumline.data.delivery import BatchProducer, LoadingOptions
 from drumline.training.manager import RunManager
 
 GOAL_BYTES = 2.0

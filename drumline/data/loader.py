@@ -18,10 +18,15 @@ import torch
 
 from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import BatchRequest, check_stream, content_hash
-from drumline.data.delivery import Delivery, to_device
+from drumline.data.delivery import (
+    BatchProducer,
+    Delivery,
+    LoadingOptions,
+    batch_maker_for,
+    to_device,
+)
 from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
 from drumline.data.stream_readers import StreamReader, UnknownLengthError, read_stream
-from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
 from drumline.watch.heartbeat import LoopHeartbeats
 
 _END = object()

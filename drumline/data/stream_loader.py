@@ -16,7 +16,7 @@ import torch
 
 from drumline.base.errors import CheckpointError, UsageError, log
 from drumline.data.dataset import check_stream, is_resumable
-from drumline.data.delivery import Delivery, clone
+from drumline.data.delivery import BatchProducer, Delivery, LoadingOptions, clone
 from drumline.data.loader import IndexedLoader, Loader
 from drumline.data.sharding import Cursor, Sharding, StepPlan
 from drumline.data.stream_readers import (
@@ -27,7 +27,6 @@ from drumline.data.stream_readers import (
     UnknownLengthError,
     read_stream,
 )
-from drumline.data.workers import BatchProducer, LoadingOptions
 
 
 class StreamLoader(Loader):

@@ -21,8 +21,8 @@ from torch.utils.data import Dataset, default_collate
 
 from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import content_hash, restored_generators, seed_generators
+from drumline.data.delivery import BatchProducer
 from drumline.data.sharding import Cursor, Sharding, StepPlan, hash_integers, plan_step
-from drumline.data.workers import BatchProducer
 
 _END = object()
 _BEGINNING = -1  # the position whose seed `iter` itself is called with

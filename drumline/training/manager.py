@@ -30,7 +30,7 @@ from drumline.checkpoint.store import WritingRank
 from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
-from drumline.data.delivery import make_resident
+from drumline.data.delivery import LoadingOptions, make_resident
 from drumline.data.loader import (
     EvaluationLoader,
     IndexedEvaluationLoader,
@@ -40,7 +40,6 @@ from drumline.data.loader import (
 )
 from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import StreamLoader
-from drumline.data.workers import LoadingOptions
 from drumline.parallel.sharded_model import ShardingPlan, shard_model
 from drumline.parallel.wrap import (
     Applied,

@@ -19,14 +19,19 @@ from benchmarks.photos import PhotoBytes, Photos, prepared
 from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
-from drumline.data.delivery import Delivery, ResidentDataset, make_resident
+from drumline.data.delivery import (
+    BatchProducer,
+    Delivery,
+    LoadingOptions,
+    ResidentDataset,
+    make_resident,
+)
 from drumline.data.images import ImageArrays, Preparation, digits, normalize
 from drumline.data.loader import IndexedEvaluationLoader, IndexedLoader
 from drumline.data.sharding import Cursor, Draws, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.runs.events import read_events
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.gpu.test_train_cuda import digits as digits_config

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from drumline.data.dataset import BatchMaker, BatchRequest
+from drumline.data.delivery import BatchProducer, LoadingOptions
 from drumline.data.images import digits
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Sharding
-from drumline.data.workers import BatchProducer, LoadingOptions
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

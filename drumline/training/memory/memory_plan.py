@@ -20,11 +20,10 @@ from drumline.base.text import GIB, MIB, memory_size, plural
 from drumline.checkpoint.state import keeping_rng
 from drumline.config.schema import Config, DistConfig, sync_interval
 from drumline.data.dataset import is_stream
-from drumline.data.delivery import NUM_AHEAD
+from drumline.data.delivery import NUM_AHEAD, LoadingOptions
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.stream_loader import StreamLoader
-from drumline.data.workers import LoadingOptions
 from drumline.rank.collectives import broadcast_json, gather_json
 from drumline.training.job.job import choose_batch
 from drumline.training.manager import RunManager

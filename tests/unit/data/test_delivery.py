@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.delivery import Delivery, can_change_streams, leaves, prefetch
+from drumline.data.delivery import Delivery, LoadingOptions, can_change_streams, leaves, prefetch
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Draws, Sharding
 from drumline.data.stream_loader import StreamLoader
-from drumline.data.workers import LoadingOptions
 
 CPU = torch.device("cpu")
 

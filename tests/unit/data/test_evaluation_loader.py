@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.base.errors import DataError, UsageError
+from drumline.data.delivery import LoadingOptions
 from drumline.data.loader import IndexedEvaluationLoader
 from drumline.data.sharding import Draws, Sharding
-from drumline.data.workers import LoadingOptions
 
 pytestmark = [
     # Python 3.12 warns about every fork of a process with threads; torch's worker processes are

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from drumline.data import workers
+from drumline.data import delivery
 from tests.forks import EXPECTED, interpreter_lock_taken, load_in_new_workers
 
 MAX_STARTS = 300
@@ -35,7 +35,7 @@ def test_a_worker_that_hangs_in_fork_is_forked_again(
     assert not multiprocessing.active_children()
 
 
-class SleepsInFork(workers._ForkedWorker):
+class SleepsInFork(delivery._ForkedWorker):
     """As one whose after-fork hook waits for something."""
 
     def run(self) -> None:
@@ -57,7 +57,7 @@ def test_a_child_that_sleeps_every_time_is_not_touched(
     assert len(caplog.messages) == 1
 
 
-class EndsAtOnce(workers._ForkedWorker):
+class EndsAtOnce(delivery._ForkedWorker):
     def run(self) -> None:
         os._exit(3)
 

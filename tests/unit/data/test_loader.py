@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.base.errors import DataError, UsageError
+from drumline.data.delivery import LoadingOptions
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Draws, Sharding
-from drumline.data.workers import LoadingOptions
 
 CPU = torch.device("cpu")
 pytestmark = [

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.base.errors import DataError, UsageError
+from drumline.data.delivery import LoadingOptions
 from drumline.data.loader import StreamEvaluationLoader
 from drumline.data.sharding import Sharding
-from drumline.data.workers import LoadingOptions
 
 # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

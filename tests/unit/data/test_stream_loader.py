@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from drumline.base.errors import CheckpointError, DataError, UsageError
-from drumline.data.delivery import pin
+from drumline.data.delivery import LoadingOptions, pin
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.stream_readers import (
@@ -26,7 +26,6 @@ from drumline.data.stream_readers import (
     StreamPosition,
     StreamStep,
 )
-from drumline.data.workers import LoadingOptions
 from drumline.training.manager import DDPManager
 
 CPU = torch.device("cpu")

@@ -24,12 +24,11 @@ from drumline.data.dataset import (
     gather_rows,
     is_in_two_parts,
 )
-from drumline.data.delivery import ResidentDataset, make_resident
+from drumline.data.delivery import BatchProducer, LoadingOptions, ResidentDataset, make_resident
 from drumline.data.images import ImageFolder, digits
 from drumline.data.sharding import Draws
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.data.workers import BatchProducer, LoadingOptions
 
 # the latter is only named
 CPU = torch.device("cpu")

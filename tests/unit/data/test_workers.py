@@ -21,7 +21,7 @@ from torch.utils.data import _utils
 
 from drumline.base.errors import TrainingError
 from drumline.data.dataset import BatchMaker, BatchRequest
-from drumline.data.workers import BatchProducer, LoadingOptions
+from drumline.data.delivery import BatchProducer, LoadingOptions
 
 pytestmark = [
     # Python 3.12 warns about every fork of a process with threads; torch's worker processes are
