@@ -1,5 +1,9 @@
-"""Copies batches to the device ahead of the step that needs them, or picks them from data that
-stays there.
+"""Batches on their way to the step: made in the order of their requests, in the training process or
+ahead of time by DataLoader workers; then copied to the device ahead of the step that needs them, or
+picked from data that stays there.
+
+What workers add to torch: one that hangs in `fork` is forked again; signals for the rank do not end
+them; one that dies is named; ending them cannot hang.
 
 On a GPU two batches are kept ahead: their copies and their second part (`finish`) run on a separate
 CUDA stream, in parallel with the step. There is no thread: the next batch is made when one is
@@ -59,6 +63,9 @@ NUM_AHEAD = 2
 _FIRST = np.zeros(1, dtype=np.int64)
 _CHUNK_BYTES = 1 << 26
 MOST_OF_FREE = 0.9  # of the free memory: the model and its activations need room too
+
+
+# Made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +290,9 @@ def end_workers(running: list[Any], owner: int) -> None:
                 process.join()
 
 
+# Copied to the device
+
+
 class _SentBatch(NamedTuple):
     batch: Any
     arrival: torch.cuda.Event | None
@@ -390,6 +400,9 @@ def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
     if isinstance(batch, Mapping):
         return {name: map_leaves(value, move, method=method) for name, value in batch.items()}
     return batch
+
+
+# Picked from data on the device
 
 
 def make_resident(

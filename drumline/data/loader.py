@@ -1,9 +1,13 @@
-"""Training batches on the device: this rank's part of each global batch, in the epoch's shuffled
-order.
+"""Batches on the device: for training this rank's part of each global batch, in the epoch's shuffled
+order; for evaluation each sample exactly once over all ranks, in order, never augmented.
 
 The engine takes optimizer steps from `steps`; a user's own loop iterates. Both start at `cursor`
 and move it; epochs follow each other without a call of `set_epoch`. `Loader` is the base class of
 `IndexedLoader` and `StreamLoader`.
+
+The content of an evaluation batch does not depend on the world size, so sums over batches, added up
+by batch number, do not either. Every rank reads all of a stream, and keeps its own batches; their
+number is known after a complete pass.
 """
 
 from __future__ import annotations
@@ -338,6 +342,9 @@ def _requests(
                 has_any = endless
                 yield BatchRequest(plan.epoch, span.low, span.high, shuffled=True)
             cursor = plan.next_cursor
+
+
+# Evaluation
 
 
 class EvaluationBatch(NamedTuple):

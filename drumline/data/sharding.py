@@ -1,5 +1,10 @@
-"""Which rank sees which positions of the epoch's order in which step: pure arithmetic, the same on
-every rank.
+"""Which samples a rank sees in which step: the order of an epoch, how it is split over ranks, and the
+ledger of what a rank has trained on. Pure arithmetic, the same on every rank.
+
+The order and the random numbers of samples depend only on (seed, epoch, sample index), never on the
+rank or worker. A number is a hash of these, so a whole batch is drawn at once, in any order, and a
+checkpoint has nothing to save. The arithmetic is on integers modulo 2**64: the numbers are the same
+on every platform.
 
 The global batch of a step depends only on the cursor and the batch size; the world size only
 decides how it is split. So a checkpoint needs only the cursor, and a run can resume on any number
@@ -36,6 +41,9 @@ _DROPPED_BITS = np.uint64(11)  # a float64 holds 53 of 64 bits
 # equally likely (chi-square over 24,000 seeds; five pairs fail it). A pair takes about five
 # microseconds per batch.
 _ROUND_PAIRS = 6
+
+
+# The order of an epoch, and random numbers
 
 
 class Draws:
@@ -146,6 +154,9 @@ def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
     row *= grid.columns
     row += column
     return row
+
+
+# What a step takes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +387,18 @@ def _parts_used(size: int, *, parts: int, smallest: int) -> int:
     return min(parts, max(1, size // smallest))
 
 
+# What was taken
+
+
 class Ledger:
-    """What this rank's steps have covered since the last `take`."""
+    """What this rank's steps have covered since the last `take`: positions of each epoch's order,
+    run-length encoded.
+
+    Consecutive steps of one global batch each are one entry of five numbers. An epoch is one entry,
+    or two when its last batch is short. Before each save rank 0 writes the entries of all ranks
+    (`training/between_steps/saver.py`); `drumline verify` replays them. The samples of a stream are
+    assigned round-robin, so there an entry states how many samples of a global batch a rank had,
+    not which."""
 
     def __init__(self) -> None:
         self._entries: list[LedgerEntry] = []

@@ -25,7 +25,7 @@ MAX_STARTS = 300
 def test_a_worker_that_hangs_in_fork_is_forked_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "FORK_ATTEMPTS", 50)  # far more often than in a run
+    monkeypatch.setattr(delivery, "FORK_ATTEMPTS", 50)  # far more often than in a run
     with interpreter_lock_taken(), caplog.at_level(logging.WARNING, "drumline"):
         for _ in range(MAX_STARTS):
             assert load_in_new_workers() == EXPECTED
@@ -47,8 +47,8 @@ def test_a_child_that_sleeps_every_time_is_not_touched(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens every time is no race: the last attempt is not ended, however long it takes."""
-    monkeypatch.setattr(workers, "FORK_ATTEMPTS", 2)
-    monkeypatch.setattr(workers, "STUCK_AFTER_S", 0.1)
+    monkeypatch.setattr(delivery, "FORK_ATTEMPTS", 2)
+    monkeypatch.setattr(delivery, "STUCK_AFTER_S", 0.1)
     with caplog.at_level(logging.WARNING, "drumline"):
         child = SleepsInFork(target=os._exit, args=(7,))
         child.start()
