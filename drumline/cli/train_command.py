@@ -11,7 +11,13 @@ from typing import Any
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.base.rank_environment import let_first_rank_report, topology_from
-from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
+from drumline.base.startup import (
+    INTERRUPTED_EARLY,
+    default_procs,
+    interruptible,
+    loading,
+    use_private_cache,
+)
 from drumline.base.terminal import show
 from drumline.base.user_code import is_class_spec
 from drumline.config import (
@@ -29,7 +35,6 @@ from drumline.config.fields import flag_text, task_fields
 from drumline.config.flags import Layer
 from drumline.config.schema import Count, CountOrZero
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
-from drumline.rank.compile_cache import use_private_cache
 from drumline.runs.run_folder import default_run
 
 CONFIG_FLAG: FlagTable = {

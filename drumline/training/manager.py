@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from drumline.base.errors import ExitCode, Place, UsageError, log, summary
 from drumline.base.rank_environment import Topology, topology_from
+from drumline.base.startup import use_private_cache
 from drumline.base.terminal import paragraph
 from drumline.checkpoint.own_loop import Checkpoint
 from drumline.checkpoint.store import WritingRank
@@ -50,7 +51,6 @@ from drumline.parallel.wrap import (
 )
 from drumline.rank import determinism, group
 from drumline.rank.collectives import all_sum, check_same, check_same_weights
-from drumline.rank.compile_cache import use_private_cache
 from drumline.rank.failure import Failure
 from drumline.rank.group import choose_backend, choose_device
 from drumline.rank.rendezvous.live_nodes import LiveNodes

@@ -101,14 +101,14 @@ MUTANTS = [
     ),
     Mutant(
         what="a compile cache may belong to anyone",
-        file="drumline/rank/compile_cache.py",
+        file="drumline/base/startup.py",
         code="        check_own_folder(folder, follow_links=True)\n",
         instead="",
         tests="tests/attacks/test_compile_cache.py",
     ),
     Mutant(
         what="others may write to a compile cache",
-        file="drumline/rank/compile_cache.py",
+        file="drumline/base/startup.py",
         code="entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH)",
         instead="entry.st_mode & 0",
         tests="tests/attacks/test_compile_cache.py",

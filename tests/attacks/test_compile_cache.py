@@ -15,9 +15,9 @@ import pytest
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from drumline.base.errors import UsageError
+from drumline.base.startup import INDUCTOR_CACHE, TRITON_CACHE, use_private_cache
 from drumline.launch.node.local import run_node
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.rank.compile_cache import INDUCTOR_CACHE, TRITON_CACHE, use_private_cache
 from drumline.training.manager import RunManager
 from drumline.training.tasks.built_in import load_task
 from tests.attacks.test_run_folder_owner import by_user

@@ -15,12 +15,12 @@ from pathlib import Path
 from drumline.base import startup
 from drumline.base.errors import ExitCode, Place
 from drumline.base.rank_environment import ErrorRecord, write_error
+from drumline.base.startup import use_private_cache
 from drumline.base.terminal import print_message
 from drumline.base.text import how_it_ended
 from drumline.launch.node.guard import JOB_ENV, Guard
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.net.interfaces import check_is_own
-from drumline.rank.compile_cache import use_private_cache
 from drumline.watch.watch_folder import SidecarDiagnosis, WatchFolder, claim_report
 
 # A variable of torch's agent: the signals that end it and its ranks.

@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.base.startup import begin_now, loading
-from drumline.rank.compile_cache import use_private_cache
+from drumline.base.startup import begin_now, loading, use_private_cache
 
 # Everything that a task's rank loads before it reads its arguments.
 RANK_MODULES = ("drumline.cli.train_rank",)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.base.errors import UsageError
+from drumline.base.startup import use_private_cache
 from drumline.base.user_code import build_accepted, find_named
 from drumline.config import PRESETS, Layers, resolve
 from drumline.config.fields import FIELDS, task_fields
@@ -29,7 +30,6 @@ from drumline.data.dataset import Split
 from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.rank.compile_cache import use_private_cache
 from drumline.training.models import build_model
 from drumline.training.tasks.base import Loss, Task
 
