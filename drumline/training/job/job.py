@@ -55,6 +55,7 @@ from drumline.training.job.evaluation_job import (
     set_arithmetic,
 )
 from drumline.training.job.optimizer import (
+    FiniteSteps,
     LearningRates,
     check_own_optimizer,
     find_uncapturable,
@@ -64,7 +65,6 @@ from drumline.training.job.optimizer import (
 )
 from drumline.training.manager import RunManager
 from drumline.training.steps.compiled_blocks import compile_blocks
-from drumline.training.steps.finite_steps import FiniteSteps
 from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase
 

@@ -38,10 +38,9 @@ from drumline.rank.watched.job_connection import JobConnection
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.evaluation_job import is_channels_last, make_autocast, set_arithmetic
 from drumline.training.job.job import _make_groups, plan_sharding
-from drumline.training.job.optimizer import peak_rate, rate_factor
+from drumline.training.job.optimizer import FiniteSteps, peak_rate, rate_factor
 from drumline.training.output import make_display
 from drumline.training.steps.choice import make_step
-from drumline.training.steps.finite_steps import FiniteSteps
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 NAMES = {

@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from drumline.checkpoint.finite import largest
 from drumline.metrics.meters import Meter
 from drumline.parallel.wrap import LiveBuffers
-from drumline.training.steps.finite_steps import FiniteSteps
+from drumline.training.job.optimizer import FiniteSteps
 
 CPU = torch.device("cpu")
 
