@@ -47,9 +47,9 @@ from drumline.config.schema import (
 )
 from drumline.rank.collectives import all_sum, gather_json
 from drumline.training.job.job import Job, build_job, make_manager
-from drumline.training.models import GPT, STD, NormalEmbedding, NormalLinear
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Loss, Task
+from drumline.training.tasks.built_in import GPT, STD, NormalEmbedding, NormalLinear
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]

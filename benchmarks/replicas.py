@@ -24,7 +24,7 @@ from benchmarks.ranks import start_ranks
 from drumline.parallel.replicas import ReplicaComparison, replica_tensors
 from drumline.rank.tensor_hash import combine, hash_tensors
 from drumline.training.manager import RunManager
-from drumline.training.models import GPT
+from drumline.training.tasks.built_in import GPT
 
 DEFAULT_EVERY = 100
 CONTEXT = 128

@@ -1,7 +1,7 @@
 """The work that all ways of a table do: one model with its loss, one optimizer, one source of
 batches.
 
-All have the same: the model from drumline.training.models with the same seed, a fused optimizer
+All have the same: the model from drumline.training.tasks.built_in with the same seed, a fused optimizer
 without weight decay for biases and norms, bf16 autocast on CUDA, channels_last for images, TF32 and
 cuDNN's benchmark on.
 """
@@ -19,7 +19,7 @@ from torch.nn import functional
 from drumline.config.schema import Config
 from drumline.rank.determinism import seed_shared
 from drumline.training.job.evaluation_job import make_autocast
-from drumline.training.models import build_model
+from drumline.training.tasks.built_in import build_model
 
 Batch = tuple[Tensor, Tensor]
 

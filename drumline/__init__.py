@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from drumline.data.loader import EvaluationLoader, Loader
     from drumline.data.sharding import Draws
     from drumline.training.manager import DDPManager
-    from drumline.training.models import register_model
     from drumline.training.python_api import Result, load, train
     from drumline.training.tasks.base import Loss, Task
+    from drumline.training.tasks.built_in import register_model
     from drumline.training.tasks.hook import Hook, Run
     from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 

@@ -113,7 +113,7 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_pat
     assert {
         "drumline.cli.train_command",
         "drumline.training.loop",
-        "drumline.training.models",
+        "drumline.training.tasks.built_in",
     } <= set(called)
 
 

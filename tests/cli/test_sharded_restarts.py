@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 from drumline import EMA, Loss, Task
-from drumline.training.models import GPT
+from drumline.training.tasks.built_in import GPT
 
 FAIL = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from drumline.config.schema import Config
 from drumline.metrics.meters import Meter
-from drumline.training.models import GPT, MiniResNet
 from drumline.training.tasks import ImageClassification, LanguageModel
+from drumline.training.tasks.built_in import GPT, MiniResNet
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda", 0)

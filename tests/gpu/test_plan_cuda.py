@@ -25,9 +25,9 @@ from drumline.config.schema import (
 )
 from drumline.training.job.job import build_job, make_manager
 from drumline.training.memory.memory_plan import plan_memory, settle_mode
-from drumline.training.models import GPT
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Loss, Task
+from drumline.training.tasks.built_in import GPT
 from tests.ranks import rank_environment, run_ranks
 
 pytestmark = [

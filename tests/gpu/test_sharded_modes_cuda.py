@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 from drumline import EMA, Loss, Task
-from drumline.training.models import GPT
+from drumline.training.tasks.built_in import GPT
 
 class Words(Task):
     defaults = {"train.steps": 24, "train.batch_size": 24, "train.accumulate": 2, "train.deterministic": True,

@@ -21,7 +21,7 @@ from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.runs.events import read_events
 from drumline.training.between_steps import saver
 from drumline.training.loop import Loop
-from drumline.training.models import MiniResNet
+from drumline.training.tasks.built_in import MiniResNet
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.jobs import Normalised, assert_same_bits, make_config, train_here
 from tests.ranks import run_ranks

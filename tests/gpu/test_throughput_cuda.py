@@ -17,8 +17,7 @@ from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.runs.events import read_events
 from drumline.training.memory.gpu_table import peak_tflop_per_s
 from drumline.training.memory.model_flops import ModelFlops, count_flops
-from drumline.training.models import GPT, MiniResNet
-from drumline.training.tasks.built_in import load_task
+from drumline.training.tasks.built_in import GPT, MiniResNet, load_task
 from tests.jobs import train_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -23,8 +23,8 @@ from drumline.parallel.replicas import replica_tensors
 from drumline.parallel.shards import own_part
 from drumline.runs.events import read_events
 from drumline.training.loop import Loop
-from drumline.training.models import GPT
 from drumline.training.tasks.base import Loss, Task
+from drumline.training.tasks.built_in import GPT
 from drumline.training.tasks.hook import Hook
 from tests.hooked_jobs import ByHand
 from tests.jobs import (

@@ -9,12 +9,12 @@ import inspect
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,9 +30,11 @@ from drumline.data.dataset import Split
 from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.training.models import build_model
+from drumline.parallel.recompute import is_recomputed, recompute_in_backward
 from drumline.training.tasks.base import Loss, Task
 
+STD = 0.02
+"""The standard deviation of initial weights."""
 # Attributes of a dataset that its model needs.
 _FACTS = ("in_channels", "num_classes", "vocab_size")
 DATASETS: dict[str, Callable[..., Any]] = {
@@ -43,6 +45,269 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "synthetic_images": SyntheticImages,
     "synthetic_tokens": SyntheticTokens,
 }
+
+
+class GPT(nn.Module):
+    """`forward(tokens [N, T]) -> logits [N, T, vocab_size]`, for any T up to `context`."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context: int,
+        layers: int,
+        heads: int,
+        width: int,
+        dropout: float = 0.0,
+        activation_checkpointing: bool | str = False,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise UsageError(
+                f"gpt cannot split a width of {width} over {heads} heads",
+                next_step=f"set --model.width to a multiple of {heads}, or change --model.heads",
+            )
+        self.context = context
+        self.activation_checkpointing = activation_checkpointing
+        self.token_embedding = NormalEmbedding(vocab_size, width)
+        self.position_embedding = NormalEmbedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        # 2 * layers branches add up on the residual path; this keeps its variance independent of
+        # the depth.
+        residual_std = STD / math.sqrt(2 * layers)
+        self.blocks = nn.ModuleList(
+            Block(width, heads=heads, dropout=dropout, residual_std=residual_std)
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width, bias=False)
+        for module in self.modules():
+            if isinstance(module, NormalLinear | NormalEmbedding):
+                module.init_weights()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # Shapes and types are known on the host, so the checks do not wait for the device.
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise UsageError(
+                f"gpt takes integer tokens of shape [N, T], got {tokens.dtype} of {list(tokens.shape)}",
+                next_step="check what a sample of the dataset looks like",
+            )
+        length = tokens.shape[1]
+        if length > self.context:
+            raise UsageError(
+                f"a sample has {length} tokens, but the model's context is {self.context}",
+                next_step=f"set --model.context to {length} or more, or make shorter samples",
+            )
+        hidden = self.dropout(
+            self.token_embedding(tokens) + self.position_embedding.weight[:length]
+        )
+        for number, block in enumerate(self.blocks):
+            recompute = self.training and is_recomputed(self.activation_checkpointing, number)
+            hidden = (
+                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
+                if recompute
+                else block(hidden)
+            )
+        # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
+        # state dict.
+        return functional.linear(self.norm(hidden), self.token_embedding.weight)
+
+
+class NormalLinear(nn.Linear):
+    """A linear layer without a bias, whose weights begin with this standard deviation."""
+
+    def __init__(self, in_features: int, out_features: int, *, std: float = STD) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.std = std
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+
+
+class NormalEmbedding(nn.Embedding):
+    def init_weights(self) -> None:
+        nn.init.normal_(self.weight, std=STD)
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each added to the residual path after its own norm."""
+
+    def __init__(
+        self, width: int, *, heads: int, dropout: float, residual_std: float = STD
+    ) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.attention = CausalAttention(
+            width, heads=heads, dropout=dropout, residual_std=residual_std
+        )
+        self.mlp_norm = nn.LayerNorm(width, bias=False)
+        self.mlp_in = NormalLinear(width, 4 * width)
+        self.mlp_out = NormalLinear(4 * width, width, std=residual_std)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
+        # The tanh form, as in GPT-2; on a CPU it is also twice as fast.
+        expanded = functional.gelu(self.mlp_in(self.mlp_norm(hidden)), approximate="tanh")
+        outputs: Tensor = hidden + self.dropout(self.mlp_out(expanded))
+        return outputs
+
+
+class CausalAttention(nn.Module):
+    """Each token attends to itself and to the tokens before it."""
+
+    def __init__(
+        self, width: int, *, heads: int, dropout: float, residual_std: float = STD
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.query_key_value = NormalLinear(width, 3 * width)
+        self.out = NormalLinear(width, width, std=residual_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        # [N, T, 3 W] -> three of [N, heads, T, W / heads]
+        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind()
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+        )
+        outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return outputs
+
+
+class MiniResNet(nn.Module):
+    """`forward(images [N, C, H, W]) -> logits [N, num_classes]`, for images of any size."""
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        num_classes: int,
+        widths: Sequence[int] = (16, 32, 64),
+        blocks: int = 1,
+        dropout: float = 0.0,
+        activation_checkpointing: bool | str = False,
+    ) -> None:
+        super().__init__()
+        if not widths:
+            raise UsageError(
+                "mini_resnet has no stages", next_step="set --model.widths, for example 16 32 64"
+            )
+        self.in_channels = in_channels
+        self.activation_checkpointing = activation_checkpointing
+        self.stem = _convolution(in_channels, widths[0])
+        self.stem_norm = nn.BatchNorm2d(widths[0])
+        # With padding, stride 2 rounds up: one pixel stays one pixel.
+        self.blocks = nn.ModuleList()
+        channels = widths[0]
+        for stage, width in enumerate(widths):
+            for index in range(blocks):
+                self.blocks.append(
+                    BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1)
+                )
+                channels = width
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(widths[-1], num_classes)
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Shapes are known on the host, so the check does not wait for the device.
+        if images.dim() != 4 or images.shape[1] != self.in_channels:
+            raise UsageError(
+                f"mini_resnet takes images of shape [N, {self.in_channels}, H, W], got {list(images.shape)}",
+                next_step="check in_channels of the model and the shape of a sample of the dataset",
+            )
+        features = functional.relu(self.stem_norm(self.stem(images)))
+        for number, block in enumerate(self.blocks):
+            recompute = self.training and is_recomputed(self.activation_checkpointing, number)
+            features = (
+                recompute_in_backward(block, features, draws_random=False)
+                if recompute
+                else block(features)
+            )
+        logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
+        return logits
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape
+    changes."""
+
+    def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.first = _convolution(in_channels, channels, stride=stride)
+        self.first_norm = nn.BatchNorm2d(channels)
+        self.second = _convolution(channels, channels)
+        self.second_norm = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            projection = nn.Conv2d(in_channels, channels, kernel_size=1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = functional.relu(self.first_norm(self.first(inputs)))
+        hidden = self.second_norm(self.second(hidden))
+        return functional.relu(hidden + self.shortcut(inputs))
+
+
+def _convolution(in_channels: int, channels: int, *, stride: int = 1) -> nn.Conv2d:
+    # No bias: the BatchNorm that follows would cancel it.
+    return nn.Conv2d(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.01)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, BasicBlock):
+        # At the start each block is only its shortcut, so a deep network starts like a shallow one.
+        nn.init.zeros_(module.second_norm.weight)
+
+
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+
+_builders: dict[str, Callable[..., nn.Module]] = {"gpt": GPT, "mini_resnet": MiniResNet}
+
+
+def register_model(name: str) -> Callable[[Builder], Builder]:
+    """Register a class or function that builds a model under a name."""
+
+    def decorate(builder: Builder) -> Builder:
+        if name in _builders:
+            names = (
+                f"{function.__module__}.{function.__qualname__}"
+                for function in (_builders[name], builder)
+            )
+            raise UsageError(
+                f"two models are called {name!r}: {' and '.join(names)}",
+                next_step="give one of them another name",
+            )
+        _builders[name] = builder
+        return builder
+
+    return decorate
+
+
+def build_model(
+    name: str, *, facts: Mapping[str, Any], settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> nn.Module:
+    """The model called `name`.
+
+    It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the
+    config that its signature names; a fact overrides a setting. It must accept all `options`, which
+    override both.
+    """
+    builder = find_named("model", name, _builders)
+    model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model {name!r} is a {type(model).__name__}, not a torch.nn.Module",
+            next_step="name a class that derives from torch.nn.Module",
+        )
+    return model
 
 
 class ConfiguredTask(Task):

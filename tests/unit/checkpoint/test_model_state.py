@@ -16,7 +16,7 @@ from drumline.checkpoint import store
 from drumline.checkpoint.state import load_model_state, model_state
 from drumline.parallel.wrap import SingleProcess
 from drumline.runs import catalog
-from drumline.training.models import GPT, MiniResNet
+from drumline.training.tasks.built_in import GPT, MiniResNet
 
 
 class Tied(nn.Module):

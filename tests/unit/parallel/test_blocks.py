@@ -13,7 +13,7 @@ from drumline.parallel.blocks import find_blocks
 from drumline.parallel.meta_init import ModuleInit, check_can_initialize
 from drumline.parallel.recompute import recompute_blocks
 from drumline.parallel.shards import split_rows
-from drumline.training.models import GPT
+from drumline.training.tasks.built_in import GPT
 
 
 def gpt() -> GPT:

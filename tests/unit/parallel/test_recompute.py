@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.parallel.recompute import recompute_blocks, recomputed_blocks
-from drumline.training.models import GPT, MiniResNet
+from drumline.training.tasks.built_in import GPT, MiniResNet
 from tests.ranks import run_ranks
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(5))

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from drumline.base.errors import UsageError
-from drumline.training.models import GPT
+from drumline.training.tasks.built_in import GPT
 
 
 def small(**changes: object) -> GPT:

@@ -13,7 +13,7 @@ from drumline.config.schema import OptimConfig, TrainConfig
 from drumline.parallel.wrap import gains_from_channels_last
 from drumline.training.job.evaluation_job import is_channels_last, set_arithmetic
 from drumline.training.job.optimizer import make_optimizer
-from drumline.training.models import GPT, MiniResNet
+from drumline.training.tasks.built_in import GPT, MiniResNet
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)

@@ -30,8 +30,8 @@ from drumline.training.memory.memory_plan import (
     settle_mode,
 )
 from drumline.training.memory.memory_trace import FakeJob, MemoryMoment, StepMemory
-from drumline.training.models import GPT
 from drumline.training.tasks.base import Loss, Task
+from drumline.training.tasks.built_in import GPT
 
 KIB = 1024
 ROWS = 32

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from drumline.base.errors import UsageError
-from drumline.training.models import BasicBlock, MiniResNet
+from drumline.training.tasks.built_in import BasicBlock, MiniResNet
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 32), (1, 28), (2, 1)])

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from drumline.training.memory.gpu_table import peak_tflop_per_s
 from drumline.training.memory.model_flops import ModelFlops, count_flops
-from drumline.training.models import GPT, MiniResNet
+from drumline.training.tasks.built_in import GPT, MiniResNet
 
 
 def count(loss: Callable[[], Tensor], model: nn.Module) -> ModelFlops:

@@ -10,8 +10,8 @@ from torch import nn
 
 from drumline.base.errors import UsageError
 from drumline.config.schema import ModelConfig
-from drumline.training import models
-from drumline.training.models import GPT, MiniResNet, build_model, register_model
+from drumline.training.tasks import built_in
+from drumline.training.tasks.built_in import GPT, MiniResNet, build_model, register_model
 
 SETTINGS = {
     name: value for name, value in vars(ModelConfig()).items() if name not in ("name", "options")
@@ -20,10 +20,10 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def _registrations_end_with_the_test() -> Iterator[None]:
-    before = dict(models._builders)
+    before = dict(built_in._builders)
     yield
-    models._builders.clear()
-    models._builders.update(before)
+    built_in._builders.clear()
+    built_in._builders.update(before)
 
 
 def test_built_ins_take_facts_from_the_data_and_settings_from_the_config() -> None:
