@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.runs.events import read_events
+from drumline.training.between_steps.throughput import ModelFlops, count_flops
 from drumline.training.memory.gpu_table import peak_tflop_per_s
-from drumline.training.memory.model_flops import ModelFlops, count_flops
 from drumline.training.tasks.built_in import GPT, MiniResNet, load_task
 from tests.jobs import train_on
 

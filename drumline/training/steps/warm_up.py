@@ -26,8 +26,8 @@ from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
 from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import pytree
+from drumline.training.between_steps.throughput import ModelFlops, count_flops, graph
 from drumline.training.job.job import Job
-from drumline.training.memory.model_flops import ModelFlops, count_flops, graph
 from drumline.training.steps.eager import OUTSIDE_FORWARD, LossParts, loss_function
 from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from drumline.training.between_steps.throughput import ModelFlops, count_flops
 from drumline.training.memory.gpu_table import peak_tflop_per_s
-from drumline.training.memory.model_flops import ModelFlops, count_flops
 from drumline.training.tasks.built_in import GPT, MiniResNet
 
 

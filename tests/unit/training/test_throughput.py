@@ -5,8 +5,12 @@ import random
 import pytest
 
 from drumline.training.between_steps import throughput as module
-from drumline.training.between_steps.throughput import DdpStepTimes, Throughput, total_peak
-from drumline.training.memory.model_flops import ModelFlops
+from drumline.training.between_steps.throughput import (
+    DdpStepTimes,
+    ModelFlops,
+    Throughput,
+    total_peak,
+)
 
 
 class Clock:
