@@ -47,12 +47,11 @@ from drumline.runs.events import Reporter
 from drumline.runs.manifest import CorruptCheckpointError
 from drumline.runs.run_folder import RunFolder, write_whole
 from drumline.training.between_steps.saver import COMM_FILE, DATA_FILE
-from drumline.training.between_steps.task_hooks import HOOKS_FILE, TaskHooks
 from drumline.training.job.job import Job, Progress, flat
 from drumline.training.job.optimizer import optimizer_class
 from drumline.training.manager import RunManager
 from drumline.training.replica_state import REPLICAS_FILE, restore_replica
-from drumline.training.run_context import RunContext, RunRequest
+from drumline.training.run_context import HOOKS_FILE, RunContext, RunRequest, TaskHooks
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase

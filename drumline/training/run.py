@@ -27,7 +27,6 @@ from drumline.training.between_steps.preemption import (
 )
 from drumline.training.between_steps.saver import FAILED_S, Saver
 from drumline.training.between_steps.step_profiler import ProfiledStep
-from drumline.training.between_steps.task_hooks import make_hooks
 from drumline.training.between_steps.throughput import total_peak
 from drumline.training.between_steps.trace import TracedStep
 from drumline.training.failure_report import is_own, out_of_memory
@@ -76,7 +75,13 @@ from drumline.training.resume import (
     report_resume,
     resume,
 )
-from drumline.training.run_context import AT_EPOCH_END, RunContext, RunRequest, SimpleAction
+from drumline.training.run_context import (
+    AT_EPOCH_END,
+    RunContext,
+    RunRequest,
+    SimpleAction,
+    make_hooks,
+)
 from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up

@@ -4,21 +4,198 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from drumline.base.errors import DrumlineError, UsageError, log, summary
+from drumline.checkpoint.optimizer_state import decode_state, encode_state
 from drumline.checkpoint.retention import Retention
+from drumline.checkpoint.state import keeping_rng, translated
+from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
+from drumline.parallel.shards import is_shard
+from drumline.rank.collectives import check_same, gather_json
 from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder
-from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.between_steps.throughput import Throughput
+from drumline.training.job.evaluation_job import EvaluationJob
 from drumline.training.job.job import Job, Progress, run_length
-from drumline.training.tasks.hook import Hook
+from drumline.training.tasks.hook import Hook, Run
+from drumline.watch.heartbeat import Phase
 
+HOOKS_FILE = "hooks"
+"""The file and document of the hooks' states in a checkpoint."""
 AT_EPOCH_END = sys.maxsize
+
+
+class TaskHooks:
+    """A task's hooks, and the `Run` that they are given."""
+
+    def __init__(self, hooks: Sequence[Hook], run: Run, job: EvaluationJob) -> None:
+        self.hooks = hooks
+        self.run = run
+        self._job = job
+
+    def update(self, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Where the run is: before `call` and `fail`."""
+        self.run.step = step
+        self.run.epoch = epoch
+        self.run.metrics = metrics
+
+    def call(self, moment: str, only: Hook | None = None) -> None:
+        """Call this method of every hook, or of one. Collective where a hook's is."""
+        self._job.heartbeat.mark(Phase.BETWEEN)
+        hooks = self.hooks if only is None else (only,)
+        # The checkpoint of this step has the random numbers of the moment before.
+        draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
+        with draws, self._logging() as run:
+            # Hooks nest around an evaluation: the last one to change the model is the first to put
+            # it back.
+            for hook in hooks[::-1] if moment == "after_evaluation" else hooks:
+                with _named(hook, moment):
+                    getattr(hook, moment)(run)
+
+    def fail(self, error: BaseException) -> None:
+        """This rank ends with this error. What a hook raises about it does not hide it."""
+        with self._logging() as run:
+            for hook in self.hooks:
+                try:
+                    hook.failure(run, error)
+                except Exception as also:
+                    log.warning(f"the hook {type(hook).__name__}.failure() failed: {summary(also)}")
+
+    @contextmanager
+    def _logging(self) -> Iterator[Run]:
+        """The run. The task may log meanwhile."""
+        run = self.run
+        run.task._log = run.log
+        try:
+            yield run
+        finally:
+            run.task._log = None
+
+    # The end of the run: each rank has its own reason, or none, and all must end at the same step.
+
+    def vote(self, like: Tensor) -> Tensor:
+        """1 if a hook has asked this rank to end the run, else 0, to be summed over all ranks."""
+        return like.new_full((1,), float(self.run.stop_reason is not None))
+
+    def pending_reason(self) -> str | None:
+        """Collective: the reason of the first rank that has one."""
+        reasons = gather_json(self.run.stop_reason)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def defining(self, moment: str) -> list[Hook]:
+        """Those that have this method: no other is called then."""
+        return [hook for hook in self.hooks if _overrides(hook, moment)]
+
+    # Checkpoints
+
+    def capture(self) -> Snapshot:
+        """The states of all hooks. The tensors share memory with theirs."""
+        tensors: dict[str, Tensor] = {}
+        document = []
+        for number, hook in enumerate(self.hooks):
+            with _named(hook, "state_dict"):
+                encoded = encode_state(hook.state_dict(), str(number), tensors)
+            document.append({"name": type(hook).__name__, "state": encoded})
+        return Snapshot({HOOKS_FILE: tensors} if tensors else {}, {HOOKS_FILE: document})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Give every hook the state that one of its class had, in order."""
+
+        def copied(
+            tensor: Tensor,
+        ) -> Tensor:  # a shard is read on the host; it goes where the parameters are
+            device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
+            return tensor.to(device, copy=True)
+
+        with translated(HOOKS_FILE):
+            tensors = snapshot.tensors.get(HOOKS_FILE, {})
+            document = snapshot.documents.get(HOOKS_FILE, [])
+            states = defaultdict[str, list[Any]](list)
+            for entry in document:
+                state = decode_state(entry["state"], lambda name: copied(tensors[name]))
+                states[entry["name"]].append(state)
+        for hook in self.hooks:
+            name = type(hook).__name__
+            if not states[name]:
+                if _overrides(hook, "load_state_dict") and self.run.rank == 0:
+                    log.warning(
+                        f"the checkpoint has no state of the hook {name}, which begins anew"
+                    )
+            elif state := states[name].pop(0):
+                with _named(hook, "load_state_dict"):
+                    hook.load_state_dict(state)
+
+
+def make_hooks(
+    job: EvaluationJob,
+    config: Config,
+    folder: Path,
+    report: Callable[..., None] | None,
+    total_steps: int,
+) -> TaskHooks | None:
+    """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for
+    `Run`."""
+    hooks: list[Any] = list(job.task.hooks())
+    ddp = job.ddp
+    where = f"{type(job.task).__name__}.hooks()"
+    for hook in hooks:
+        every = getattr(hook, "every_steps", None)
+        if not isinstance(hook, Hook) or type(every) is not int or every < 1:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            raise UsageError(
+                f"{where} returned {name}, which is not a drumline.Hook object with every_steps from 1 on",
+                next_step="return a list of hook objects",
+            )
+    check_same(
+        {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
+        host=ddp.host,
+        next_step="return the same hooks in the same order on every rank; a hook may use run.rank",
+    )
+    if not hooks:
+        return None
+    run = Run(
+        task=job.task,
+        model=job.model,
+        _optimizer=getattr(job, "optimizer", None),
+        config=config,
+        total_steps=total_steps,
+        rank=ddp.rank,
+        world_size=ddp.world_size,
+        device=ddp.device,
+        folder=folder,
+        has_eval_data=bool(job.eval_loaders),
+        _report=report,
+        _autocast=job.autocast,
+        _shared_weights=getattr(job, "shared_weights", nullcontext),
+    )
+    return TaskHooks(hooks, run, job)
+
+
+def _overrides(hook: Hook, method: str) -> bool:
+    return getattr(type(hook), method) is not getattr(Hook, method)
+
+
+@contextmanager
+def _named(hook: Hook, method: str) -> Iterator[None]:
+    """What is raised here names the hook."""
+    where = f"{type(hook).__name__}.{method}()"
+    try:
+        yield
+    except DrumlineError as error:
+        error.what = f"the hook {where}: {error.what}"
+        raise
+    except (Exception, SystemExit) as error:
+        error.add_note(f"in the hook {where}")
+        raise
 
 
 @dataclass(frozen=True)

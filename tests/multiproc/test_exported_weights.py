@@ -21,7 +21,7 @@ from drumline.checkpoint import store
 from drumline.cli import main
 from drumline.runs import catalog
 from drumline.runs.manifest import Manifest
-from drumline.training.between_steps.task_hooks import HOOKS_FILE
+from drumline.training.run_context import HOOKS_FILE
 from drumline.training.saved.exported_weights import model_card
 from drumline.training.saved.saved_run import find_checkpoint
 from tests.jobs import Classify, Points, make_config, newest, train_here, train_on

@@ -21,8 +21,8 @@ from drumline.config.schema import CheckpointConfig
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
-from drumline.training.between_steps.task_hooks import HOOKS_FILE
 from drumline.training.job.job import make_manager
+from drumline.training.run_context import HOOKS_FILE
 from drumline.training.saved.saved_run import evaluate_run, find_checkpoint, open_run
 from tests.jobs import Classify, Everything, Points, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks

@@ -39,12 +39,11 @@ from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum, gather_json
 from drumline.runs.events import JsonLines
 from drumline.runs.ledger_entries import LedgerEntry, num_steps, to_json
-from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.evaluation_job import numbers
 from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import group_state
 from drumline.training.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
-from drumline.training.run_context import Periodic, RunContext
+from drumline.training.run_context import Periodic, RunContext, TaskHooks
 from drumline.watch.heartbeat import Phase
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from drumline.checkpoint import state, store, tensor_file
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.fields import FIELDS, scope_of
 from drumline.runs import catalog
-from drumline.training.between_steps.task_hooks import HOOKS_FILE
+from drumline.training.run_context import HOOKS_FILE
 
 
 def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:

@@ -34,7 +34,6 @@ from drumline.rank.torch_internals import pytree
 from drumline.runs import catalog
 from drumline.runs.events import as_json, read_events
 from drumline.runs.run_folder import RunFolder
-from drumline.training.between_steps.task_hooks import HOOKS_FILE, make_hooks
 from drumline.training.job.evaluation_job import (
     EvaluationJob,
     build_evaluation_job,
@@ -44,6 +43,7 @@ from drumline.training.job.evaluation_job import (
 )
 from drumline.training.manager import RunManager
 from drumline.training.resume import check_contents
+from drumline.training.run_context import HOOKS_FILE, make_hooks
 from drumline.training.saved.exported_weights import average_in, weights_in
 from drumline.training.tasks.base import Task, evaluation_mode
 from drumline.training.tasks.built_in import check_constructor, dataset_for, load_task, resolve_task

@@ -13,10 +13,16 @@ import torch
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
 from drumline.data.sharding import Cursor, Ledger
 from drumline.training.between_steps.saver import Saver
-from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.job import Progress
 from drumline.training.loop import Loop, between_steps
-from drumline.training.run_context import AT_EPOCH_END, Action, RunContext, RunRequest, SimpleAction
+from drumline.training.run_context import (
+    AT_EPOCH_END,
+    Action,
+    RunContext,
+    RunRequest,
+    SimpleAction,
+    TaskHooks,
+)
 from drumline.training.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import HeartbeatWriter
 

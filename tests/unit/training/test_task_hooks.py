@@ -16,7 +16,7 @@ from torch import nn
 from drumline.base.errors import CheckpointError, UsageError
 from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
-from drumline.training.between_steps.task_hooks import TaskHooks, make_hooks
+from drumline.training.run_context import TaskHooks, make_hooks
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook, Run
 from drumline.training.tasks.ready_hooks import EMA
