@@ -34,10 +34,7 @@ from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous  # noqa: E4
 from drumline.rank.rendezvous.rank_store import open_store  # noqa: E402
 from drumline.training.job.job import flat, make_manager  # noqa: E402
 from drumline.training.manager import RunManager  # noqa: E402
-from drumline.training.tasks.built_in import (
-    GPT,  # noqa: E402
-    load_task,  # noqa: E402
-)
+from drumline.training.tasks.built_in import GPT, load_task  # noqa: E402
 
 CONFIG = Config(data=DataConfig(name="digits"), model=ModelConfig(widths=(16, 32, 64)))
 GOAL_MS = 300

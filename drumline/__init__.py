@@ -33,9 +33,9 @@ _HOMES = {
     "data.sharding": ("Draws",),
     "base.errors": ("DrumlineError",),
     "training.manager": ("DDPManager",),
-    "training.models": ("register_model",),
     "training.python_api": ("Result", "load", "train"),
     "training.tasks.base": ("Loss", "Task"),
+    "training.tasks.built_in": ("register_model",),
     "training.tasks.hook": ("Hook", "Run"),
     "training.tasks.ready_hooks": ("EMA", "EarlyStopping", "LogSamples", "Unfreeze"),
 }

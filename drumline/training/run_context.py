@@ -1,5 +1,5 @@
-"""The context of a run, which everything around its steps gets, and what that is: actions, which
-`loop.between_steps` lists."""
+"""The context of a run, which everything around its steps gets, the hooks of its task, and what runs
+between steps: actions, which `loop.between_steps` lists."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ HOOKS_FILE = "hooks"
 AT_EPOCH_END = sys.maxsize
 
 
+# The hooks of the task
+
+
 class TaskHooks:
-    """A task's hooks, and the `Run` that they are given."""
+    """A task's hooks, and the `Run` that they are given: they are called at their moments, in order;
+    checkpoints keep their states; and ranks agree to end the run because a hook asked for it."""
 
     def __init__(self, hooks: Sequence[Hook], run: Run, job: EvaluationJob) -> None:
         self.hooks = hooks
@@ -198,6 +202,9 @@ def _named(hook: Hook, method: str) -> Iterator[None]:
         raise
 
 
+# The context
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """A task, its settings and folder, and the arguments of the command."""
@@ -283,6 +290,9 @@ class RunContext:
 
     def warn(self, message: str) -> None:
         self.reporter.report("warning", step=self.progress.step, message=message)
+
+
+# Actions
 
 
 class Action:

@@ -154,7 +154,7 @@ def test_some_parts_never_import_torch() -> None:
 
 def test_environment_variables_are_read_where_a_process_begins() -> None:
     readers = {part_of(path) for path in modules() if reads_environment(path)}
-    assert readers == {"base", "rank", "training", "launch", "cli"}
+    assert readers == {"base", "training", "launch", "cli"}
 
 
 def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:

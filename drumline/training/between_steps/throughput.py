@@ -1,5 +1,16 @@
 """How fast a run trains: samples, tokens and FLOPs a second, and where the time goes beside
-computing."""
+computing.
+
+FLOPs are counted once, from the model's own operations: matrix products, convolutions and
+attention, forward and backward. They are what the model needs, not what the device does. What the
+backward pass computes again is not counted, be it by activation checkpointing or inside an
+attention kernel; attention with a mask counts in full. torchtitan and the PaLM paper count in the
+same way.
+
+Gradients come from `torch.autograd.grad`, which calls no hook of DDP. Attention counts twice as
+much in the backward pass, whichever kernel computes it; torch's own FlopCounterMode adds what GPU
+kernels compute again, and does not know the CPU's kernel.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +32,9 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.rank.torch_internals import DispatchMode, ddp_measurements, measure_ddp_every
 from drumline.training.job.job import Job
 from drumline.training.memory.gpu_table import peak_tflop_per_s
+
+
+# The FLOPs of a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +160,9 @@ for _kernel in ("flash", "efficient", "cudnn", "fused"):
         _FORMULAS[_name] = "attention", lambda args, _: _attention(*args[:3])
         _FORMULAS[f"{_name}_backward"] = "attention", lambda args, _: 2 * _attention(*args[1:4])
 _UNKNOWN = {"_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer"}
+
+
+# The speed of a run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The optimizer that the settings name, or the task's own, and what can be captured of its step."""
+"""The optimizer that the settings name, or the task's own, and what can be captured of its step; and its
+steps, without those that `--train.on_nan` skips."""
 
 from __future__ import annotations
 
@@ -351,6 +352,9 @@ def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
         case _:
             assert_never(optim.schedule)
     return optim.final_lr_ratio + (1.0 - optim.final_lr_ratio) * falling
+
+
+# Its steps
 
 
 class FiniteSteps:

@@ -1,1 +1,1 @@
-"""How much memory and computing a step takes, found out before it is taken."""
+"""How much memory a step takes, found out before it is taken."""

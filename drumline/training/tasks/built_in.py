@@ -1,6 +1,8 @@
-"""The built-in tasks, and the names that `drumline train TASK` and `--data.name` accept.
+"""The built-in tasks and networks (GPT and MiniResNet), and the names that `drumline train TASK`,
+`--data.name` and `--model.name` accept.
 
-A class of the user's is named as `path/to/file.py:ClassName` or `package.module:ClassName`.
+A class of the user's is named as `path/to/file.py:ClassName` or `package.module:ClassName`; a model
+may be registered instead, with `@drumline.register_model("name")` in the task's file.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "synthetic_images": SyntheticImages,
     "synthetic_tokens": SyntheticTokens,
 }
+
+
+# Networks
 
 
 class GPT(nn.Module):
@@ -308,6 +313,9 @@ def build_model(
             next_step="name a class that derives from torch.nn.Module",
         )
     return model
+
+
+# Tasks
 
 
 class ConfiguredTask(Task):
