@@ -33,7 +33,6 @@ from drumline.rank.torch_internals import DispatchMode, ddp_measurements, measur
 from drumline.training.job.job import Job
 from drumline.training.memory.gpu_table import peak_tflop_per_s
 
-
 # The FLOPs of a model
 
 

@@ -118,6 +118,7 @@ def test_what_is_no_module_is_refused() -> None:
 
 def test_a_name_is_given_once() -> None:
     with pytest.raises(
-        UsageError, match=r"two models are called 'gpt': drumline\.training\.models\.GPT and torch"
+        UsageError,
+        match=r"two models are called 'gpt': drumline\.training\.tasks\.built_in\.GPT and torch",
     ):
         register_model("gpt")(nn.Linear)
