@@ -7,15 +7,12 @@ store. On resume rank 0 reads the files, and every rank restores from the same p
 
 from __future__ import annotations
 
-import random
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -29,18 +26,9 @@ from drumline.checkpoint.store import Snapshot
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import unwrap_model
 from drumline.rank.collectives import gather_tensors
+from drumline.rank.determinism import capture_rng, check_rng, restore_rng
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError
-
-RNG_BYTES = 12 * 1024
-_RNG_VERSION = 1
-_RNG_HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each part
-_RNG_MARK = b"drum-rng"
-_NUMPY = struct.Struct("<624IiId")  # key, position, whether a normal draw is waiting, that draw
-_TORCH_BYTES = 5056  # of all versions so far
-_GPU_BYTES = 16  # seed and offset
-_TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
-_PYTHON = struct.Struct("<625I?d")  # key and position, whether a normal draw is waiting, that draw
 
 
 def capture(
@@ -249,50 +237,7 @@ def _find_checkpoint(path: Path) -> Path:
     return newest.path
 
 
-# The random state of one rank is one flat tensor of fixed length, so that ranks gather it with a
-# plain collective. It holds the four global generators that a model or a user's code may draw from:
-# torch's on the CPU and on this rank's GPU, numpy's and Python's.
-
-
-def capture_rng(device: torch.device) -> Tensor:
-    """The random state of this process as `RNG_BYTES` bytes on the CPU; `restore_rng` continues
-    with the same draws."""
-    on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
-    _, key, gauss = random.getstate()
-    python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
-    parts = (_to_bytes(torch.get_rng_state()), on_gpu, _numpy_state(), python_state)
-    packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(parts)
-    return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
-
-
-def restore_rng(state: Tensor, device: torch.device) -> None:
-    """Continue with the same draws as the process that captured it; a GPU's state is ignored
-    without a GPU."""
-    try:
-        on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
-    except ValueError as error:
-        what = f"the saved random state is corrupt: {error}"
-        raise CheckpointError(what, next_step="use an earlier checkpoint") from error
-    torch.set_rng_state(_to_tensor(on_cpu))
-    if on_gpu and device.type == "cuda":
-        torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
-    *key, position, has_gauss, gauss = _NUMPY.unpack(numpy_state)
-    inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
-    np.random.set_state(
-        {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
-    )
-    *key, has_gauss, gauss = _PYTHON.unpack(python_state)
-    random.setstate((3, tuple(key), gauss if has_gauss else None))
-
-
-@contextmanager
-def keeping_rng(device: torch.device) -> Iterator[None]:
-    """Random numbers that are drawn here do not change those of the caller."""
-    before = capture_rng(device)
-    try:
-        yield
-    finally:
-        restore_rng(before, device)
+# The random state of each rank
 
 
 def gather_rng(device: torch.device) -> dict[str, Tensor]:
@@ -319,56 +264,3 @@ def check_rng_file(path: Path, saved: Mapping[str, Tensor]) -> None:
 
 def _rng_name(rank: int) -> str:
     return f"rank-{rank:05d}"
-
-
-def check_rng(state: Tensor) -> list[bytes]:
-    """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch
-    would read beyond their tables."""
-    packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
-    if len(packed) != RNG_BYTES or not packed.startswith(_RNG_MARK):
-        raise ValueError(f"it is no random state ({state.nbytes} bytes)")
-    _, version, *lengths = _RNG_HEADER.unpack_from(packed)
-    if version != _RNG_VERSION:
-        raise ValueError(f"its version is {version}, expected {_RNG_VERSION}")
-    offset = _RNG_HEADER.size
-    parts = []
-    for length in lengths:
-        parts.append(packed[offset : offset + length])
-        offset += length
-    on_gpu = _GPU_BYTES if lengths[1] else 0
-    expected = [torch.get_rng_state().numel(), on_gpu, _NUMPY.size, _PYTHON.size]
-    if lengths != expected or offset > RNG_BYTES:
-        raise ValueError(f"its parts have {lengths} bytes, expected {expected}")
-    is_valid = True
-    if lengths[0] == _TORCH_BYTES:
-        _, left, seeded, following = _TORCH.unpack_from(parts[0])
-        # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that
-        # was just seeded.
-        is_inside = 0 < left <= 624 and following == 625 - left
-        is_valid = bool(seeded) and ((left, following) == (1, 0) or is_inside)
-    *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
-    *_, python_position, _, _ = _PYTHON.unpack(parts[3])
-    are_inside = 0 <= numpy_position <= 624 and 0 <= python_position <= 624
-    if not (is_valid and are_inside and has_gauss in (0, 1)):
-        raise ValueError("a position is outside its table")
-    return parts
-
-
-def _numpy_state() -> bytes:
-    state = np.random.get_state(legacy=False)
-    assert isinstance(state, dict)
-    if state["bit_generator"] != "MT19937":
-        raise CheckpointError(
-            f"numpy's global generator is a {state['bit_generator']}, which cannot be saved",
-            next_step="do not replace numpy's global generator; use your own generator object",
-        )
-    inner = state["state"]
-    return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
-
-
-def _to_bytes(tensor: Tensor) -> bytes:
-    return tensor.numpy().tobytes()
-
-
-def _to_tensor(packed: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)

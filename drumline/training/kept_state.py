@@ -20,12 +20,12 @@ from torch import Tensor
 from drumline.base.errors import TrainingError, UsageError
 from drumline.base.text import duration, join_names
 from drumline.checkpoint import state
-from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.checkpoint.store import Snapshot, broadcast
 from drumline.data.sharding import Cursor
 from drumline.parallel.outer_sync import OuterSync
 from drumline.parallel.shards import like_shard, own_part, sharded_parameters
 from drumline.rank.collectives import gather_json
+from drumline.rank.determinism import capture_rng, restore_rng
 from drumline.rank.rendezvous.node_group import NodeGroup
 from drumline.runs import catalog
 from drumline.training.between_steps.saver import Saver, live_state

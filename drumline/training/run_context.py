@@ -16,11 +16,12 @@ from torch import Tensor
 from drumline.base.errors import DrumlineError, UsageError, log, summary
 from drumline.checkpoint.optimizer_state import decode_state, encode_state
 from drumline.checkpoint.retention import Retention
-from drumline.checkpoint.state import keeping_rng, translated
+from drumline.checkpoint.state import translated
 from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
 from drumline.parallel.shards import is_shard
 from drumline.rank.collectives import check_same, gather_json
+from drumline.rank.determinism import keeping_rng
 from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder
 from drumline.training.between_steps.throughput import Throughput

@@ -24,7 +24,8 @@ from drumline.base.errors import CheckpointError
 from drumline.base.untrusted import MAX_BITS, parse_json
 from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import encode_state
-from drumline.checkpoint.state import RNG_BYTES, capture_rng, load_checkpoint, restore_rng
+from drumline.checkpoint.state import load_checkpoint
+from drumline.rank.determinism import RNG_BYTES, capture_rng, restore_rng
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog, manifest
 from drumline.runs.events import read_events

@@ -12,14 +12,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from drumline.checkpoint import store
-from drumline.checkpoint.state import (
-    RNG_BYTES,
-    capture,
-    capture_rng,
-    load_checkpoint,
-    restore,
-    restore_rng,
-)
+from drumline.checkpoint.state import capture, load_checkpoint, restore
+from drumline.rank.determinism import RNG_BYTES, capture_rng, restore_rng
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda", 0)

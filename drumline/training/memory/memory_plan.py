@@ -17,7 +17,6 @@ import torch
 
 from drumline.base.errors import UsageError
 from drumline.base.text import GIB, MIB, memory_size, plural
-from drumline.checkpoint.state import keeping_rng
 from drumline.config.schema import Config, DistConfig, sync_interval
 from drumline.data.dataset import is_stream
 from drumline.data.delivery import NUM_AHEAD, LoadingOptions
@@ -25,6 +24,7 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.stream_loader import StreamLoader
 from drumline.rank.collectives import broadcast_json, gather_json
+from drumline.rank.determinism import keeping_rng
 from drumline.training.job.job import choose_batch
 from drumline.training.manager import RunManager
 from drumline.training.memory.memory_trace import (

@@ -30,6 +30,7 @@ from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.data.loader import EvaluationLoader
 from drumline.rank.collectives import check_same, gather_json, gather_on_main
+from drumline.rank.determinism import keeping_rng
 from drumline.rank.torch_internals import pytree
 from drumline.runs import catalog
 from drumline.runs.events import as_json, read_events
@@ -196,7 +197,7 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
     """The task's model with the weights of the checkpoint, or with the average of them that an EMA
     hook kept; on the CPU, in evaluation mode. It draws no random number that the caller would
     miss."""
-    with state.keeping_rng(torch.device("cpu")):
+    with keeping_rng(torch.device("cpu")):
         model = saved.task(saved.config).model()
     snapshot = store.read(saved.checkpoint)
     state.load_model_state(model, weights_in(snapshot, averaged=averaged), {})

@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.errors import UsageError
 from drumline.base.text import by_rank, join_names
-from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config, DistConfig
 from drumline.parallel.block_use import unused_advice
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
 from drumline.rank.collectives import gather_json
+from drumline.rank.determinism import capture_rng, restore_rng
 from drumline.rank.torch_internals import pytree
 from drumline.training.between_steps.throughput import ModelFlops, count_flops, graph
 from drumline.training.job.job import Job

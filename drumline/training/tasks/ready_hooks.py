@@ -15,8 +15,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from drumline.base.errors import UsageError, did_you_mean, log
 from drumline.base.text import plural
-from drumline.checkpoint.state import keeping_rng, model_state
+from drumline.checkpoint.state import model_state
 from drumline.parallel.shards import own_part
+from drumline.rank.determinism import keeping_rng
 from drumline.rank.torch_internals import live_buffers, live_parameters, pytree
 from drumline.training.tasks.base import evaluation_mode
 from drumline.training.tasks.hook import Hook, Run

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drumline.base.errors import CheckpointError
-from drumline.checkpoint.state import RNG_BYTES, capture_rng, restore_rng
+from drumline.rank.determinism import RNG_BYTES, capture_rng, restore_rng
 
 CPU = torch.device("cpu")
 

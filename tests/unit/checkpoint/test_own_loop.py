@@ -15,7 +15,7 @@ from torch import nn
 from drumline import Checkpoint, DDPManager, load_checkpoint
 from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError
 from drumline.checkpoint import store
-from drumline.checkpoint.state import capture_rng
+from drumline.rank.determinism import capture_rng
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
 from drumline.runs.manifest import CorruptCheckpointError
