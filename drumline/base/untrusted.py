@@ -124,6 +124,19 @@ def replacing(path: Path, *, writer: str = "") -> Iterator[BinaryIO]:
         raise
 
 
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no such call.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def make_own_folder(folder: Path, *, follow_links: bool = False) -> None:
     """Create a folder and its parents if needed; an OSError if it is not a folder, or belongs to
     another user, who could redirect what is written."""

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from drumline.base.errors import CheckpointError, UsageError, as_list
 from drumline.base.untrusted import (
     DOCUMENT_BYTES,
+    flush_folder,
     make_own_folder,
     parse_json,
     read_regular,
@@ -138,7 +139,7 @@ class MirroredRun:
                     checksum=record.blake3,
                 )
             store.write_file(partial / manifest.FILE_NAME, [manifest.render(checkpoint)])
-            store.flush_folder(partial)
+            flush_folder(partial)
             store.put_in_place(partial, final)
         except BaseException as error:
             with suppress(OSError):

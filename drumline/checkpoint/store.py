@@ -13,7 +13,6 @@ several processes. Hidden folders next to it are incomplete:
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError
+from drumline.base.untrusted import flush_folder
 from drumline.checkpoint import tensor_file
 from drumline.checkpoint.shard_files import SHARDS_FILE, assemble, whole_name
 from drumline.rank.collectives import broadcast_json, broadcast_tensors
@@ -284,19 +284,6 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         flush_folder(folder.parent)
-
-
-def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems have no such call.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def delete_folder(folder: Path) -> None:

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError, log
+from drumline.base.untrusted import flush_folder
 from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.shard_files import SHARDS_FILE, PartFiles, assign, assign_shards, shapes_of
 from drumline.checkpoint.store import WritingRank
@@ -628,7 +629,7 @@ def write_own_part(
         reply: dict[str, Any] = {"tensors": names}
         try:
             files = store.write_tensors(partial, tensors, stream)
-            store.flush_folder(partial)
+            flush_folder(partial)
             reply["files"] = {name: asdict(record) for name, record in files.items()}
         except OSError as error:
             reply["failure"] = list(catalog.explain_os_error(error, folder=root))

@@ -44,10 +44,8 @@ class ReplicaComparison:
     """The latest step after which all ranks were equal."""
 
     def check(self, step: int) -> None:
-        """Collective: compare. On a difference raise on every rank, or copy the majority's tensors
-        to all."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
-            return
+        """Collective, of two ranks or more: compare. On a difference raise on every rank, or
+        copy the majority's tensors to all."""
         if self.tensors is None:
             tensors = replica_tensors(
                 self.model, self.optimizer, include_buffers=self.include_buffers

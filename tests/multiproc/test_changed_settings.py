@@ -17,7 +17,7 @@ from drumline.base.errors import CheckpointError, ExitCode, UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig, WatchConfig
 from drumline.runs.events import read_events
-from drumline.training.between_steps.log_line import LogTraining
+from drumline.training.loop import LogTraining
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 from tests.ranks import RanksFailed
 

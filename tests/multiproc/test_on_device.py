@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
-from drumline.training.between_steps import log_line
+from drumline.training import loop
 from drumline.training.tasks.base import Loss
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import LogSamples
@@ -111,7 +111,7 @@ class Shaken(Prepared):
 def test_random_numbers_of_samples_are_the_same_with_workers_and_a_slow_dataset_brings_advice_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_line, "MIN_S", 0.0)
+    monkeypatch.setattr(loop, "MIN_S", 0.0)
     for workers in (0, 2):
         run = tmp_path / str(workers)
         train_here(make_config(workers=workers), Shaken, run)

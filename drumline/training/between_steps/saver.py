@@ -27,12 +27,13 @@ import torch
 from torch import Tensor
 
 from drumline.base.errors import log
+from drumline.base.untrusted import flush_folder
 from drumline.checkpoint import state
 from drumline.checkpoint.optimizer_state import encode_state
 from drumline.checkpoint.rank_states import gather_states
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.state import gather_rng
-from drumline.checkpoint.store import Snapshot, WritingRank, flush_folder
+from drumline.checkpoint.store import Snapshot, WritingRank
 from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.data.sharding import Cursor, Ledger, Sharding, plan_step
 from drumline.parallel.wrap import LiveBuffers

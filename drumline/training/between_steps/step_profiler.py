@@ -14,10 +14,9 @@ from drumline.rank.watched.stack_sampler import END, code_of
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 from drumline.runs.run_folder import writing_to
-from drumline.training.between_steps.log_line import LogTraining
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import flat
-from drumline.training.loop import CompareReplicas, Evaluate, Loop
+from drumline.training.loop import CompareReplicas, Evaluate, LogTraining, Loop
 from drumline.training.run_context import RunContext
 from drumline.training.steps.eager import AnyStep, TrainStep
 from drumline.training.steps.graph import GraphStep

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from drumline.base.errors import CheckpointError
+from drumline.base.untrusted import flush_folder
 from drumline.checkpoint import store
 from drumline.runs import catalog
 
@@ -202,7 +203,7 @@ def test_an_error_that_only_shows_when_a_file_is_flushed(
 def test_a_partial_folder_taken_away_by_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = store.flush_folder
+    flush = flush_folder
 
     def flush_and_lose(folder: Path) -> None:
         flush(folder)

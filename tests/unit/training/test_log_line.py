@@ -10,8 +10,8 @@ import pytest
 
 from drumline.data.loader import IndexedLoader
 from drumline.metrics.display import PlainDisplay
-from drumline.training.between_steps import log_line
-from drumline.training.between_steps.log_line import LogTraining, data_advice
+from drumline.training import loop
+from drumline.training.loop import LogTraining, data_advice
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ class Laps:
 def test_it_is_given_once_when_the_share_stays_high(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log_line, "usable_cpus", lambda: 6.5)  # a container's quota
+    monkeypatch.setattr(loop, "usable_cpus", lambda: 6.5)  # a container's quota
     run = Laps()
     assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [0, 0, 0, 1, 1, 1]
     PlainDisplay(sys.stdout)({"kind": "note", "time": 0.0, "step": 30, "message": run.notes[0]})

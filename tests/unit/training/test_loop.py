@@ -14,7 +14,7 @@ from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainCon
 from drumline.data.sharding import Cursor, Ledger
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
-from drumline.training.loop import Loop, between_steps
+from drumline.training.loop import CompareReplicas, Loop, between_steps
 from drumline.training.run_context import (
     AT_EPOCH_END,
     Action,
@@ -46,7 +46,7 @@ CONFIG = Config(
 
 def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunContext:
     ddp = SimpleNamespace(
-        is_main_process=lambda: True, rank=0, host="a", device=torch.device("cpu")
+        is_main_process=lambda: True, rank=0, world_size=2, host="a", device=torch.device("cpu")
     )
     model = torch.nn.Linear(1, 1)
     job: Any = SimpleNamespace(
@@ -204,6 +204,18 @@ def test_without_intervals_all_happens_once_at_the_end(monkeypatch: pytest.Monke
     *before, last = run_names(monkeypatch, config, steps=11, per_epoch=5)
     assert before == [["first_step"], *[[]] * 9]
     assert last == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_one_process_has_nothing_to_compare(world_size: int) -> None:
+    context = make_context(CONFIG, 12)
+    context.job.ddp.world_size = world_size
+    compared: list[int] = []
+    anything: Any = SimpleNamespace(check=lambda: None)
+    compare = CompareReplicas(context, anything, anything)
+    compare._replicas = SimpleNamespace(check=compared.append)
+    compare.run(context)
+    assert compared == ([] if world_size == 1 else [0])
 
 
 class Counts(Action):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from drumline.checkpoint.optimizer_state import optimizer_state
-from drumline.parallel.replicas import ReplicaComparison, replica_tensors
+from drumline.parallel.replicas import replica_tensors
 
 
 def small_model() -> nn.Sequential:
@@ -67,12 +67,3 @@ def test_what_ddp_ignores_may_differ_across_ranks() -> None:
     tensors = replica_tensors(model, optimizer, include_buffers=True)
     assert not [name for name in tensors if name.startswith(("0.weight", "1.running_mean"))]
     assert "0.bias/exp_avg" in tensors
-
-
-def test_one_process_has_nothing_to_compare() -> None:
-    model = small_model()
-    sentinel = ReplicaComparison(
-        model, torch.optim.SGD(model.parameters()), host="node", device=torch.device("cpu")
-    )
-    sentinel.check(1)
-    assert sentinel.last_agreed is None
