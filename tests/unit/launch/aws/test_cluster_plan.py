@@ -19,9 +19,15 @@ from drumline.launch.aws import cluster_plan
 from drumline.launch.aws.account import Account, connect
 from drumline.launch.aws.cluster_creation import _request
 from drumline.launch.aws.cluster_nodes import status_lines
-from drumline.launch.aws.cluster_plan import TEMPLATE, ClusterPlan, own_network
+from drumline.launch.aws.cluster_plan import (
+    TEMPLATE,
+    ClusterPlan,
+    Hardware,
+    Image,
+    find_image,
+    own_network,
+)
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.offers import Hardware, Image, find_image
 from drumline.launch.aws.prices import fixed_cost
 from tests.unit.launch.aws.test_template import load
 

@@ -20,9 +20,8 @@ from drumline.launch.aws import cluster_settings
 from drumline.launch.aws.account import Account, AwsError
 from drumline.launch.aws.cluster_creation import bring_up
 from drumline.launch.aws.cluster_nodes import nodes_of
-from drumline.launch.aws.cluster_plan import ClusterPlan, make_plan
+from drumline.launch.aws.cluster_plan import ClusterPlan, Hardware, choose_zone, make_plan
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.offers import Hardware, choose_zone
 from drumline.launch.aws.prices import Cost
 from drumline.launch.aws.stack import find_stack, parameters_of
 from drumline.launch.aws.teardown import take_down

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.aws.cluster_plan import ClusterPlan
+from drumline.launch.aws.cluster_plan import ClusterPlan, Hardware
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.offers import Hardware
 from drumline.launch.aws.prices import Cost, fixed_cost
 from drumline.launch.aws.stack import price_tags, price_words
 

@@ -17,17 +17,18 @@ from drumline.base.errors import DrumlineError, UsageError
 from drumline.cli import aws_command, main
 from drumline.launch.aws import cluster_plan
 from drumline.launch.aws.account import Account, AwsError, connect
-from drumline.launch.aws.cluster_plan import make_plan, own_network
-from drumline.launch.aws.cluster_settings import ClusterSettings, settings_from
-from drumline.launch.aws.install import name_of
-from drumline.launch.aws.offers import (
+from drumline.launch.aws.cluster_plan import (
     Hardware,
     Image,
     check_quota,
     choose_zone,
     find_hardware,
     find_image,
+    make_plan,
+    own_network,
 )
+from drumline.launch.aws.cluster_settings import ClusterSettings, settings_from
+from drumline.launch.aws.install import name_of
 from drumline.launch.aws.prices import listed_price, spot_prices
 from tests.unit.launch.aws.conftest import REGION
 
@@ -171,7 +172,7 @@ def test_the_quota_is_enough_or_named(account: Account, stub: Stub) -> None:
     ],
 )
 def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
-    from drumline.launch.aws.offers import _quota_code
+    from drumline.launch.aws.cluster_plan import _quota_code
 
     assert _quota_code(name, market) == code
 

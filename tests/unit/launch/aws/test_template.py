@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.aws.cluster_plan import MORE_CARDS, TEMPLATE, ClusterPlan
+from drumline.launch.aws.cluster_plan import MORE_CARDS, TEMPLATE, ClusterPlan, Hardware
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.offers import Hardware
 
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
 # AWS offers no way to limit these to a resource: they open the node's own channel to Session
