@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from drumline.tools.doctor.cluster import compare_hosts
 from drumline.tools.doctor.finding import Finding
-from drumline.tools.doctor.host_differences import compare_hosts
 from drumline.tools.doctor.machine import folder_hashes
 from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts, files_below
 from drumline.tools.doctor.machine.machine_checks import machine_findings

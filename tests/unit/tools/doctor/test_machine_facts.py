@@ -71,7 +71,7 @@ def test_this_machine_is_what_it_is(tmp_path: Path) -> None:
 def test_the_doctor_knows_a_machine_without_loading_torch() -> None:
     code = (
         "import sys, drumline.tools.doctor.machine.machine_facts, drumline.tools.doctor.machine.machine_checks, "
-        "drumline.tools.doctor.host_differences, drumline.tools.doctor.ranks.rank_processes;"
+        "drumline.tools.doctor.cluster, drumline.tools.doctor.ranks.rank_processes;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
