@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, MergedTrace
-from drumline.tools.profile.profile_analysis import analyse
+from drumline.tools.profile.profile_analysis import EARLY_US, PROCESSES, MergedTrace, analyse
 from drumline.tools.profile.trace_file import TraceEntry, decodable
 from tests.unit.tools.scale.profiles import (
     MS,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from drumline.tools.profile.merged_trace import EARLY_US
+from drumline.tools.profile.profile_analysis import EARLY_US
 from tests.browser import PATIENCE_S, Browser, chromium
 from tests.multinode.needs import missing_browser
 from tests.unit.tools.profile.test_merged_trace import merged, ranks_with_flows
