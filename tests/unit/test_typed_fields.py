@@ -57,7 +57,7 @@ FOREIGN_MODULES = {
     "watch/sidecar/system_evidence.py": "the kernel's log",
     "tools/tune/nccl_log.py": "NCCL's log",
     "tools/tune/job_faults.py": "logs of programs",
-    "tools/tune/collective_waits.py": "torch's watchdog",
+    "tools/tune/job_faults.py": "torch's watchdog",
 }
 
 
