@@ -56,8 +56,7 @@ FOREIGN = {
 FOREIGN_MODULES = {
     "watch/sidecar/system_evidence.py": "the kernel's log",
     "tools/tune/nccl_log.py": "NCCL's log",
-    "tools/tune/job_faults.py": "logs of programs",
-    "tools/tune/job_faults.py": "torch's watchdog",
+    "tools/tune/job_faults.py": "logs of programs, and torch's watchdog",
 }
 
 

@@ -1,5 +1,9 @@
 """The whole change before it is made: every check, the price, and the parameters of the stack.
-Nothing is touched."""
+Nothing is touched.
+
+First what AWS offers of an instance type in a region: its hardware, the zones that have it, the
+quota, and an image.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +59,9 @@ SESSION_PROGRAMS = ("aws", "session-manager-plugin")
 SESSION_MANUAL = "docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
 # Chosen again at every start; a stack that differs in them alone is the same.
 MOVING = ("EndsAt", "ImageId", "Owner", "SshFrom", "VolumeId")
+
+
+# What AWS offers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +186,9 @@ def choose_zone(
             what, next_step="give one of these as --zone (or a subnet in it), or another --type"
         )
     return named_zone
+
+
+# The plan
 
 
 @dataclass(frozen=True, kw_only=True)

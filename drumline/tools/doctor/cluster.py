@@ -1,5 +1,5 @@
 """Checks several hosts, from the start to the findings: over ssh, or without it, with this process
-as node 0."""
+as node 0; and what differs across them: versions, GPUs, packages, variables, code and data."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ SSH_CONNECT_S = 6
 # Importing torch from a cold file server takes half a minute; the collectives themselves a second.
 LIMIT_S = 90.0
 ANSWER_MARGIN_S = 10.0
+
+
+# What differs across hosts
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,9 @@ def _compare_folders(
         )
         what = f"the {name} in {folders[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
         yield Finding("problem", name, join_names(hosts), what, fix)
+
+
+# From the start to the findings
 
 
 @dataclass(frozen=True)

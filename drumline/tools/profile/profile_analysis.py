@@ -1,5 +1,5 @@
 """From the traces of a profile to its result: reads RUN/profile, and writes profile.json and the
-merged trace."""
+merged trace: one of all ranks by one clock, for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """What lines of a job's log report as wrong: messages that are known, exceptions, time-outs of
-collectives, and lines that look like an error and are not known."""
+collectives, and lines that look like an error and are not known; and which rank waited
+for which in a collective, as torch's watchdog reports it: ranks that are in different collectives,
+and ranks that did not join."""
 
 from __future__ import annotations
 
@@ -100,6 +102,9 @@ WORK_STEMS = (
     "okeniz", "rocess", "valuat", "alidat", "enerat", "redict", "sav", "Sav", "ownload", "oading", "uilding", "aching",
     "Map", "ilter", "xtract", "ompiling", "onvert",
 )  # fmt: skip
+
+
+# Waits in collectives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +283,9 @@ def _why_it_waits(wait: CollectiveWait, waiting: list[int], late: list[int], wor
         f"in another collective, had fewer batches (uneven data), or is in {LONG_WORK}, most often "
         f"rank 0{no_path}{last_work}"
     )
+
+
+# What is wrong in a log
 
 
 @dataclass(frozen=True, order=True)

@@ -1,4 +1,4 @@
-"""The facts of one machine as plain JSON, for `machine_checks.py` and `host_differences.py`.
+"""The facts of one machine as plain JSON, for `machine_checks.py` and `cluster.py`.
 
 Nothing is changed. Slow parts run in parallel, each with a time limit. In a container the limits of
 the container are used if they are smaller than the machine's. Versions of packages are read from
