@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.tools.prove.run_comparison import (
-    Kind,
-    RunDifference,
-    lost_in_the_kill,
-    not_repeatable,
-)
+from drumline.tools.prove.prove import Kind, RunDifference, lost_in_the_kill, not_repeatable
 
 
 def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = ()) -> RunDifference:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.base.errors import TrainingError
-from drumline.tools.prove.run_comparison import RunDifference, RunTrace, compare, read_trace
+from drumline.tools.prove.prove import RunDifference, RunTrace, compare, read_trace
 
 BATCH = 4
 

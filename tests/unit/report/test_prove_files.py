@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drumline.checkpoint import store
-from drumline.tools.prove.run_comparison import compare_checkpoints
+from drumline.tools.prove.prove import compare_checkpoints
 
 NAN = float("nan")
 
