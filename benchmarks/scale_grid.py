@@ -29,7 +29,7 @@ from benchmarks.scale_cells import MOST_MBIT, layer_bytes
 from benchmarks.scale_ranks import Ranks, started_ranks
 from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
 from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_points
-from drumline.tools.scale.simulation import shape_of, step_s
+from drumline.tools.scale.scale_prediction import shape_of, step_s
 
 HOSTS = (2, 4, 8)
 MBITS = (50, 100, 200, 500)

@@ -7,23 +7,40 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import replace
-from statistics import quantiles
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import fmean, quantiles, stdev
+from typing import TypeVar
 
 from drumline.base.errors import UsageError
 from drumline.base.terminal import one_line
 from drumline.base.text import MIB
-from drumline.runs.profile_result import ProfileResult, most_crowded
-from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
-from drumline.tools.scale.network_model import Network
-from drumline.tools.scale.simulation import (
-    StepShape,
-    shape_of,
-    slowest_pace,
-    step_s,
-    typical_step_s,
+from drumline.report.profile.bucket_plan import ReadyGradients, planned
+from drumline.runs.profile_result import (
+    Bucket,
+    GradientTensor,
+    ProfileResult,
+    RankSteps,
+    most_crowded,
+    sent_part,
 )
+from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
+from drumline.tools.scale.network_model import Network, Transfer, all_reduce
 
+SMALL_BYTES = 4096
+MAX_PACES = 64
+"""Of more steps of ranks, as many even quantiles are kept."""
+STALL = 1.5
+"""A step is a stall if it is so many times as long as the others on average."""
+STEPS_PER_STALL = 4
+"""More stalls are a part of the job. One may be seen in two steps: in that of the rank which
+stalled, and in the next one of a rank that waited for it."""
+SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
+"""The settings with which DDP reduces all gradients in each step."""
+
+
+Gradients = TypeVar("Gradients", Bucket, GradientTensor)
 MODEL_ERROR = 0.074
 """The worst error of the grid in docs/scaling.md (`make bench-scale`), which is over gloo."""
 NCCL_ERROR = 0.15
@@ -38,6 +55,392 @@ MOST_CPU_WAIT = 0.25
 """Of a step. With more, the interval would be a third of the step wide on both sides, and decide
 nothing."""
 DAY_S = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a rank takes in a step, as parts of the means."""
+
+    compute: float
+    host: float
+
+
+AVERAGE = Pace(compute=1.0, host=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """What a rank does in a step when it waits for no other."""
+
+    data_s: float
+    compute_s: float
+    host_s: float
+    """Python, launch gaps and host synchronisation. They vary by themselves: a rank that waits in
+    Python is no slower where another computes longer."""
+    buckets: tuple[ReadyGradients, ...]
+    """By the times of a rank of average speed; their bytes are those that are sent."""
+    tensors: tuple[ReadyGradients, ...]
+    """The gradients in the order in which DDP puts them into buckets; empty: not known, so that
+    buckets cannot have another size."""
+    bucket_cap_mb: float
+    sent_part: float | None
+    """Bytes that are sent for a byte of gradients; None: not known, so that buckets cannot have
+    another size."""
+    paces: tuple[Pace, ...]
+    """Of ranks and steps."""
+    other_collectives: float
+    repeats_others: bool
+    """Whether each micro-batch has them, as those of SyncBatchNorm."""
+    accumulate: int
+
+    @property
+    def alone_s(self) -> float:
+        """The step of a single rank."""
+        return self.data_s + self.own_s()
+
+    @property
+    def gradient_bytes(self) -> float:
+        return sum(bucket.num_bytes for bucket in self.buckets) / (self.sent_part or 1.0)
+
+    def own_s(self, pace: Pace = AVERAGE) -> float:
+        """What a rank of this pace takes for its own work, without data."""
+        return self.compute_s * pace.compute + self.host_s * pace.host
+
+    def tail_s(self, pace: Pace) -> float:
+        """What follows the last bucket: the optimizer."""
+        last = self.buckets[-1]
+        compute_s = max(0.0, self.compute_s - last.compute_s)
+        host_s = max(0.0, self.host_s - last.host_s)
+        return compute_s * pace.compute + host_s * pace.host
+
+    def with_bucket_cap(self, megabytes: float) -> StepShape:
+        """The same gradients in buckets of this size; as they are, if nothing is known about
+        another size."""
+        if self.sent_part is None or not self.tensors:
+            return self
+        buckets = tuple(
+            replace(bucket, num_bytes=round(bucket.num_bytes * self.sent_part))
+            for bucket in planned(self.tensors, megabytes * MIB)
+        )
+        return replace(self, buckets=buckets, bucket_cap_mb=megabytes)
+
+    def with_accumulation(self, micro_batches: int) -> StepShape:
+        """The same micro-batches, of which this many make a step: gradients are reduced in the last
+        one only."""
+        times = micro_batches / self.accumulate
+        last = self.buckets[-1]
+        compute_s = (times - 1) * last.compute_s
+        host_s = (times - 1) * last.host_s
+        return replace(
+            self,
+            compute_s=self.compute_s + compute_s,
+            host_s=self.host_s + host_s,
+            data_s=self.data_s * times,
+            buckets=_later(self.buckets, compute_s, host_s),
+            tensors=_later(self.tensors, compute_s, host_s),
+            other_collectives=self.other_collectives * (times if self.repeats_others else 1),
+            accumulate=micro_batches,
+        )
+
+
+def _later(
+    gradients: Sequence[ReadyGradients], compute_s: float, host_s: float
+) -> tuple[ReadyGradients, ...]:
+    return tuple(
+        replace(gradient, compute_s=gradient.compute_s + compute_s, host_s=gradient.host_s + host_s)
+        for gradient in gradients
+    )
+
+
+def shape_of(profile: ProfileResult) -> StepShape:
+    """From a profile of at least one rank with its buckets. A UsageError says what is missing, or
+    that its job is none that is simulated."""
+    _check_mode(profile)
+    _check_buckets(profile)
+    profile = _without_stalls(profile)
+    compute_s = _compute_s(profile)
+    host_s = _host_s(profile)
+    if not compute_s > 0 or not all(map(math.isfinite, [compute_s, host_s, *_times(profile)])):
+        raise UsageError("the profile has no compute time", next_step="profile the job again")
+    part = _unprofiled_part(profile, compute_s + host_s)
+    # Where it was not recorded what the host does until then, it is spread over the step.
+    usual_host = host_s / compute_s
+    buckets = [
+        ReadyGradients(
+            num_bytes=bucket.num_bytes,
+            compute_s=min(bucket.ready_s, compute_s) * part,
+            host_s=_until_ready(bucket, usual_host) * part,
+        )
+        for bucket in profile.buckets
+    ]
+    tensors = [
+        ReadyGradients(
+            num_bytes=tensor.num_bytes,
+            compute_s=min(tensor.ready_s, compute_s) * part,
+            host_s=tensor.host_s * part,
+        )
+        for tensor in profile.tensors
+    ]
+    return StepShape(
+        data_s=profile.parts_s.get("data", 0.0),
+        compute_s=compute_s * part,
+        host_s=host_s * part,
+        buckets=_in_order(buckets),
+        tensors=tuple(tensors),
+        bucket_cap_mb=profile.bucket_cap_mb,
+        sent_part=sent_part(profile.settings),
+        paces=_paces(profile, compute_s, host_s),
+        other_collectives=profile.other_collectives,
+        # Of a script it is not known: the more expensive case is assumed.
+        repeats_others=profile.settings.get("dist.sync_batchnorm", "true") == "true",
+        accumulate=max(1, profile.accumulate),
+    )
+
+
+def _without_stalls(profile: ProfileResult) -> ProfileResult:
+    """Without single steps that are far longer than the others, if the steps that were not profiled
+    say that they are no part of the job: another program that used the CPU, say."""
+    if profile.unprofiled_step_s is None:
+        return profile
+    by_rank = (rank.step_s for rank in profile.ranks)
+    lengths = [max(seconds) for seconds in zip(*by_rank, strict=True)]
+    usual_steps = _usual_steps(lengths, profile.unprofiled_step_s)
+    if len(usual_steps) == len(lengths):
+        return profile
+    ranks = tuple(_of_steps(rank, usual_steps) for rank in profile.ranks)
+    usual = replace(profile, ranks=ranks, step_s=fmean(lengths[step] for step in usual_steps))
+    host_s = _host_s(profile)
+    pace = Pace(
+        compute=_compute_s(usual) / _compute_s(profile),
+        host=_host_s(usual) / host_s if host_s else 1.0,
+    )
+    return replace(
+        usual,
+        buckets=tuple(_at_pace(bucket, pace) for bucket in profile.buckets),
+        tensors=tuple(_at_pace(tensor, pace) for tensor in profile.tensors),
+    )
+
+
+def _usual_steps(lengths: Sequence[float], unprofiled_s: float) -> list[int]:
+    """All but the few long ones without which the mean is nearer to that of the other steps."""
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _ in range(len(lengths) // STEPS_PER_STALL):
+        mean_s = fmean(lengths[step] for step in by_length)
+        shorter_s = fmean(lengths[step] for step in by_length[:-1])
+        is_stall = lengths[by_length[-1]] > STALL * shorter_s
+        if not is_stall or abs(shorter_s - unprofiled_s) >= abs(mean_s - unprofiled_s):
+            break
+        by_length.pop()
+    return sorted(by_length)
+
+
+def _of_steps(rank: RankSteps, steps: Sequence[int]) -> RankSteps:
+    host_s = tuple(rank.host_s[step] for step in steps) if rank.host_s else ()
+    return replace(
+        rank,
+        step_s=tuple(rank.step_s[step] for step in steps),
+        compute_s=tuple(rank.compute_s[step] for step in steps),
+        host_s=host_s,
+    )
+
+
+def _at_pace(gradients: Gradients, pace: Pace) -> Gradients:
+    host_s = None if gradients.host_s is None else gradients.host_s * pace.host
+    return replace(gradients, ready_s=gradients.ready_s * pace.compute, host_s=host_s)
+
+
+def _compute_s(profile: ProfileResult) -> float:
+    times = [seconds for rank in profile.ranks for seconds in rank.compute_s]
+    return fmean(times) if times else 0.0
+
+
+def _host_s(profile: ProfileResult) -> float:
+    times = [seconds for rank in profile.ranks for seconds in rank.host_s]
+    if times:
+        return fmean(times)
+    return profile.parts_s.get("host_sync", 0.0) + profile.parts_s.get("gaps", 0.0)
+
+
+def _times(profile: ProfileResult) -> Iterator[float]:
+    yield from profile.parts_s.values()
+    for bucket in profile.buckets:
+        yield bucket.ready_s + (bucket.host_s or 0.0)
+    for tensor in profile.tensors:
+        yield tensor.ready_s + tensor.host_s
+
+
+def _unprofiled_part(profile: ProfileResult, own_s: float) -> float:
+    """What is left of a rank's own time without what the profiler took of it. Steps differ by
+    themselves, also by their communication: what is within this noise was not the profiler."""
+    if profile.unprofiled_step_s is None:
+        return 1.0
+    profiler_s = profile.step_s - profile.unprofiled_step_s
+    if profiler_s <= 2 * _step_noise_s(profile):
+        return 1.0
+    return max(0.5, 1 - profiler_s / own_s)
+
+
+def _step_noise_s(profile: ProfileResult) -> float:
+    """The standard error of the difference between two means of as many steps as were profiled."""
+    steps = profile.ranks[0].step_s
+    return stdev(steps) * math.sqrt(2 / len(steps)) if len(steps) > 1 else 0.0
+
+
+def _until_ready(bucket: Bucket, usual_host: float) -> float:
+    return bucket.ready_s * usual_host if bucket.host_s is None else bucket.host_s
+
+
+def _in_order(buckets: Sequence[ReadyGradients]) -> tuple[ReadyGradients, ...]:
+    """DDP starts all-reduces in the order of its buckets, so that none is earlier than the one
+    before."""
+    return tuple(
+        accumulate(
+            buckets,
+            lambda before, bucket: (
+                bucket
+                if bucket.ready_s >= before.ready_s
+                else replace(before, num_bytes=bucket.num_bytes)
+            ),
+        )
+    )
+
+
+def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pace, ...]:
+    """Of each rank and step. What the host did in the same step goes with it where it was
+    recorded, and is as usual in all steps where it was not."""
+    paces = []
+    for rank in profile.ranks:
+        is_recorded = host_s > 0 and len(rank.host_s) == len(rank.compute_s)
+        host_times = rank.host_s if is_recorded else [host_s] * len(rank.compute_s)
+        paces += [
+            Pace(compute=compute / compute_s, host=host / host_s if host_s else 1.0)
+            for compute, host in zip(rank.compute_s, host_times, strict=True)
+        ]
+    return _quantiles(sorted(paces, key=lambda pace: compute_s * pace.compute + host_s * pace.host))
+
+
+def _check_mode(profile: ProfileResult) -> None:
+    """Refuses jobs that gather parameters, or that do not reduce gradients in each step."""
+    for setting, simulated in SIMULATED.items():
+        value = profile.settings.get(setting, simulated)
+        if value != simulated:
+            flag = f"--{setting} {one_line(value)}"
+            raise UsageError(
+                f"the profile is of a job with {flag}, and only the all-reduces of DDP are simulated",
+                next_step=f"measure it: drumline scale measure TASK --world 2,4 {flag}, or predict it "
+                f"from a profile without {flag}, if the model fits so",
+            )
+
+
+def _check_buckets(profile: ProfileResult) -> None:
+    if profile.buckets and min(bucket.num_bytes for bucket in profile.buckets) >= 1:
+        return
+    if not profile.buckets and profile.other_collectives:
+        raise UsageError(
+            f"the profile has {profile.other_collectives:.0f} collectives a step, none of them DDP's "
+            "all-reduces of gradients, and only those are simulated",
+            next_step="profile the job with DistributedDataParallel, if the model fits so",
+        )
+    what = "bytes" if profile.buckets else "buckets"
+    raise UsageError(
+        f"the profile has no {what} of gradients, so nothing is known about communication",
+        next_step="profile the job on two ranks or more, without PowerSGD: drumline profile TASK --procs 2",
+    )
+
+
+def _quantiles(paces: list[Pace]) -> tuple[Pace, ...]:
+    if len(paces) <= MAX_PACES:
+        return tuple(paces)
+    last = len(paces) - 1
+    return tuple(
+        paces[place * last // (MAX_PACES - 1)] for place in range(MAX_PACES)
+    )  # with the largest
+
+
+def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
+    """The mean length of a step on `nodes` times `per_node` ranks: a step for each measured pace,
+    weighted by how often it is that of the slowest rank."""
+    return sum(
+        weight * _step_s(shape, network, nodes, per_node, pace)
+        for weight, pace in _slowest(shape, nodes * per_node)
+        if weight > 1e-9
+    )
+
+
+def typical_step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
+    """One step, in which the slowest rank takes its mean time: nearly the same, and faster to
+    compute."""
+    return _step_s(shape, network, nodes, per_node, slowest_pace(shape, nodes * per_node))
+
+
+def slowest_pace(shape: StepShape, ranks: int) -> Pace:
+    """That of the slowest of so many ranks, on average."""
+    slowest = _slowest(shape, ranks)
+    return Pace(
+        compute=sum(weight * pace.compute for weight, pace in slowest),
+        host=sum(weight * pace.host for weight, pace in slowest),
+    )
+
+
+def _slowest(shape: StepShape, ranks: int) -> list[tuple[float, Pace]]:
+    """How often each pace is that of the slowest of so many ranks."""
+    paces = sorted(shape.paces, key=shape.own_s)
+    return list(zip(slowest_weights(len(paces), ranks), paces, strict=True))
+
+
+def slowest_weights(values: int, ranks: int) -> list[float]:
+    """How often each of some sorted values is the largest of `ranks` draws from them."""
+    return [((place + 1) / values) ** ranks - (place / values) ** ranks for place in range(values)]
+
+
+def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, pace: Pace) -> float:
+    """A step in which the slowest rank has this pace."""
+    transfers = [all_reduce(network, bucket.num_bytes, nodes, per_node) for bucket in shape.buckets]
+    others_s = shape.other_collectives * all_reduce(network, SMALL_BYTES, nodes, per_node).alone_s
+    ready = [
+        bucket.compute_s * pace.compute + bucket.host_s * pace.host for bucket in shape.buckets
+    ]
+    reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
+    return shape.data_s + others_s + reduced_s + shape.tail_s(pace)
+
+
+def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:
+    """When the last of these all-reduces ends. They start in order, each when it is ready and one
+    of the lanes is free; those that run share the slowest link, each at most at the rate it would
+    have alone."""
+    now = 0.0
+    waiting = 0
+    running: dict[int, float] = {}
+    while waiting < len(ready) or running:
+        while waiting < len(ready) and len(running) < lanes and ready[waiting] <= now:
+            if transfers[waiting].busy_s > 0:
+                running[waiting] = transfers[waiting].busy_s
+            waiting += 1
+        limits = {
+            transfer: transfers[transfer].busy_s / transfers[transfer].alone_s
+            for transfer in running
+        }
+        rates = _shared(limits)
+        ends = {transfer: now + left / rates[transfer] for transfer, left in running.items()}
+        starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
+        later = min([*ends.values(), *starts], default=now)
+        running = {
+            transfer: left - rates[transfer] * (later - now)
+            for transfer, left in running.items()
+            if ends[transfer] > later
+        }
+        now = later
+    return now
+
+
+def _shared(limits: Mapping[int, float]) -> dict[int, float]:
+    """Equal parts of one link, where none gets more than its limit."""
+    rates: dict[int, float] = {}
+    left = 1.0
+    for number, (transfer, limit) in enumerate(sorted(limits.items(), key=lambda item: item[1])):
+        rates[transfer] = min(limit, left / (len(limits) - number))
+        left -= rates[transfer]
+    return rates
 
 
 def predict(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drumline.base.errors import UsageError
 from drumline.runs.profile_result import Bucket
 from drumline.tools.scale.network_model import Transfer
-from drumline.tools.scale.simulation import (
+from drumline.tools.scale.scale_prediction import (
     AVERAGE,
     last_end,
     shape_of,
