@@ -337,6 +337,10 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
     )
 
 
+# Communication: the size of buckets, the bytes of gradients, how often they are reduced, and the
+# collectives besides them
+
+
 def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     """The exposed communication of gradients, and of other collectives: by the time that each kind
     is open outside of compute, since the parts do not tell them apart."""

@@ -1,5 +1,6 @@
 """Runs the proof: a reference run without a kill, then the same run in legs, killed after each but
-the last."""
+the last; and compares them: the first difference of their traces (samples, tensors, metrics), and its
+likely cause."""
 
 from __future__ import annotations
 
@@ -34,6 +35,9 @@ from drumline.tools.prove.proof_plan import (
 # Of weights that differ in the order of sums alone, after a few steps; a lost optimizer state
 # changes more.
 MOST_DISTANCE = 1e-2
+
+
+# Comparing two runs
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """What a job would reach on other numbers of nodes: step time, efficiency, goodput and cost, from a
-profile, a network and the simulation of steps. No torch.
+profile (profile_result.py), a network (network_model.py) and the simulation of steps. No torch.
+
+A step of DDP is simulated as events: buckets become ready in the backward pass, all-reduces share
+the network, the slowest rank sets the pace.
 """
 
 from __future__ import annotations
@@ -441,6 +444,9 @@ def _shared(limits: Mapping[int, float]) -> dict[int, float]:
         rates[transfer] = min(limit, left / (len(limits) - number))
         left -= rates[transfer]
     return rates
+
+
+# The prediction
 
 
 def predict(
