@@ -52,8 +52,6 @@ def is_recomputed(policy: bool | str, number: int) -> bool:
 def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] = ()) -> None:
     """Let the blocks of a model compute their activations again; a model of this package does it
     itself. `wrap`: as for `find_blocks`."""
-    if policy is False:
-        return
     computes_itself = hasattr(model, POLICY)
     blocks = find_blocks(model, () if computes_itself else wrap)
     if computes_itself:

@@ -252,7 +252,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
 def notes_on_settings(job: Job, config: Config) -> Iterator[str]:
     """What the settings make of the model, and those that have no effect."""
     dist = config.dist
-    if blocks := recomputed_blocks(job.model):
+    if config.model.activation_checkpointing and (blocks := recomputed_blocks(job.model)):
         yield f"recompute: {describe_blocks(blocks)}"
     if job.sharded is not None:
         yield f"shards: {job.sharded.describe_blocks()}"

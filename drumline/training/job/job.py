@@ -362,7 +362,8 @@ def set_up_model(
         model = task.model()
     if on_model is not None:
         on_model(model)
-    recompute_blocks(model, config.model.activation_checkpointing, config.dist.wrap or ())
+    if config.model.activation_checkpointing:
+        recompute_blocks(model, config.model.activation_checkpointing, config.dist.wrap or ())
     if plan is not None and config.train.step == "compile":
         compile_blocks(model, config.dist.wrap or ())
     if plan is None:

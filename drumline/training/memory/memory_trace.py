@@ -105,7 +105,8 @@ class FakeJob:
         self._mode = fake_tensors().FakeTensorMode(allow_non_fake_inputs=True)
         self._model = _build(task)
         wrap = config.dist.wrap or ()
-        recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
+        if config.model.activation_checkpointing:
+            recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
         with self._faked():
             _give_fake_tensors(self._model)
             optimizer = task.optimizer(self._model)

@@ -105,13 +105,12 @@ class GPT(nn.Module):
         hidden = self.dropout(
             self.token_embedding(tokens) + self.position_embedding.weight[:length]
         )
+        policy = self.training and self.activation_checkpointing
         for number, block in enumerate(self.blocks):
-            recompute = self.training and is_recomputed(self.activation_checkpointing, number)
-            hidden = (
-                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
-                if recompute
-                else block(hidden)
-            )
+            if policy and is_recomputed(policy, number):
+                hidden = recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
+            else:
+                hidden = block(hidden)
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
         # state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
@@ -224,13 +223,12 @@ class MiniResNet(nn.Module):
                 next_step="check in_channels of the model and the shape of a sample of the dataset",
             )
         features = functional.relu(self.stem_norm(self.stem(images)))
+        policy = self.training and self.activation_checkpointing
         for number, block in enumerate(self.blocks):
-            recompute = self.training and is_recomputed(self.activation_checkpointing, number)
-            features = (
-                recompute_in_backward(block, features, draws_random=False)
-                if recompute
-                else block(features)
-            )
+            if policy and is_recomputed(policy, number):
+                features = recompute_in_backward(block, features, draws_random=False)
+            else:
+                features = block(features)
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits
 
