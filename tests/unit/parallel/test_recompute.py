@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from drumline.config.schema import Config
 from drumline.parallel.recompute import recompute_blocks, recomputed_blocks
+from drumline.training.job.job import set_up_model
+from drumline.training.manager import RunManager
 from drumline.training.tasks.built_in import GPT, MiniResNet
 from tests.ranks import run_ranks
 
@@ -70,7 +75,9 @@ def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_o
 ) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
     model.activation_checkpointing = value  # type: ignore[assignment]
-    recompute_blocks(model, False)
+    task: Any = SimpleNamespace(model=lambda: model)
+    with RunManager(seed=0) as ddp:
+        set_up_model(Config(), task, ddp, None)
     assert recomputed_blocks(model) == []
     assert model.activation_checkpointing == value
 
