@@ -19,7 +19,7 @@ from enum import IntEnum
 from importlib.metadata import requires
 from typing import Any, Self
 
-from drumline.base.terminal import one_line, print_message
+from drumline.base.text import one_line, print_message
 
 # The beginning of a list item; any other newline in a message came with a value.
 _ITEM = re.compile(r"\n  (?=[-|] )")

@@ -21,7 +21,7 @@ from types import FrameType
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.rank_environment import COMMAND_START, LAUNCH_START
-from drumline.base.terminal import paragraph
+from drumline.base.text import paragraph
 from drumline.base.untrusted import check_own_folder
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

@@ -16,7 +16,7 @@ from drumline.base.errors import (
     did_you_mean,
     report_uncaught_errors,
 )
-from drumline.base.terminal import print_message, show
+from drumline.base.text import print_message, show
 
 VERBS = {
     "train": "train a task: alone, on several ranks, or as a rank of a job",

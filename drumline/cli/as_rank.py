@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from drumline.base.errors import ExitCode, summary
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.training.failure_report import report_failure

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError, did_you_mean
-from drumline.base.terminal import print_message, show, show_lines
-from drumline.base.text import join_names, plural
+from drumline.base.text import join_names, plural, print_message, show, show_lines
 from drumline.cli import doctor_command, launch_command
 from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, show_help
 from drumline.cli.doctor_command import show_step

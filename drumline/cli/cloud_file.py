@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from drumline.base.errors import UsageError
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.cli.command_line import check_command, misplaced
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable, FlagValues

@@ -11,7 +11,7 @@ from typing import Any
 
 from drumline.base.errors import ConfigError, UsageError
 from drumline.base.rank_environment import topology_from
-from drumline.base.terminal import show
+from drumline.base.text import show
 from drumline.cli import HelpShown
 from drumline.config import Flags, FlagTable, read_flags, switch
 from drumline.runs.events import as_json

@@ -16,7 +16,7 @@ from drumline.base.errors import ConfigError, ExitCode, UsageError
 from drumline.base.job_secret import secret_from
 from drumline.base.rank_environment import first_host, topology_from
 from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
-from drumline.base.terminal import print_message, show, show_lines, show_progress
+from drumline.base.text import print_message, show, show_lines, show_progress
 from drumline.base.untrusted import whole_number
 from drumline.cli.command_line import HELP_FLAG, misplaced, show_help
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch

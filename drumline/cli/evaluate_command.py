@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.base.rank_environment import topology_from
-from drumline.base.terminal import show_lines
-from drumline.base.text import duration, plural
+from drumline.base.text import duration, plural, show_lines
 from drumline.cli.command_line import (
     OUTPUT_FLAGS,
     check_command,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 
-from drumline.base.terminal import print_message, show_lines, show_progress
-from drumline.base.text import memory_size
+from drumline.base.text import memory_size, print_message, show_lines, show_progress
 from drumline.cli.as_rank import with_task
 from drumline.cli.command_line import show_json
 from drumline.config import FlagValues, Layers

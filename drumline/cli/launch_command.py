@@ -14,8 +14,7 @@ from pathlib import Path
 
 from drumline.base.errors import ConfigError, ExitCode, PreflightError, UsageError
 from drumline.base.startup import default_procs
-from drumline.base.terminal import print_message, show
-from drumline.base.text import plural
+from drumline.base.text import plural, print_message, show
 from drumline.cli.cloud_file import cloud_file_text
 from drumline.cli.command_line import check_command, check_no_rank, show_help
 from drumline.cli.launch_flags import GROUPS, OF_SBATCH, OWN_FLAGS, wrong_flags, wrong_target

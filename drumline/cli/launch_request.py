@@ -15,7 +15,7 @@ from typing import Any
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.job_secret import secret_from
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.cli import train_command
 from drumline.config import FlagValues, read_flags
 from drumline.launch.keep_going import needed_bytes, next_pause_s, wait_for_space

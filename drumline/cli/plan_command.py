@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from drumline.base.errors import ExitCode
 from drumline.base.startup import interruptible, loading
-from drumline.base.terminal import show_lines
-from drumline.base.text import memory_size, plural
+from drumline.base.text import memory_size, plural, show_lines
 from drumline.cli.command_line import HELP_FLAG, read_command, show_json
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
 from drumline.config import FlagTable, switch

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from drumline.base.errors import UsageError
 from drumline.base.rank_environment import topology_from
-from drumline.base.terminal import show, show_lines
-from drumline.base.text import plural
+from drumline.base.text import plural, show, show_lines
 from drumline.base.untrusted import replacing
 from drumline.cli.command_line import HELP_FLAG, check_new, read_command
 from drumline.cli.evaluate_command import (

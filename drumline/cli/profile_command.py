@@ -12,8 +12,7 @@ from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.rank_environment import own_variables
-from drumline.base.terminal import print_message, show_lines
-from drumline.base.text import plural
+from drumline.base.text import plural, print_message, show_lines
 from drumline.cli import train_command
 from drumline.cli.command_line import (
     OUTPUT_FLAGS,

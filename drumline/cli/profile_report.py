@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drumline.base.errors import DrumlineError
-from drumline.base.terminal import print_message, show_lines
+from drumline.base.text import print_message, show_lines
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, what_to_change
 from drumline.report.profile.profile_words import words_of

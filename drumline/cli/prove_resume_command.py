@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from drumline.base.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.base.startup import loading
-from drumline.base.terminal import print_message, show_lines
+from drumline.base.text import print_message, show_lines
 from drumline.base.untrusted import make_own_folder
 from drumline.base.user_code import is_class_spec
 from drumline.cli import train_command

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
-from drumline.base.terminal import show_lines
+from drumline.base.text import show_lines
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command
 from drumline.config import FlagTable, switch

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
-from drumline.base.terminal import show_lines
-from drumline.base.text import columns, duration, file_size
+from drumline.base.text import columns, duration, file_size, show_lines
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command, show_json
 from drumline.metrics.display import metric_text
 from drumline.report.run_list import ListedRun, list_runs

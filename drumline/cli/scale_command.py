@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.text import print_message, show, show_lines
 from drumline.base.untrusted import replace_text
 from drumline.cli.command_line import (
     OUTPUT_FLAGS,

@@ -18,7 +18,7 @@ from drumline.base.startup import (
     loading,
     use_private_cache,
 )
-from drumline.base.terminal import show
+from drumline.base.text import show
 from drumline.base.user_code import is_class_spec
 from drumline.config import (
     PRESETS,

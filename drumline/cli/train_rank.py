@@ -13,7 +13,7 @@ from typing import NoReturn, assert_never
 from drumline.base.errors import ExitCode, PreflightError, UsageError
 from drumline.base.rank_environment import Topology, topology_from, write_rank
 from drumline.base.startup import interrupted, launch_start
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.cli.as_rank import exit_interrupted, exit_now, failure_code
 from drumline.config import Layers
 from drumline.config.schema import Config

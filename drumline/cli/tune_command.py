@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
-from drumline.base.terminal import show_lines
-from drumline.base.text import join_names
+from drumline.base.text import join_names, show_lines
 from drumline.base.untrusted import open_regular
 from drumline.cli.command_line import HELP_FLAG, check_command, misplaced, read_command, show_json
 from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ExitCode
-from drumline.base.terminal import one_line, show, show_progress
-from drumline.base.text import plural
+from drumline.base.text import one_line, plural, show, show_progress
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.cli.command_line import OUTPUT_FLAGS, check_run_is_named, read_command, show_json
 from drumline.report.verify.checkpoint_check import Progress

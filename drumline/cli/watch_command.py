@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from drumline.base.errors import ExitCode
-from drumline.base.terminal import is_read, make_console, one_line, show_lines
-from drumline.base.text import columns
+from drumline.base.text import columns, is_read, make_console, one_line, show_lines
 from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command, show_json
 from drumline.config import FlagTable, switch
 from drumline.config.schema import Bounds

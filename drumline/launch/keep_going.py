@@ -10,8 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from drumline.base.terminal import print_message
-from drumline.base.text import file_size
+from drumline.base.text import file_size, print_message
 from drumline.net.dial import WaitNotice
 
 LONG_RUN_S = 60.0

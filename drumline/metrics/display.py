@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TextIO
 
 from drumline.base.errors import as_lines
-from drumline.base.terminal import show_lines
-from drumline.base.text import clock, duration, file_size, plural
+from drumline.base.text import clock, duration, file_size, plural, show_lines
 from drumline.runs.events import RESERVED, Event
 
 _LABEL_WIDTH = 12

@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drumline.base.errors import as_lines
-from drumline.base.terminal import make_console, one_line
-from drumline.base.text import clock
+from drumline.base.text import clock, make_console, one_line
 from drumline.metrics import display
 from drumline.metrics.display import Display, Page
 from drumline.runs.events import Event

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from drumline.base.terminal import print_message, show_progress
+from drumline.base.text import print_message, show_progress
 
 # A SYN is sent again after 1 s: a port that accepts the second one is open, on a lossy network.
 CONNECT_S = 2.0

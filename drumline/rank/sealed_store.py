@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.base.untrusted import from_json, parse_json
 
 SEALED = b"sealed "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.net.dial import CONNECT_S
 from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_binding
 

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 10.0

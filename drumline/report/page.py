@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drumline.base.terminal import print_message, show_lines, shown
-from drumline.base.text import duration, file_size, plural
+from drumline.base.text import duration, file_size, plural, print_message, show_lines, shown
 from drumline.base.untrusted import replace_text
 from drumline.metrics.display import metric_text, number_text, speed
 from drumline.report.curves import SCALING, SHARES, TRAINING, Curve, evenly, table_rows, thinned

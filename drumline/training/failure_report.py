@@ -33,8 +33,7 @@ from drumline.base.rank_environment import (
     topology_from,
     write_error,
 )
-from drumline.base.terminal import paragraph, show, shown
-from drumline.base.text import memory_size, plural
+from drumline.base.text import memory_size, paragraph, plural, show, shown
 from drumline.base.untrusted import open_log
 from drumline.base.user_code import is_users_file
 from drumline.config.schema import Config

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from drumline.base.errors import ExitCode, Place, UsageError, log, summary
 from drumline.base.rank_environment import Topology, topology_from
 from drumline.base.startup import use_private_cache
-from drumline.base.terminal import paragraph
+from drumline.base.text import paragraph
 from drumline.checkpoint.own_loop import Checkpoint
 from drumline.checkpoint.store import WritingRank
 from drumline.config.resolve import check_section

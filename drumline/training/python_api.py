@@ -29,8 +29,7 @@ from drumline.base.errors import (
 )
 from drumline.base.processes import ending_with_parent
 from drumline.base.rank_environment import ERROR_FILE, own_variables, read_error, topology_from
-from drumline.base.terminal import show
-from drumline.base.text import how_it_ended
+from drumline.base.text import how_it_ended, show
 from drumline.config.fields import flag_text
 from drumline.runs.catalog import folder_name
 from drumline.runs.events import read_events

@@ -9,8 +9,7 @@ from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Any
 
-from drumline.base.terminal import one_line
-from drumline.base.text import duration, plural, signal_name
+from drumline.base.text import duration, one_line, plural, signal_name
 
 LONG_S = 3.0  # in one phase, before its state is shown
 OUT = ("leaving", "left")

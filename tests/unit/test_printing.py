@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from drumline.base.errors import DrumlineError, as_list, log
-from drumline.base.terminal import coloured_line, make_console, one_line, paragraph, shown
+from drumline.base.text import coloured_line, make_console, one_line, paragraph, shown
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,7 @@ from drumline.base.errors import DrumlineError, ExitCode
 from drumline.base.job_secret import SECRET_ENV, new_secret
 from drumline.base.rank_environment import FailureRecord
 from drumline.base.startup import process_start
-from drumline.base.terminal import print_message
-from drumline.base.text import how_it_ended, named_ranks
+from drumline.base.text import how_it_ended, named_ranks, print_message
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import (
     OwnRendezvous,

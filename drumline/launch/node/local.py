@@ -16,8 +16,7 @@ from drumline.base import startup
 from drumline.base.errors import ExitCode, Place
 from drumline.base.rank_environment import ErrorRecord, write_error
 from drumline.base.startup import use_private_cache
-from drumline.base.terminal import print_message
-from drumline.base.text import how_it_ended
+from drumline.base.text import how_it_ended, print_message
 from drumline.launch.node.guard import JOB_ENV, Guard
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.net.interfaces import check_is_own

@@ -22,7 +22,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.base.job_secret import derived, new_secret
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node_plan import RUN_ID, NodePlan
 from drumline.net.dial import CLOSED_S, WaitNotice

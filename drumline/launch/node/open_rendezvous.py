@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived, new_secret
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import RUN_ID, NodePlan

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from drumline.base.terminal import coloured_line, one_line, paragraph
+from drumline.base.text import coloured_line, one_line, paragraph
 
 MAX_WAITING = 20_000
 CLOSE_S = 5.0

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from drumline.base.rank_environment import own_variables, topology_from
-from drumline.base.terminal import show
+from drumline.base.text import show
 from drumline.parallel.scripts import torch_hooks
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.rank.watched.progress_monitor import ProgressMonitor

@@ -18,7 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 from drumline.base.rank_environment import Topology, own_variables, topology_from
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase
 

@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from drumline.base.errors import PreflightError, TrainingError, summary
 from drumline.base.rank_environment import Topology
-from drumline.base.terminal import print_message
-from drumline.base.text import join_names
+from drumline.base.text import join_names, print_message
 from drumline.net.dial import WaitNotice
 from drumline.rank.rendezvous.node_group import (
     POLL_S,

@@ -23,8 +23,7 @@ import blake3
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import new_secret
 from drumline.base.rank_environment import Topology
-from drumline.base.terminal import print_message
-from drumline.base.text import named_ranks, number_ranges
+from drumline.base.text import named_ranks, number_ranges, print_message
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
 from drumline.net.interfaces import outward_address
 from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret

@@ -20,8 +20,7 @@ from typing import Any
 
 from drumline.base.errors import PreflightError, as_list
 from drumline.base.rank_environment import Topology
-from drumline.base.terminal import print_message
-from drumline.base.text import join_names
+from drumline.base.text import join_names, print_message
 from drumline.net.dial import ProbeListener, ProbeTarget, Reason, explained_closed, probe_hosts
 from drumline.net.interfaces import (
     GLOO_VARIABLE,

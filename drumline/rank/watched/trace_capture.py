@@ -31,8 +31,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from drumline.base.processes import ThreadTimes, thread_times
 from drumline.base.startup import quiet_profiler
-from drumline.base.terminal import print_message
-from drumline.base.text import MIB
+from drumline.base.text import MIB, print_message
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
 from drumline.rank.torch_internals import (

@@ -19,7 +19,7 @@ from typing import Any
 
 import drumline
 from drumline.base.rank_environment import WITHOUT_WATCH, topology_from, watch_settings_from
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.rank.watched.node_watch import options_from_launcher
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase

@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from drumline.base.terminal import one_line
-from drumline.base.text import file_size, plural
+from drumline.base.text import file_size, one_line, plural
 from drumline.report.profile.bottleneck import (
     MIN_GAIN,
     USUAL_CORES,

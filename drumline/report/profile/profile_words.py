@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline.base.terminal import one_line
-from drumline.base.text import bit_rate, file_size, named_ranks, plural, two_digits
+from drumline.base.text import bit_rate, file_size, named_ranks, one_line, plural, two_digits
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, Bottleneck, find_slow_rank
 from drumline.report.profile.host_advice import at_line

@@ -10,8 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drumline.base.terminal import make_console, one_line, show_lines
-from drumline.base.text import bit_rate, columns, join_names, latency, plural
+from drumline.base.text import (
+    bit_rate,
+    columns,
+    join_names,
+    latency,
+    make_console,
+    one_line,
+    plural,
+    show_lines,
+)
 from drumline.tools.doctor.finding import Finding, sorted_findings
 from drumline.tools.doctor.pairs.pair_checks import SLOW_SHARE
 from drumline.tools.doctor.pairs.survey import OPEN, Edge, Survey

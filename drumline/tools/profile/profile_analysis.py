@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from drumline.base.errors import UsageError
-from drumline.base.terminal import one_line
+from drumline.base.text import one_line
 from drumline.base.untrusted import replacing
 from drumline.runs.profile_files import (
     MERGED_FILE,

@@ -23,8 +23,7 @@ from drumline.base.processes import (
     send_signal,
 )
 from drumline.base.rank_environment import own_variables
-from drumline.base.terminal import one_line
-from drumline.base.text import named_ranks
+from drumline.base.text import named_ranks, one_line
 from drumline.runs.catalog import folder_name
 from drumline.runs.events import Tail
 from drumline.runs.run_folder import RunFolder

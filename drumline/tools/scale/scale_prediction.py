@@ -17,8 +17,7 @@ from statistics import fmean, quantiles, stdev
 from typing import TypeVar
 
 from drumline.base.errors import UsageError
-from drumline.base.terminal import one_line
-from drumline.base.text import MIB
+from drumline.base.text import MIB, one_line
 from drumline.report.profile.bucket_plan import ReadyGradients, planned
 from drumline.runs.profile_result import (
     Bucket,

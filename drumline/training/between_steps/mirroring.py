@@ -8,7 +8,7 @@ from typing import Literal
 
 from drumline.base.background import in_background
 from drumline.base.errors import UsageError
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MirroredRun
 from drumline.rank.collectives import broadcast_json

@@ -48,8 +48,7 @@ from drumline.base.errors import ExitCode, log
 from drumline.base.processes import EXITED, state_of
 from drumline.base.rank_environment import grace_from, note_saved
 from drumline.base.startup import SAME_SIGNAL_S
-from drumline.base.terminal import print_message
-from drumline.base.text import named_ranks
+from drumline.base.text import named_ranks, print_message
 from drumline.base.user_code import load_function
 from drumline.rank.failure import FIRST
 from drumline.rank.sealed_store import SealedStore

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.base.errors import TrainingError, UsageError
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.checkpoint.optimizer_state import encode_state
 from drumline.checkpoint.rank_states import gather_states, state_of_rank
 from drumline.config.schema import Config, TrainConfig

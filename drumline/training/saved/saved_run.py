@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drumline.base.errors import CheckpointError, UsageError, as_list
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.base.user_code import is_class_spec
 from drumline.checkpoint import state, store
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, opened_run

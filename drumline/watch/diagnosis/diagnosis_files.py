@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from drumline.base.terminal import one_line
-from drumline.base.text import columns, duration, named_ranks, signal_name
+from drumline.base.text import columns, duration, named_ranks, one_line, signal_name
 from drumline.base.untrusted import (
     from_json,
     make_own_folder,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import as_lines
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.base.untrusted import (
     check_own_folder,
     make_own_folder,

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.net import dial
 from drumline.net.dial import ProbeListener, ProbeTarget, Reason, WaitNotice, probe_hosts
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from drumline.base.errors import DrumlineError
 from drumline.base.rank_environment import own_variables
-from drumline.base.terminal import print_message
+from drumline.base.text import print_message
 from drumline.net.dial import Reason
 from drumline.net.frames import (
     WRONG_FIELD,
