@@ -30,6 +30,7 @@ from drumline.runs.profile_result import (
 from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
 from drumline.tools.scale.network_model import Network, Transfer, all_reduce
 
+Gradients = TypeVar("Gradients", Bucket, GradientTensor)
 SMALL_BYTES = 4096
 MAX_PACES = 64
 """Of more steps of ranks, as many even quantiles are kept."""
@@ -40,9 +41,6 @@ STEPS_PER_STALL = 4
 stalled, and in the next one of a rank that waited for it."""
 SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
 """The settings with which DDP reduces all gradients in each step."""
-
-
-Gradients = TypeVar("Gradients", Bucket, GradientTensor)
 MODEL_ERROR = 0.074
 """The worst error of the grid in docs/scaling.md (`make bench-scale`), which is over gloo."""
 NCCL_ERROR = 0.15
