@@ -1,5 +1,5 @@
 """A bottleneck of a step, with what to do about it, what that should bring, and the words for it;
-and what the rules that find bottlenecks (advice.py, communication_advice.py) share. No torch.
+and what the rules that find bottlenecks (advice.py) share. No torch.
 """
 
 from __future__ import annotations

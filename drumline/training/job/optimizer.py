@@ -1,5 +1,5 @@
-"""The optimizer that the settings name, or the task's own, and what can be captured of its step; and its
-steps, without those that `--train.on_nan` skips."""
+"""The optimizer that the settings name, or the task's own; what can be captured of its step; its
+learning rates; and its steps, without those that `--train.on_nan` skips."""
 
 from __future__ import annotations
 
