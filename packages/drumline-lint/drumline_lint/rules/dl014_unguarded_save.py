@@ -13,7 +13,13 @@ from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import called_name, last_name, nodes_in, parent_of
+from drumline_lint.program.tree import (
+    called_name,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import Save, is_own, saves, severity_of_race
 
@@ -28,6 +34,7 @@ _GATHERED = (
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves that all ranks come to, with a path that is the same on all."""
     is_sharded = next(program.all_calls(*FSDP), None) is not None
+    functions = set()
     for save in saves(program, source):
         is_collective = is_sharded and last_name(save.call.func) == "save_pretrained"
         severity = severity_of_race(program, save.call)
@@ -36,6 +43,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         to = "the same file" if save.path is None else source.code(save.path)
         message = f"{source.code(save.call.func)} runs on every rank and writes {to}"
         is_shown = starts_ranks(program, source) and _is_of_model(program, save)
+        function = enclosing_function(save.call)
+        # The first save of a function stands for those after it.
+        is_shown = is_shown and (function is None or function not in functions)
+        functions.add(function)
         if not is_shown or _is_made_if_missing(program, save.call):
             severity = Severity.NOTE
         fix = _GATHERED if is_sharded else ""
