@@ -247,9 +247,9 @@ def _is_in_other_branch(binding: Binding, around: Sequence[ast.AST]) -> bool:
     inner = binding.node
     for outer in ancestors(inner):
         if isinstance(outer, ast.If) and inner is not outer.test:
-            taken, other = branches_of(outer, inner)
+            taken, not_taken = branches_of(outer, inner)
             if outer in around:
-                return any(statement in around for statement in other)
+                return any(statement in around for statement in not_taken)
             if isinstance(taken[-1], _LEAVING):
                 return True
         if outer in around:

@@ -130,7 +130,7 @@ def _effect(program: Program, model: ast.expr, call: ast.Call, running: ast.Call
     if has_gradients_off(program, running) or has_gradients_off(program, call):
         return "broadcast" if all(_sends_buffers(program, value.call) for value in made) else ""
     calls = nodes_in(_block_of(call), ast.Call)
-    goes_back = any(called_name(other) == "backward" for other in calls)
+    goes_back = any(called_name(later_call) == "backward" for later_call in calls)
     return "average" if goes_back else "broadcast"
 
 
@@ -149,16 +149,16 @@ def _runs_elsewhere(program: Program, call: ast.Call, model: ast.expr) -> bool:
     """Whether the function runs it under another condition on ranks, or on all without gradients:
     DDP sends no buffers after that until it trains again."""
     written = ast.unparse(model)
-    others = [
-        other
-        for other in calls_beside(call)
-        if other is not call and ast.unparse(_called(other)) == written
+    passes = [
+        model_pass
+        for model_pass in calls_beside(call)
+        if model_pass is not call and ast.unparse(_called(model_pass)) == written
     ]
     return any(
-        (any(rank_tests_at(program, other)) and _block_of(other) is not _block_of(call))
-        or (has_gradients_off(program, other) and is_after(call, other))
-        or are_exclusive(program, call, other)
-        for other in others
+        (any(rank_tests_at(program, model_pass)) and _block_of(model_pass) is not _block_of(call))
+        or (has_gradients_off(program, model_pass) and is_after(call, model_pass))
+        or are_exclusive(program, call, model_pass)
+        for model_pass in passes
     )
 
 

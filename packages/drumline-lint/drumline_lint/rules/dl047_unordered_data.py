@@ -35,7 +35,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for name in _LISTINGS:
         for call in program.index(source).calls.get(name, ()):
             scope = enclosing_function(call) or scope_of(call)
-            names = {called_name(other) for other in nodes_in(scope, ast.Call)}
+            names = {called_name(call) for call in nodes_in(scope, ast.Call)}
             is_cut = _is_cut_by_rank(program, call, scope)
             if names.isdisjoint(_ORDERING) and (is_cut or _is_sampled(program, call)):
                 message = (

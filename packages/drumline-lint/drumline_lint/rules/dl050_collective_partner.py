@@ -27,13 +27,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _waits_first(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
     """`send`, then `recv`, on all ranks: each waits for its partner."""
     partners = [
-        other
-        for other in calls_beside(call)
-        if program.name_of(other.func) == "torch.distributed.recv"
+        receive
+        for receive in calls_beside(call)
+        if program.name_of(receive.func) == "torch.distributed.recv"
     ]
     is_plain = not any(conditions(program, call))
-    for other in partners if is_plain else ():
-        if is_after(other, call) and not any(conditions(program, other)):
+    for receive in partners if is_plain else ():
+        if is_after(receive, call) and not any(conditions(program, receive)):
             message = "every rank sends first, and waits for a partner that does the same"
             yield RULE.at(source, call, message)
             return

@@ -54,10 +54,10 @@ def _clipped_shards(program: Program, source: Source) -> Iterator[Finding]:
     """`clip_grad_norm_` of FSDP's first version; tensors of the second know their norm."""
     for call in program.calls(source, "torch.nn.utils.clip_grad_norm_"):
         clips = [
-            other
-            for other in calls_beside(call)
-            if is_method(other, "clip_grad_norm_")
-            and not program.name_of(other.func).startswith("torch.nn.")
+            clipping
+            for clipping in calls_beside(call)
+            if is_method(clipping, "clip_grad_norm_")
+            and not program.name_of(clipping.func).startswith("torch.nn.")
         ]
         if call.args and not clips and _is_of_shards(program, call.args[0]):
             message = "each rank clips by the norm of its own shards"

@@ -51,10 +51,10 @@ def _changed(program: Program, call: ast.Call) -> str:
 
 def _is_trained_later(call: ast.Call) -> bool:
     calls = calls_beside(call)
-    return any(called_name(other) == "backward" and is_after(other, call) for other in calls)
+    return any(called_name(later) == "backward" and is_after(later, call) for later in calls)
 
 
 def _is_sent_later(call: ast.Call) -> bool:
     """Whether the rest of the function sends something to the other ranks."""
-    later = [other for other in calls_beside(call) if is_after(other, call)]
-    return any(called_name(other) in _SENDING for other in later)
+    later_calls = [later for later in calls_beside(call) if is_after(later, call)]
+    return any(called_name(later) in _SENDING for later in later_calls)

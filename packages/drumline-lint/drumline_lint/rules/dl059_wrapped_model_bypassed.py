@@ -62,6 +62,8 @@ def _bypasses(program: Program, call: ast.Call) -> bool:
 
 def _goes_backward(program: Program, call: ast.Call) -> bool:
     """`loss = model.module.loss(x)`, then `loss.backward()`."""
-    passes = [other for other in calls_beside(call) if is_method(other, "backward")]
-    owners = [other.func.value for other in passes if isinstance(other.func, ast.Attribute)]
+    passes = [nearby for nearby in calls_beside(call) if is_method(nearby, "backward")]
+    owners = [
+        backward.func.value for backward in passes if isinstance(backward.func, ast.Attribute)
+    ]
     return any(call in parts(program, loss) for loss in owners)

@@ -51,5 +51,5 @@ def _is_empty(call: ast.Call, buffer: ast.expr) -> bool:
     """`[]` to which nothing is added before the call."""
     name = dotted(call.args[0])
     calls = calls_beside(call)
-    is_filled = any(dotted(other.func) in (f"{name}.append", f"{name}.extend") for other in calls)
+    is_filled = any(dotted(nearby.func) in (f"{name}.append", f"{name}.extend") for nearby in calls)
     return isinstance(buffer, ast.List) and not buffer.elts and bool(name) and not is_filled
