@@ -20,7 +20,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
     lines = set()
     for device in (
-        number for device in devices_given(program, source) for number in _numbers(device)
+        number for argument in devices_given(program, source) for number in _numbers(argument)
     ):
         origins = written_values(program, device)
         kinds = {value.kind for value in program.values(device) if isinstance(value, Rank)}
