@@ -19,7 +19,7 @@ from drumline.watch.diagnosis.diagnosis import (
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
 from drumline.watch.diagnosis.mismatch import find_left_early
 from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
-from drumline.watch.diagnosis.unreachable import find_unreachable, may_be_lost
+from drumline.watch.diagnosis.unreachable import find_never_seen, find_unreachable, may_be_lost
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
@@ -77,8 +77,10 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     if any(map(_has_reason, culprits)):
         return diagnosis
     # It is unknown why these exited: their launcher may have ended them because a host was lost.
+    if find_unreachable(evidence) or find_never_seen(evidence):
+        return None
     is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
-    return None if find_unreachable(evidence) else replace(diagnosis, is_certain=is_certain)
+    return replace(diagnosis, is_certain=is_certain)
 
 
 def _has_reason(rank: RankState) -> bool:

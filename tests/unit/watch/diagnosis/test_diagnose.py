@@ -546,6 +546,23 @@ def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
     )
 
 
+def test_a_rank_that_was_ended_unseen_is_no_cause_where_a_host_was_never_seen() -> None:
+    """The launcher of b ended rank 4, and nothing recorded that: its peer lost the connection to a."""
+    lost_peer = dragged(5, state="X", exit=1, age_s=5.0, state_s=4.9)
+    unexplained = ended(4, None, state_s=4.8)
+    early = found(b_alone(replace(unexplained, state_s=2.0), lost_peer, how="", up_s=2.9))
+    assert (early.cause, early.rank, early.is_certain) == (Cause.KILLED, 4, False)
+    diagnosis = found(b_alone(unexplained, lost_peer, how="no answer", up_s=5.2))
+    assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (
+        Cause.UNREACHABLE,
+        "node-a",
+        None,
+    )
+    # Nobody lost a connection: the port of a may only be closed to us.
+    alone = found(b_alone(unexplained, how="no answer", up_s=5.2))
+    assert (alone.cause, alone.rank, alone.is_certain) == (Cause.KILLED, 4, True)
+
+
 @pytest.mark.parametrize(
     "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
 )
