@@ -9,14 +9,22 @@ kernel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from statistics import fmean, median
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.runs.profile_files import CLIPPING, WORKERS, RankFacts, SampledLine, StackSamples
+from drumline.runs.profile_files import (
+    CLIPPING,
+    WORKERS,
+    RankFacts,
+    SampledLine,
+    StackSample,
+    StackSamples,
+)
 from drumline.runs.profile_result import PAUSES, BusyThread, Collections, LineCost, WorkerStarts
 from drumline.tools.profile.intervals import (
     Intervals,
@@ -47,11 +55,12 @@ TRACEBACKS = ("traceback", "linecache")
 NAN_CHECKS = ("aten::isnan", "aten::ne", "aten::any")
 """What anomaly detection calls for each operation."""
 Seconds = NDArray[np.float64]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPhases:
-    """Of one rank, as means over its steps."""
+    """Means over the steps of one rank, or of all; `ProfileResult` describes the fields."""
 
     phases_s: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[LineCost, ...] = ()
@@ -70,38 +79,43 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     stacks = facts.stacks
     if not stacks.samples:
         return RankPhases()
+
     times = SampleTimes(stacks, trace.base_ns)
-    host = HostTime(trace, waiting, times.collections(stacks))
+    host = HostTime(trace, waiting, times.collections())
     num_steps = len(trace.steps)
     idle_s = times.within(host.rest) / num_steps
     computes_s = times.computed(trace, host) / num_steps
     seconds = idle_s + computes_s
     differentiated_s = times.differentiated(trace, host) / num_steps
-    phases_s = times.by_phase(stacks, seconds) | {
-        name: length(intervals) / num_steps
-        for name, intervals in host.named.items()
-        if len(intervals)
-    }
+    communicates_s = times.within(host.communication) / num_steps
+    in_others_s = times.within(host.other_collectives) / num_steps
+
+    phases_s = times.by_phase(seconds)
+    for name, intervals in host.named.items():
+        if len(intervals):
+            phases_s[name] = length(intervals) / num_steps
     unsampled_s = length(host.steps) / num_steps - sum(phases_s.values())
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
-    cpu_shares = times.cpu_shares(stacks)
-    paused_s = times.paused(stacks) / facts.num_steps
-    in_others_s = times.within(host.other_collectives) / num_steps
-    communicates_s = times.within(host.communication) / num_steps
+
+    cpu_shares = times.cpu_shares()
+    operations = times.begun(trace) / num_steps
+    none = np.zeros_like(seconds)
+    lines = costliest(stacks, seconds, idle_s, cpu_shares, operations)
+    if facts.pauses:
+        paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
+        lines += costliest(stacks, paused_s, paused_s, cpu_shares, none)
+
     return RankPhases(
         phases_s=phases_s,
-        lines=(
-            *costliest(stacks, seconds, idle_s, cpu_shares, times.begun(stacks, trace) / num_steps),
-            *(costliest(stacks, paused_s, paused_s, cpu_shares) if facts.pauses else ()),
-        ),
-        communication_phases_s=times.by_phase(stacks, communicates_s),
-        collective_lines=tuple(costliest(stacks, in_others_s, np.zeros_like(idle_s), cpu_shares)),
+        lines=tuple(lines),
+        communication_phases_s=times.by_phase(communicates_s),
+        collective_lines=tuple(costliest(stacks, in_others_s, none, cpu_shares, none)),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         anomaly_s=anomaly_seconds(stacks, seconds, trace),
-        worker_starts=times.worker_starts(stacks, trace),
+        worker_starts=times.worker_starts(trace),
         off_cpu_s=float((idle_s * (1 - cpu_shares)).sum()),
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
-        threads=tuple(threads_of(facts, times.lasts_s)),
+        threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
 
 
@@ -112,6 +126,8 @@ class HostTime:
     def __init__(self, trace: RankTrace, waiting: Intervals, collections: Intervals) -> None:
         self.steps = union((step.start, step.end) for step in trace.steps)
         idle = difference(self.steps, trace.compute)
+        self.busy = difference(self.steps, idle)
+
         waits = intersection(idle, waiting)
         left = difference(idle, waits)
         exposed = intersection(left, union((call.call, call.end) for call in trace.collectives))
@@ -119,7 +135,7 @@ class HostTime:
         collected = intersection(left, collections)
         self.named = {WAITING: waits, COMMUNICATION: exposed, COLLECTION: collected}
         self.rest = difference(left, collected)
-        self.busy = difference(self.steps, idle)
+
         not_buckets = union(
             (call.call, call.end) for call in trace.collectives if not call.is_bucket
         )
@@ -128,17 +144,16 @@ class HostTime:
 
 
 class SampleTimes:
-    """When each sample began and ended, in the trace's time."""
+    """When each sample of a stack began and ended, in the trace's time."""
 
     def __init__(self, stacks: StackSamples, base_ns: int) -> None:
-        until = [sample.until_ns for sample in stacks.samples]
+        self._stacks = stacks
         self._base_ns = base_ns
-        self._ends = (np.array(until, dtype=np.float64) - base_ns) / 1e9
-        self._starts = np.concatenate([[(stacks.began_ns - base_ns) / 1e9], self._ends[:-1]])
-
-    @property
-    def lasts_s(self) -> float:
-        return float(self._ends[-1] - self._starts[0])
+        until_ns = [stacks.began_ns, *(sample.until_ns for sample in stacks.samples)]
+        until = (np.array(until_ns, dtype=np.float64) - base_ns) / 1e9
+        self._starts = until[:-1]
+        self._ends = until[1:]
+        self.lasts_s = self._ends - self._starts
 
     def within(self, intervals: Intervals) -> Seconds:
         """How much of each sample is in the set."""
@@ -161,35 +176,41 @@ class SampleTimes:
     def _launched(self, trace: RankTrace, steps: Intervals, rows: Intervals) -> Seconds:
         """How long the device computes for each sample: kernels that the host launched then. They
         may overlap, and together take as long as the device computes."""
-        seconds = np.zeros(len(self._ends))
         launches, starts, ends = rows.T
         is_in_steps = (starts >= steps[0, 0]) & (starts < steps[-1, 1])
-        numbers = np.searchsorted(self._ends, launches[is_in_steps]).clip(0, len(seconds) - 1)
-        np.add.at(seconds, numbers, (ends - starts)[is_in_steps])
-        computes_s = length(intersection(trace.compute, intersection(steps, union(rows[:, 1:]))))
-        shares: Seconds = seconds * (computes_s / max(float(seconds.sum()), 1e-12))
+        numbers = np.searchsorted(self._ends, launches[is_in_steps])
+        seconds = np.zeros(len(self._ends))
+        np.add.at(seconds, numbers.clip(0, len(seconds) - 1), (ends - starts)[is_in_steps])
+
+        computed = intersection(trace.compute, intersection(steps, union(rows[:, 1:])))
+        shares: Seconds = seconds * (length(computed) / max(float(seconds.sum()), 1e-12))
         return shares
 
-    def collections(self, stacks: StackSamples) -> Intervals:
+    def collections(self) -> Intervals:
+        """The garbage collections."""
         return union(
             ((row.began_ns - self._base_ns) / 1e9, (row.ended_ns - self._base_ns) / 1e9)
-            for row in stacks.collections
+            for row in self._stacks.collections
         )
 
-    def begun(self, stacks: StackSamples, trace: RankTrace) -> Seconds:
+    def is_in(self, phases: Collection[str]) -> NDArray[np.bool_]:
+        """Which samples are of these phases."""
+        names = self._stacks.phases
+        return np.array([names[sample.phase] in phases for sample in self._stacks.samples])
+
+    def begun(self, trace: RankTrace) -> Seconds:
         """How many operations with a gradient begin in each sample; where gradients are clipped,
         how many calls that do it."""
-        is_clipping = [stacks.phases[sample.phase] == CLIPPING for sample in stacks.samples]
         bounds = np.stack([self._starts, self._ends], axis=1)
         operations = np.diff(np.searchsorted(trace.differentiated[:, 0], bounds))[:, 0]
         clippings = np.diff(np.searchsorted(trace.clippings, bounds))[:, 0]
-        counts: Seconds = np.where(is_clipping, clippings, operations).astype(np.float64)
+        counts: Seconds = np.where(self.is_in([CLIPPING]), clippings, operations)
         return counts
 
-    def worker_starts(self, stacks: StackSamples, trace: RankTrace) -> WorkerStarts | None:
+    def worker_starts(self, trace: RankTrace) -> WorkerStarts | None:
         """A step in which workers start waits longer for its batch than the others."""
-        is_start = [stacks.phases[sample.phase] == WORKERS for sample in stacks.samples]
-        starts = union(np.stack([self._starts, self._ends], axis=1)[is_start])
+        samples = np.stack([self._starts, self._ends], axis=1)
+        starts = union(samples[self.is_in([WORKERS])])
         loading = union(np.concatenate([starts, trace.data]))
         waits: dict[bool, list[float]] = {True: [], False: []}
         for step in trace.steps:
@@ -197,28 +218,22 @@ class SampleTimes:
             waits[has_start].append(length(clipped(loading, step.start, step.end)))
         if not waits[True]:
             return None
-        usual_s = float(np.median(waits[False])) if waits[False] else 0.0
+
+        usual_s = median(waits[False] or [0.0])
         longer_s = sum(max(0.0, wait_s - usual_s) for wait_s in waits[True])
         return WorkerStarts(num_steps=len(waits[True]), seconds=longer_s / len(trace.steps))
 
-    def by_phase(self, stacks: StackSamples, seconds: Seconds) -> dict[str, float]:
-        sums = np.zeros(len(stacks.phases))
-        np.add.at(sums, [sample.phase for sample in stacks.samples], seconds)
-        return {
-            name: float(total) for name, total in zip(stacks.phases, sums, strict=True) if total > 0
-        }
+    def by_phase(self, seconds: Seconds) -> dict[str, float]:
+        """The sums of what the samples of each phase took."""
+        sums: dict[str, float] = defaultdict(float)
+        for sample, sample_s in zip(self._stacks.samples, seconds.tolist(), strict=True):
+            sums[self._stacks.phases[sample.phase]] += sample_s
+        return {name: sums[name] for name in self._stacks.phases if sums[name] > 0}
 
-    def paused(self, stacks: StackSamples) -> Seconds:
-        """How long each sample is, if it is of an evaluation or a save."""
-        is_paused = [stacks.phases[sample.phase] in PAUSES for sample in stacks.samples]
-        paused: Seconds = (self._ends - self._starts) * is_paused
-        return paused
-
-    def cpu_shares(self, stacks: StackSamples) -> Seconds:
+    def cpu_shares(self) -> Seconds:
         """How much of each sample its thread was on a CPU."""
-        lasts_s = np.maximum(self._ends - self._starts, 1e-9)
-        cpu_s = np.array([sample.cpu_ns for sample in stacks.samples]) / 1e9
-        shares: Seconds = np.minimum(1.0, cpu_s / lasts_s)
+        cpu_s = np.array([sample.cpu_ns for sample in self._stacks.samples]) / 1e9
+        shares: Seconds = np.minimum(1.0, cpu_s / np.maximum(self.lasts_s, 1e-9))
         return shares
 
 
@@ -227,7 +242,16 @@ def pauses_of(facts: RankFacts) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for pause in facts.pauses:
         seconds[pause.reason] += (pause.ended_ns - pause.began_ns) / 1e9 / facts.num_steps
-    return dict(seconds)
+    return seconds
+
+
+def place_of(line: SampledLine) -> str:
+    """`train.py:7`."""
+    return f"{line.file}:{line.line}"
+
+
+def costliest_key(costs: Mapping[K, float]) -> K:
+    return max(costs, key=lambda key: costs[key])
 
 
 @dataclass
@@ -237,7 +261,8 @@ class _FunctionCost:
     seconds: float = 0.0
     own_s: float = 0.0
     cpu_s: float = 0.0
-    lines: dict[SampledLine, float] = field(default_factory=lambda: defaultdict(float))
+    lines_s: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
+    """By the number and the text of its lines."""
     operations: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """By the number of the line that calls them."""
 
@@ -247,46 +272,47 @@ def costliest(
     seconds: Seconds,
     idle_s: Seconds,
     cpu_shares: Seconds,
-    operations: Seconds | None = None,
+    operations: Seconds,
 ) -> list[LineCost]:
     """The functions of the user's code by their time in each phase, with the costliest line of
     each. `seconds`, `idle_s`: of each sample, all and without any operation; `operations`: how many
     begin."""
-    functions: dict[tuple[int, str, str], _FunctionCost] = defaultdict(_FunctionCost)
-    counts = np.zeros_like(seconds) if operations is None else operations
-    columns = np.stack([seconds, idle_s, cpu_shares, counts], axis=1).tolist()
+    functions: dict[tuple[str, str, str], _FunctionCost] = defaultdict(_FunctionCost)
+    columns = np.stack([seconds, idle_s, cpu_shares, operations], axis=1).tolist()
     for sample, (lasts_s, idle, cpu_share, count) in zip(stacks.samples, columns, strict=True):
         line = stacks.lines[sample.line]
+        phase = stacks.phases[sample.phase]
         if not line.file or lasts_s <= 0:
             continue
-        cost = functions[sample.phase, line.file, line.function]
+        cost = functions[phase, line.file, line.function]
         cost.seconds += lasts_s
-        cost.lines[line] += lasts_s
-        if not line.library or stacks.phases[sample.phase] == CLIPPING:
+        cost.lines_s[line.line, line.source] += lasts_s
+        if not line.library or phase == CLIPPING:
             cost.operations[line.line] += count
         if line.library not in OUR_LIBRARIES:
             cost.own_s += idle
             cost.cpu_s += idle * cpu_share
-    lines = [_line_cost(stacks.phases[key[0]], cost) for key, cost in functions.items()]
+
+    costs = []
+    for (phase, file, function), cost in functions.items():
+        number, text = costliest_key(cost.lines_s)
+        costs.append(
+            LineCost(
+                phase=phase,
+                source=f"{file}:{number}",
+                function=function,
+                text=text,
+                seconds=cost.seconds,
+                own_s=cost.own_s,
+                cpu_s=cost.cpu_s,
+                operations=cost.operations[number],
+            )
+        )
+    return _costliest_first(costs)
+
+
+def _costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:
     return sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]
-
-
-def _line_cost(phase: str, cost: _FunctionCost) -> LineCost:
-    by_place: dict[tuple[int, str], float] = defaultdict(float)
-    for line, seconds in cost.lines.items():
-        by_place[line.line, line.source] += seconds
-    number, text = max(by_place, key=lambda place: by_place[place])
-    first = next(iter(cost.lines))
-    return LineCost(
-        phase=phase,
-        source=f"{first.file}:{number}",
-        function=first.function,
-        text=text,
-        seconds=cost.seconds,
-        own_s=cost.own_s,
-        cpu_s=cost.cpu_s,
-        operations=cost.operations[number],
-    )
 
 
 @dataclass
@@ -296,26 +322,37 @@ class _Computation:
     seconds: float = 0.0
     computes_s: float = 0.0
     differentiated_s: float = 0.0
-    lines: dict[tuple[str, SampledLine], float] = field(default_factory=lambda: defaultdict(float))
+    lines_s: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    """By the numbers of phases and lines."""
 
     def add(
-        self,
-        phase: str,
-        line: SampledLine,
-        seconds: float,
-        computes_s: float,
-        differentiated_s: float,
+        self, sample: StackSample, seconds: float, computes_s: float, differentiated_s: float
     ) -> None:
         self.seconds += seconds
         self.computes_s += computes_s
         self.differentiated_s += differentiated_s
-        self.lines[phase, line] += seconds
+        self.lines_s[sample.phase, sample.line] += seconds
 
     @property
     def has_gradient(self) -> bool:
         return (
             self.computes_s < self.seconds / 2
             or self.differentiated_s >= DIFFERENTIATED * self.computes_s
+        )
+
+    def cost(self, stacks: StackSamples, caller: str) -> LineCost:
+        """Its time, at its costliest line."""
+        phase, number = costliest_key(self.lines_s)
+        line = stacks.lines[number]
+        return LineCost(
+            phase=stacks.phases[phase],
+            source=place_of(line),
+            function=line.function,
+            text=line.source,
+            seconds=self.seconds,
+            own_s=0.0,
+            cpu_s=0.0,
+            caller=caller,
         )
 
 
@@ -326,46 +363,29 @@ def without_gradient(
     others, by their costliest line. The times are of each sample."""
     if not stacks.statements or not differentiated_s.any():  # a captured step has no operations
         return
-    lines = stacks.lines
-    rows = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
+    columns = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
+    rows = [
+        (sample, statement, times)
+        for sample, statement, times in zip(stacks.samples, stacks.statements, columns, strict=True)
+        if stacks.phases[sample.phase] in DIFFERENTIATED_PHASES
+    ]
 
-    def by(key_of: Callable[[int], Any]) -> dict[Any, _Computation]:
-        """By this key of the number of a sample."""
-        computations: dict[Any, _Computation] = defaultdict(_Computation)
-        for number, (sample, times) in enumerate(zip(stacks.samples, rows, strict=True)):
-            phase = stacks.phases[sample.phase]
-            if phase in DIFFERENTIATED_PHASES:
-                computations[key_of(number)].add(phase, lines[sample.line], *times)
-        return computations
-
-    statements = by(lambda number: stacks.statements[number])
+    statements: dict[int, _Computation] = defaultdict(_Computation)
+    for sample, statement, times in rows:
+        statements[statement].add(sample, *times)
     for statement, computation in statements.items():
-        if not computation.has_gradient and lines[statement].file:
-            caller = f"{lines[statement].file}:{lines[statement].line}"
-            yield _computation_cost(computation, caller)
+        line = stacks.lines[statement]
+        if line.file and not computation.has_gradient:
+            yield computation.cost(stacks, caller=place_of(line))
 
-    def function_of(number: int) -> tuple[str, str] | None:
-        line = lines[stacks.samples[number].line]
-        is_counted = statements[stacks.statements[number]].has_gradient and line.file
-        return (line.file, line.function) if is_counted else None
-
-    for function, computation in by(function_of).items():
-        if function is not None and not computation.has_gradient:
-            yield _computation_cost(computation, "")
-
-
-def _computation_cost(computation: _Computation, caller: str) -> LineCost:
-    phase, line = max(computation.lines, key=lambda key: computation.lines[key])
-    return LineCost(
-        phase=phase,
-        source=f"{line.file}:{line.line}",
-        function=line.function,
-        text=line.source,
-        seconds=computation.seconds,
-        own_s=0.0,
-        cpu_s=0.0,
-        caller=caller,
-    )
+    functions: dict[tuple[str, str], _Computation] = defaultdict(_Computation)
+    for sample, statement, times in rows:
+        line = stacks.lines[sample.line]
+        if line.file and statements[statement].has_gradient:
+            functions[line.file, line.function].add(sample, *times)
+    for computation in functions.values():
+        if not computation.has_gradient:
+            yield computation.cost(stacks, caller="")
 
 
 def anomaly_seconds(stacks: StackSamples, seconds: Seconds, trace: RankTrace) -> float:
@@ -378,50 +398,72 @@ def anomaly_seconds(stacks: StackSamples, seconds: Seconds, trace: RankTrace) ->
 
 
 def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Collections | None:
-    full = [row for row in stacks.collections if row.generation == 2]
-    by_line: dict[int, int] = defaultdict(int)
-    for row in full:
-        if stacks.lines[row.line].file:
-            by_line[row.line] += row.ended_ns - row.began_ns
+    """The garbage collections of a step, which take this long together."""
     if not stacks.collections:
         return None
-    if not by_line:
-        return Collections(seconds=seconds, full=len(full) / num_steps)
-    line = stacks.lines[max(by_line, key=lambda number: by_line[number])]
+    full = [row for row in stacks.collections if row.generation == 2]
+    lasts_ns: dict[SampledLine, float] = defaultdict(float)
+    for row in full:
+        lasts_ns[stacks.lines[row.line]] += row.ended_ns - row.began_ns
+    users_ns = {line: lasts for line, lasts in lasts_ns.items() if line.file}
+    line = costliest_key(users_ns) if users_ns else None
     return Collections(
         seconds=seconds,
         full=len(full) / num_steps,
-        source=f"{line.file}:{line.line}",
-        is_asked_for="collect(" in line.source,
+        source=place_of(line) if line else "",
+        is_asked_for=line is not None and "collect(" in line.source,
     )
 
 
 def threads_of(facts: RankFacts, lasts_s: float) -> Iterator[BusyThread]:
+    """The threads that use much of a core in this time."""
     for thread in facts.stacks.threads:
         line = facts.stacks.lines[thread.line]
         cores = thread.cpu_s / max(lasts_s, 1e-9)
         if cores >= BUSY_THREAD and line.file:
-            yield BusyThread(
-                rank=facts.rank, name=thread.name, cores=cores, source=f"{line.file}:{line.line}"
-            )
+            yield BusyThread(rank=facts.rank, name=thread.name, cores=cores, source=place_of(line))
 
 
 # All ranks together
 
 
+def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
+    """The threads are those of all ranks."""
+    return RankPhases(
+        phases_s=mean_phases([rank.phases_s for rank in ranks]),
+        lines=mean_lines([rank.lines for rank in ranks]),
+        communication_phases_s=mean_phases([rank.communication_phases_s for rank in ranks]),
+        collective_lines=mean_lines([rank.collective_lines for rank in ranks]),
+        undifferentiated=mean_lines([rank.undifferentiated for rank in ranks]),
+        anomaly_s=fmean(rank.anomaly_s for rank in ranks),
+        worker_starts=_mean_worker_starts(ranks),
+        off_cpu_s=mean_known(rank.off_cpu_s for rank in ranks),
+        collections=_mean_collections(ranks),
+        threads=tuple(thread for rank in ranks for thread in rank.threads),
+    )
+
+
+def mean_known(numbers: Iterable[float | None]) -> float | None:
+    measured = [number for number in numbers if number is not None]
+    return fmean(measured) if measured else None
+
+
 def mean_phases(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The means over ranks, the longest first."""
     names = dict.fromkeys(name for table in tables for name in table)
-    means = {name: sum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
+    means = {name: fmean(table.get(name, 0.0) for table in tables) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def mean_lines(tables: Sequence[Sequence[LineCost]], num_ranks: int) -> list[LineCost]:
+def mean_lines(tables: Sequence[Sequence[LineCost]]) -> tuple[LineCost, ...]:
     """The costs of each function and caller over all ranks, with the line of the rank where it costs most."""
     by_function: dict[tuple[str, str, str, str], list[LineCost]] = defaultdict(list)
-    for line in (line for table in tables for line in table):
-        file = line.source.rpartition(":")[0]
-        by_function[line.phase, file, line.function, line.caller].append(line)
+    for table in tables:
+        for line in table:
+            file = line.source.rpartition(":")[0]
+            by_function[line.phase, file, line.function, line.caller].append(line)
+
+    num_ranks = len(tables)
     means = [
         replace(
             max(lines, key=lambda line: line.seconds),
@@ -432,27 +474,25 @@ def mean_lines(tables: Sequence[Sequence[LineCost]], num_ranks: int) -> list[Lin
         )
         for lines in by_function.values()
     ]
-    return sorted(means, key=lambda line: -line.seconds)[:MOST_LINES]
+    return tuple(_costliest_first(means))
 
 
-def mean_collections(ranks: Sequence[RankPhases]) -> Collections | None:
-    costs = [phases.collections for phases in ranks if phases.collections is not None]
+def _mean_collections(ranks: Sequence[RankPhases]) -> Collections | None:
+    costs = [rank.collections for rank in ranks if rank.collections is not None]
     if not costs:
         return None
-    costliest_rank = max(costs, key=lambda cost: cost.seconds)
-    return Collections(
+    return replace(
+        max(costs, key=lambda cost: cost.seconds),
         seconds=sum(cost.seconds for cost in costs) / len(ranks),
         full=sum(cost.full for cost in costs) / len(ranks),
-        source=costliest_rank.source,
-        is_asked_for=costliest_rank.is_asked_for,
     )
 
 
-def mean_worker_starts(ranks: Sequence[WorkerStarts | None]) -> WorkerStarts | None:
-    starts = [of_rank for of_rank in ranks if of_rank is not None]
+def _mean_worker_starts(ranks: Sequence[RankPhases]) -> WorkerStarts | None:
+    starts = [rank.worker_starts for rank in ranks if rank.worker_starts is not None]
     if not starts:
         return None
     return WorkerStarts(
-        num_steps=max(of_rank.num_steps for of_rank in starts),
-        seconds=sum(of_rank.seconds for of_rank in starts) / len(ranks),
+        num_steps=max(start.num_steps for start in starts),
+        seconds=sum(start.seconds for start in starts) / len(ranks),
     )

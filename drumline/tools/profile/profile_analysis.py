@@ -3,7 +3,6 @@ merged trace: one of all ranks by one clock, for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
-import statistics
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
@@ -45,12 +45,12 @@ from drumline.tools.profile.breakdown import (
     waiting_of,
 )
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
-from drumline.tools.profile.intervals import clipped, length
+from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.phases import (
-    mean_collections,
-    mean_lines,
+    RankPhases,
+    mean_known,
+    mean_over_ranks,
     mean_phases,
-    mean_worker_starts,
     pauses_of,
     phases_of_rank,
 )
@@ -99,28 +99,28 @@ def read_ranks(
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
-    ahead: dict[str, float] = {}
-    rank = 0
+    ahead_s: dict[str, float] = {}
     world_size = 1
-    while rank < min(world_size, MOST_RANKS):
+    for rank in range(MOST_RANKS):
+        has_facts = facts_path(folder, rank).exists()
+        if rank >= world_size and (facts or not has_facts):
+            break
         try:
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
+            first = next(iter(traces.values()), None)
             with merged.adding(rank, facts[rank].host) as merged_rank:
                 path = trace_path(folder, rank)
-                trace = _read_rank(path, facts[rank], traces, ahead, merged_rank)
+                trace = _read_rank(path, facts[rank], first, ahead_s, merged_rank)
                 traces[rank] = replace(trace, steps=counted_steps(trace, facts[rank]))
         except (OSError, ValueError) as error:
             missing[rank] = one_line(error)
-            if rank not in facts and not traces:
-                world_size = max(
-                    world_size, rank + 2 if facts_path(folder, rank + 1).exists() else 0
-                )
-        rank += 1
+
     if not traces:
-        why = "; ".join(f"rank {rank}: {reason}" for rank, reason in list(missing.items())[:4])
+        reasons = [f"rank {rank}: {reason}" for rank, reason in missing.items()]
         raise UsageError(
-            f"{folder} has no trace that can be read ({why})", next_step="profile the job again"
+            f"{folder} has no trace that can be read ({'; '.join(reasons[:4])})",
+            next_step="profile the job again",
         )
     return {rank: facts[rank] for rank in traces}, traces, missing
 
@@ -128,29 +128,27 @@ def read_ranks(
 def _read_rank(
     path: Path,
     facts: RankFacts,
-    traces: Mapping[int, RankTrace],
-    ahead: dict[str, float],
+    first: RankTrace | None,
+    ahead_s: dict[str, float],
     merged: MergedRank,
 ) -> RankTrace:
-    """A trace by the clock of the first one in `traces`; `ahead`: by how much each host's clock is
-    ahead of that."""
-    if not traces:
-        ahead.clear()
-        ahead[facts.host] = 0.0
-        events = read_events(path, lambda entries, _: merged.add(entries, 0.0))
-        return with_sources(from_events(*events), facts)
-    first = traces[min(traces)]
-    if facts.host not in ahead:
-        ahead[facts.host] = clock_difference(from_events(*read_events(path)), first)
+    """A trace by the clock of the first one. `ahead_s`: by how much each host's clock is ahead of
+    that."""
+    if first is not None and facts.host not in ahead_s:
+        ahead_s[facts.host] = clock_difference(from_events(*read_events(path)), first)
 
     def shift_s(base_ns: int) -> float:
-        return (base_ns - first.base_ns) / 1e9 - ahead[facts.host]
+        if first is None:
+            return 0.0
+        return (base_ns - first.base_ns) / 1e9 - ahead_s[facts.host]
 
     columns, base_ns = read_events(
         path, lambda entries, base_ns: merged.add(entries, shift_s(base_ns))
     )
     added_s = shift_s(base_ns)
     trace = from_events(columns.shifted(added_s), base_ns - round(added_s * 1e9))
+    if first is None:
+        ahead_s[facts.host] = 0.0
     return with_sources(trace, facts)
 
 
@@ -172,102 +170,82 @@ def result_of(
     facts: Mapping[int, RankFacts],
     traces: Mapping[int, RankTrace],
     missing: Mapping[int, str],
-    network_bytes_per_s: float | None = None,
+    network_bytes_per_s: float | None,
 ) -> ProfileResult:
     """`traces` are by one clock."""
     collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
-    divided = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
-    critical = critical_ranks(divided)
-    hosts = {
-        rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
-    }
+    steps = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
     phases = {
         rank: phases_of_rank(facts[rank], trace, waiting_of(rank, collectives))
         for rank, trace in traces.items()
     }
+    hosts = {
+        rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
+    }
+    critical = critical_ranks(steps)
     ranks = [
         RankSteps(
+            **_mean_steps(steps[rank], hosts[rank]),
             rank=rank,
             host=facts[rank].host,
-            step_s=tuple(step.step.end - step.step.start for step in steps),
-            compute_s=tuple(step.parts_s["compute"] for step in steps),
-            parts_s={
-                part: statistics.fmean(step.parts_s[part] for step in steps) for part in PARTS
-            },
-            hidden_communication_s=statistics.fmean(step.hidden_s for step in steps),
             critical_steps=critical.count(rank),
-            host_s=tuple(
-                length(clipped(hosts[rank], step.step.start, step.step.end)) for step in steps
-            ),
+            waited_for_s=waited_for(rank, steps),
             cpu_wait_s=facts[rank].cpu_wait_s,
             phases_s=phases[rank].phases_s,
             lines=phases[rank].lines,
-            waited_for_s=waited_for(rank, divided),
         )
-        for rank, steps in divided.items()
+        for rank in traces
     ]
     buckets = buckets_of(facts, traces, collectives, hosts)
-    first = facts[min(facts)]
-    first_trace = traces[min(facts)]
-    every = [step for steps in divided.values() for step in steps]
-    every_trace = list(traces.values())
+    all_steps = [step for steps_of_rank in steps.values() for step in steps_of_rank]
+    all_traces = list(traces.values())
+    first_rank = min(facts)
+    first = facts[first_rank]
+    first_trace = traces[first_rank]
+    loads_itself = first.job.settings.get("data.workers") == "0"
+
     return ProfileResult(
+        **vars(first.job),
+        **vars(mean_over_ranks(list(phases.values()))),
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
-        task=first.job.task,
         world_size=first.world_size,
         num_nodes=len({rank_facts.host for rank_facts in facts.values()}),
         device=first.device,
         backend=first.backend,
         first_step=first.first_step,
-        num_steps=min(len(steps) for steps in divided.values()),
-        batch_size=first.job.batch_size,
-        accumulate=first.job.accumulate,
-        precision=first.job.precision,
-        bucket_cap_mb=first.job.bucket_cap_mb,
-        settings=first.job.settings,
-        step_s=statistics.fmean(statistics.fmean(rank.step_s) for rank in ranks),
-        parts_s={part: statistics.fmean(rank.parts_s[part] for rank in ranks) for part in PARTS},
-        hidden_communication_s=statistics.fmean(rank.hidden_communication_s for rank in ranks),
+        num_steps=min(len(steps_of_rank) for steps_of_rank in steps.values()),
+        step_s=fmean(fmean(rank.step_s) for rank in ranks),
+        parts_s={part: fmean(rank.parts_s[part] for rank in ranks) for part in PARTS},
+        hidden_communication_s=fmean(rank.hidden_communication_s for rank in ranks),
+        pauses_s=mean_phases([pauses_of(rank_facts) for rank_facts in facts.values()]),
         ranks=tuple(ranks),
         buckets=tuple(buckets),
         reductions=reductions_of(first, len(buckets)),
         tensors=tuple(tensors_of(facts, traces, buckets, hosts)),
-        other_collectives_s=statistics.fmean(step.other_s for step in every),
-        other_collectives=statistics.fmean(step.num_other for step in every),
-        kernels=tuple(top_kernels(every_trace)[:MOST_KERNELS]),
-        syncs=tuple(host_syncs(every_trace)[:MOST_SYNCS]),
+        other_collectives_s=fmean(step.other_s for step in all_steps),
+        other_collectives=fmean(step.num_other for step in all_steps),
+        kernels=tuple(top_kernels(all_traces)[:MOST_KERNELS]),
+        syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
-        unprofiled_step_s=mean_known(
-            [rank_facts.unprofiled_step_s for rank_facts in facts.values()]
-        ),
+        unprofiled_step_s=mean_known(rank_facts.unprofiled_step_s for rank_facts in facts.values()),
         cores_per_rank=first.cores,
-        loading_cores=first.loading_cores
-        if first.job.settings.get("data.workers") == "0"
-        else None,
-        phases_s=mean_phases([rank.phases_s for rank in ranks]),
-        pauses_s=mean_phases([pauses_of(rank_facts) for rank_facts in facts.values()]),
-        lines=tuple(mean_lines([rank.lines for rank in ranks], len(ranks))),
-        communication_phases_s=mean_phases(
-            [of_rank.communication_phases_s for of_rank in phases.values()]
-        ),
-        collective_lines=tuple(
-            mean_lines([of_rank.collective_lines for of_rank in phases.values()], len(ranks))
-        ),
-        step_tflop=first.job.step_tflop,
-        peak_tflop_per_s=first.job.peak_tflop_per_s,
+        loading_cores=first.loading_cores if loads_itself else None,
         optimizer=first.optimizer,
         workers=first.workers,
         has_sync_batchnorm=first.has_sync_batchnorm,
-        off_cpu_s=mean_known([of_rank.off_cpu_s for of_rank in phases.values()]),
-        undifferentiated=tuple(
-            mean_lines([of_rank.undifferentiated for of_rank in phases.values()], len(ranks))
-        ),
-        anomaly_s=statistics.fmean(of_rank.anomaly_s for of_rank in phases.values()),
-        worker_starts=mean_worker_starts([of_rank.worker_starts for of_rank in phases.values()]),
-        collections=mean_collections(list(phases.values())),
-        threads=tuple(thread for of_rank in phases.values() for thread in of_rank.threads),
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
+
+
+def _mean_steps(steps: Sequence[StepParts], host: Intervals) -> dict[str, Any]:
+    """The fields of `RankSteps` that are of each step, or means over them."""
+    return {
+        "step_s": tuple(step.step.end - step.step.start for step in steps),
+        "compute_s": tuple(step.parts_s["compute"] for step in steps),
+        "host_s": tuple(length(clipped(host, step.step.start, step.step.end)) for step in steps),
+        "parts_s": {part: fmean(step.parts_s[part] for step in steps) for part in PARTS},
+        "hidden_communication_s": fmean(step.hidden_s for step in steps),
+    }
 
 
 def reductions_of(facts: RankFacts, num_calls: int) -> int:
@@ -277,11 +255,6 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
     is_single = facts.num_models == 1 and facts.num_optimizers == 1
     is_known = is_single and num_buckets > 0 and num_calls % num_buckets == 0
     return max(1, num_calls // num_buckets) if is_known else 1
-
-
-def mean_known(numbers: Iterable[float | None]) -> float | None:
-    measured = [number for number in numbers if number is not None]
-    return statistics.fmean(measured) if measured else None
 
 
 def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
@@ -301,8 +274,7 @@ def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[f
     """How long the other ranks waited for this one in each step, on average over them."""
     peers = [steps for number, steps in divided.items() if number != rank]
     return tuple(
-        statistics.fmean(step.waited_s.get(rank, 0.0) for step in steps)
-        for steps in zip(*peers, strict=False)
+        fmean(step.waited_s.get(rank, 0.0) for step in steps) for steps in zip(*peers, strict=False)
     )
 
 

@@ -272,7 +272,7 @@ def test_lines_are_means_over_ranks_for_each_caller() -> None:
     )
     of_loss = replace(line, caller="train.py:1")
     of_metric = replace(line, caller="train.py:2", seconds=0.1, operations=4)
-    means = mean_lines([[of_loss, of_metric], [of_loss]], 2)
+    means = mean_lines([[of_loss, of_metric], [of_loss]])
     assert [(mean.caller, mean.seconds, mean.operations) for mean in means] == [
         ("train.py:1", 0.2, 8),
         ("train.py:2", 0.05, 2),
