@@ -77,12 +77,16 @@ class Transfer:
     busy_s: float
     """How much of the slowest link's time it needs: less than `alone_s` where it waits for hops."""
 
+    @property
+    def rate_alone(self) -> float:
+        """The part of the link's bandwidth that it uses when no other runs."""
+        return self.busy_s / self.alone_s
+
 
 # Links by name: a nominal rate, and the part of it that an all-reduce reaches
 
-_TCP = (
-    1448 / 1538
-)  # payload of an Ethernet frame at an MTU of 1500, with all headers and the gap between frames
+# Payload of an Ethernet frame at an MTU of 1500, with all headers and the gap between frames.
+_TCP = 1448 / 1538
 _RDMA = 12.0 / 12.5  # NCCL counts 12 GB/s for 100 Gbit/s: NET_BW in src/graph/topo.h
 # assumed; docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html has the nominal rates
 _EFA = 0.8
@@ -190,17 +194,17 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
     that has a result. A UsageError names the flag."""
     try:
         collectives = parse_json(read_regular(path, follow_links=True))["collectives"]
-        results = (
-            [rank.get("result") for rank in collectives]
-            if isinstance(collectives, list)
-            else [{"numbers": collectives}]
-        )
-        measured = [result["numbers"] for result in results if result and result["numbers"]]
+        if isinstance(collectives, list):
+            results = [rank.get("result") for rank in collectives]
+            measured = [result["numbers"] for result in results if result and result["numbers"]]
+        else:
+            measured = [collectives]
         ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in measured]
-        if not ranks or any(
-            numbers["world_size"] < 2 or not numbers["all_reduce_gb_per_s"] > 0 for numbers in ranks
-        ):
-            raise ValueError("it measured no all_reduce between ranks")
+        if not ranks:
+            raise ValueError("it measured no rank")
+        for numbers in ranks:
+            if numbers["world_size"] < 2 or not numbers["all_reduce_gb_per_s"] > 0:
+                raise ValueError("it measured no all_reduce between ranks")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UsageError(
             f"{flag}: {path} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
@@ -264,10 +268,10 @@ def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> T
         return Transfer(alone_s=0.0, busy_s=0.0)
     if network.backend == "gloo":
         return gloo_ring(network, num_bytes, nodes, per_node)
-    choices = ((protocol, way) for protocol in NCCL for way in (TREE, RING))
     transfers = (
         nccl_transfer(network, protocol, way, num_bytes, nodes, per_node)
-        for protocol, way in choices
+        for protocol in NCCL
+        for way in (TREE, RING)
     )
     return min(transfers, key=lambda transfer: transfer.alone_s)
 
@@ -296,15 +300,18 @@ def nccl_transfer(
     """A ring goes through all GPUs of a node, then to the next node; a tree is a chain within a
     node and a binary tree between nodes, up and down."""
     ranks = nodes * per_node
-    between = 2 * (nodes - 1) if way == RING else 2 * int(math.log2(nodes))
-    inside = 2 * (ranks - nodes) if way == RING else 2 * (per_node - 1)
-    moved = 2 * (ranks - 1) / ranks if way == RING else 2.0
-    hops = [(inside, network.inside), (between, network.between)]
-    latency_s = sum(
-        count * (protocol[link.kind][way] * 1e-6 + link.latency_s) for count, link in hops
-    )
-    rate = (
-        min(link.bytes_per_s for link in network.used(nodes, per_node)) * protocol["bandwidth"][way]
-    )
-    busy_s = moved * num_bytes / rate
+    if way == RING:
+        between = 2 * (nodes - 1)
+        inside = 2 * (ranks - nodes)
+        moved = 2 * (ranks - 1) / ranks
+    else:
+        between = 2 * int(math.log2(nodes))
+        inside = 2 * (per_node - 1)
+        moved = 2.0
+
+    latency_s = 0.0
+    for num_hops, link in ((inside, network.inside), (between, network.between)):
+        latency_s += num_hops * (protocol[link.kind][way] * 1e-6 + link.latency_s)
+    slowest = min(link.bytes_per_s for link in network.used(nodes, per_node))
+    busy_s = moved * num_bytes / (slowest * protocol["bandwidth"][way])
     return Transfer(alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s)

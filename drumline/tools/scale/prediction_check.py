@@ -76,12 +76,11 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
             f"there is no prediction in {', '.join(map(str, runs))}",
             next_step="make one: drumline scale predict RUN --nodes 2,8 --network 100gbit",
         )
-    steps = sorted(
-        (step for run in runs for step in _measured_steps(run)), key=lambda step: step.made_at
-    )
-    checked = list[CheckedSize]()
+    steps = [step for run in runs for step in _measured_steps(run)]
+    steps.sort(key=lambda step: step.made_at)
+    checked: list[CheckedSize] = []
     unmeasured = 0
-    other_networks = set[str]()
+    other_networks: set[str] = set()
     for prediction in predictions:
         is_same_network = prediction.network == network
         if network is None:

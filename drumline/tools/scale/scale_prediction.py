@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import pairwise
 from statistics import fmean, quantiles, stdev
 from typing import TypeVar
 
 from drumline.base.errors import UsageError
 from drumline.base.text import MIB, one_line
+from drumline.report.curves import evenly
 from drumline.report.profile.bucket_plan import ReadyGradients, planned
 from drumline.runs.profile_result import (
     Bucket,
@@ -293,16 +294,13 @@ def _until_ready(bucket: Bucket, usual_host: float) -> float:
 def _in_order(buckets: Sequence[ReadyGradients]) -> tuple[ReadyGradients, ...]:
     """DDP starts all-reduces in the order of its buckets, so that none is earlier than the one
     before."""
-    return tuple(
-        accumulate(
-            buckets,
-            lambda before, bucket: (
-                bucket
-                if bucket.ready_s >= before.ready_s
-                else replace(before, num_bytes=bucket.num_bytes)
-            ),
-        )
-    )
+    ordered: list[ReadyGradients] = []
+    for bucket in buckets:
+        if ordered and bucket.ready_s < ordered[-1].ready_s:
+            ordered.append(replace(ordered[-1], num_bytes=bucket.num_bytes))
+        else:
+            ordered.append(bucket)
+    return tuple(ordered)
 
 
 def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pace, ...]:
@@ -316,7 +314,8 @@ def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pac
             Pace(compute=compute / compute_s, host=host / host_s if host_s else 1.0)
             for compute, host in zip(rank.compute_s, host_times, strict=True)
         ]
-    return _quantiles(sorted(paces, key=lambda pace: compute_s * pace.compute + host_s * pace.host))
+    paces.sort(key=lambda pace: compute_s * pace.compute + host_s * pace.host)
+    return tuple(evenly(paces, MAX_PACES))
 
 
 def _check_mode(profile: ProfileResult) -> None:
@@ -346,15 +345,6 @@ def _check_buckets(profile: ProfileResult) -> None:
         f"the profile has no {what} of gradients, so nothing is known about communication",
         next_step="profile the job on two ranks or more, without PowerSGD: drumline profile TASK --procs 2",
     )
-
-
-def _quantiles(paces: list[Pace]) -> tuple[Pace, ...]:
-    if len(paces) <= MAX_PACES:
-        return tuple(paces)
-    last = len(paces) - 1
-    return tuple(
-        paces[place * last // (MAX_PACES - 1)] for place in range(MAX_PACES)
-    )  # with the largest
 
 
 def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
@@ -416,18 +406,14 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
             if transfers[waiting].busy_s > 0:
                 running[waiting] = transfers[waiting].busy_s
             waiting += 1
-        limits = {
-            transfer: transfers[transfer].busy_s / transfers[transfer].alone_s
-            for transfer in running
-        }
-        rates = _shared(limits)
-        ends = {transfer: now + left / rates[transfer] for transfer, left in running.items()}
+        rates = _shared({number: transfers[number].rate_alone for number in running})
+        ends = {number: now + left / rates[number] for number, left in running.items()}
         starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
         later = min([*ends.values(), *starts], default=now)
         running = {
-            transfer: left - rates[transfer] * (later - now)
-            for transfer, left in running.items()
-            if ends[transfer] > later
+            number: left - rates[number] * (later - now)
+            for number, left in running.items()
+            if ends[number] > later
         }
         now = later
     return now
@@ -437,8 +423,8 @@ def _shared(limits: Mapping[int, float]) -> dict[int, float]:
     """Equal parts of one link, where none gets more than its limit."""
     rates: dict[int, float] = {}
     left = 1.0
-    for number, (transfer, limit) in enumerate(sorted(limits.items(), key=lambda item: item[1])):
-        rates[transfer] = min(limit, left / (len(limits) - number))
+    for transfer in sorted(limits, key=lambda number: limits[number]):
+        rates[transfer] = min(limits[transfer], left / (len(limits) - len(rates)))
         left -= rates[transfer]
     return rates
 
@@ -454,7 +440,9 @@ def predict(
     wait_part = _cpu_wait_part(profile)
     # The waits are in the times of the profile. Where the job will run there may be none, or twice
     # as many.
-    error = _model_error(network) + (wait_part or 0.0)
+    is_compared = network.backend == "gloo"
+    model_error = MODEL_ERROR if is_compared else NCCL_ERROR
+    error = model_error + (wait_part or 0.0)
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
     if options.bucket_cap_mb is not None:
@@ -475,13 +463,13 @@ def predict(
         inside=network.inside.name,
         inside_source=network.inside.source,
         alone_s=shape.alone_s,
-        model_error=_model_error(network),
-        is_model_compared=network.backend == "gloo",
+        model_error=model_error,
+        is_model_compared=is_compared,
         cpu_wait_part=wait_part,
         stops_paying=_stops_paying(shape, network, options),
         options=options,
         sizes=tuple(
-            _size(shape, network, options, nodes, batch, error=error)
+            _size(shape, network, options, nodes, batch, error)
             for nodes in sorted(set(options.nodes))
         ),
     )
@@ -521,52 +509,46 @@ def _size(
     options: ScaleOptions,
     nodes: int,
     batch: float | None,
-    *,
     error: float,
 ) -> PredictedSize:
-    per_node = options.gpus_per_node
+    ranks = nodes * options.gpus_per_node
+
+    def typical_s(candidate: StepShape) -> float:
+        return typical_step_s(candidate, network, nodes, options.gpus_per_node)
+
     alone_s = shape.alone_s
-    mean_s = step_s(shape, network, nodes, per_node)
-    first_s, last_s = _resampled(shape, network, nodes, per_node)
+    mean_s = step_s(shape, network, nodes, options.gpus_per_node)
+    first_s, last_s = _resampled(shape, typical_s)
     low_s = first_s * (1 - error)
     high_s = last_s * (1 + error)
+    waiting_s = shape.own_s(slowest_pace(shape, ranks)) - shape.own_s()
+
+    best_bucket = _best_bucket(shape, typical_s)
+    best_accumulation = _best_accumulation(shape, typical_s)
     useful = goodput(mean_s, nodes, options)
-    waiting_s = shape.own_s(slowest_pace(shape, nodes * per_node)) - shape.own_s()
-    best_cap, best_s = _best_bucket(shape, network, nodes, per_node)
-    best_accumulate, its_efficiency = _best_accumulation(shape, network, nodes, per_node)
-    samples = None if batch is None else DAY_S / mean_s * useful * batch * nodes * per_node
     return PredictedSize(
         nodes=nodes,
-        ranks=nodes * per_node,
+        ranks=ranks,
         step_s=(low_s, mean_s, high_s),
         efficiency=(min(1.0, alone_s / high_s), alone_s / mean_s, min(1.0, alone_s / low_s)),
         goodput=useful,
         communication_s=max(0.0, mean_s - alone_s - waiting_s),
         waiting_s=waiting_s,
-        samples_per_day=samples,
+        samples_per_day=None if batch is None else DAY_S / mean_s * useful * batch * ranks,
         cost_per_day=None if options.price is None else options.price * nodes * 24,
-        best_bucket_cap_mb=best_cap,
-        best_bucket_step_s=best_s,
-        best_accumulate=best_accumulate,
-        best_accumulate_efficiency=its_efficiency,
+        best_bucket_cap_mb=best_bucket.bucket_cap_mb,
+        best_bucket_step_s=typical_s(best_bucket),
+        best_accumulate=best_accumulation.accumulate,
+        best_accumulate_efficiency=best_accumulation.alone_s / typical_s(best_accumulation),
     )
 
 
-def _resampled(
-    shape: StepShape, network: Network, nodes: int, per_node: int
-) -> tuple[float, float]:
+def _resampled(shape: StepShape, typical_s: Callable[[StepShape], float]) -> tuple[float, float]:
     """The ends of 90% of the means of resampled steps."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     samples = (draw.choices(shape.paces, k=len(shape.paces)) for _ in range(REPLICATES))
-    shapes = [replace(shape, paces=tuple(paces)) for paces in samples]
-    cuts = quantiles(
-        (typical_step_s(resampled, network, nodes, per_node) for resampled in shapes), n=20
-    )
+    cuts = quantiles((typical_s(replace(shape, paces=tuple(paces))) for paces in samples), n=20)
     return cuts[0], cuts[-1]
-
-
-def _model_error(network: Network) -> float:
-    return MODEL_ERROR if network.backend == "gloo" else NCCL_ERROR
 
 
 def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
@@ -581,55 +563,43 @@ def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
 # What to change
 
 
-def _best_bucket(
-    shape: StepShape, network: Network, nodes: int, per_node: int
-) -> tuple[float, float]:
+def _best_bucket(shape: StepShape, typical_s: Callable[[StepShape], float]) -> StepShape:
     """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own
     25 MiB."""
-    caps = [
-        cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS
-    ] or BUCKET_CAPS_MB[-1:]
-    candidates = (shape.with_bucket_cap(cap) for cap in caps)
-    step_s_by_cap = {
-        candidate.bucket_cap_mb: typical_step_s(candidate, network, nodes, per_node)
-        for candidate in candidates
-    }
+    caps = [cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS]
+    candidates = [shape.with_bucket_cap(cap) for cap in caps or BUCKET_CAPS_MB[-1:]]
+    times = [typical_s(candidate) for candidate in candidates]
     good = [
-        cap
-        for cap, seconds in step_s_by_cap.items()
-        if seconds <= min(step_s_by_cap.values()) * 1.005
+        candidate
+        for candidate, seconds in zip(candidates, times, strict=True)
+        if seconds <= min(times) * 1.005
     ]
-    best = min(good, key=lambda cap: abs(math.log(cap / 25.0)))
-    return best, step_s_by_cap[best]
+    return min(good, key=lambda candidate: abs(math.log(candidate.bucket_cap_mb / 25.0)))
 
 
-def _best_accumulation(
-    shape: StepShape, network: Network, nodes: int, per_node: int
-) -> tuple[int, float]:
-    candidates = [
-        shape,
-        *(shape.with_accumulation(count) for count in ACCUMULATIONS if count > shape.accumulate),
-    ]
-    for candidate in candidates:
-        efficiency = candidate.alone_s / typical_step_s(candidate, network, nodes, per_node)
-        if efficiency >= WANTED_EFFICIENCY:
+def _best_accumulation(shape: StepShape, typical_s: Callable[[StepShape], float]) -> StepShape:
+    """With the fewest micro-batches that reach the wanted efficiency, or the most."""
+    candidate = shape
+    for count in ACCUMULATIONS:
+        if candidate.alone_s / typical_s(candidate) >= WANTED_EFFICIENCY:
             break
-    return candidate.accumulate, efficiency
+        if count > shape.accumulate:
+            candidate = shape.with_accumulation(count)
+    return candidate
 
 
 def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
     """The first number of nodes after which an added node brings too little, on the way to the
     largest by doubling."""
-    sizes = sorted(
-        {*options.nodes, *(1 << power for power in range(max(options.nodes).bit_length()))}
-    )
-    steps = [typical_step_s(shape, network, nodes, options.gpus_per_node) for nodes in sizes]
-    rates = [
-        goodput(seconds, nodes, options) * nodes / seconds
-        for seconds, nodes in zip(steps, sizes, strict=True)
-    ]
-    for number in range(1, len(sizes)):
-        gain = (rates[number] - rates[number - 1]) / (sizes[number] - sizes[number - 1])
-        if gain < options.pays_above * rates[0]:
-            return sizes[number - 1]
+    doubled = [1 << power for power in range(max(options.nodes).bit_length())]
+    rates = {}
+    for nodes in sorted({*options.nodes, *doubled}):
+        seconds = typical_step_s(shape, network, nodes, options.gpus_per_node)
+        rates[nodes] = goodput(seconds, nodes, options) * nodes / seconds
+
+    least = options.pays_above * rates[1]
+    for fewer, more_nodes in pairwise(rates):
+        gain = (rates[more_nodes] - rates[fewer]) / (more_nodes - fewer)
+        if gain < least:
+            return fewer
     return None
