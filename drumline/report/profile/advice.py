@@ -20,6 +20,7 @@ from drumline.report.profile.bottleneck import (
     Savings,
     SlowRank,
     blame,
+    by_setting,
     crowding_s,
     find_slow_rank,
     is_gpu,
@@ -29,6 +30,7 @@ from drumline.report.profile.bottleneck import (
     slower_line,
 )
 from drumline.report.profile.bucket_plan import (
+    ReduceCost,
     backward_gradients,
     exposed_by_cap,
     exposed_s,
@@ -40,9 +42,16 @@ from drumline.report.profile.host_advice import (
     first_line,
     host_rules,
     is_waiting,
+    more_workers,
     mostly_at,
 )
-from drumline.runs.profile_result import ProfileResult, RankSteps, bus_bytes_per_s, sent_part
+from drumline.runs.profile_result import (
+    Bucket,
+    ProfileResult,
+    RankSteps,
+    bus_bytes_per_s,
+    sent_part,
+)
 
 MIN_COST_TO_TRAIN_OTHERWISE = 0.15
 """Of the step."""
@@ -146,8 +155,7 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     yield Advice(
         bottleneck="data",
         text=text,
-        remedy=f"num_workers={loading.more_workers} of the DataLoader" if is_script(result) else "",
-        settings=None if is_script(result) else {"data.workers": str(loading.more_workers)},
+        **more_workers(result, loading.more_workers),
         cost_s=waited,
         saved_s=Savings(likely, most_s, 0.8 * likely),
         derivation=f"a batch takes {latency(loading.batch_s)} to load, {loading.more_workers} at once; the rest takes "
@@ -278,11 +286,8 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     gaps = result.parts_s["gaps"]
     idle = gaps + result.parts_s["host_sync"]
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
-    syncs = [
-        sync
-        for sync in result.syncs
-        if (sync.source, sync.call) != ("unknown", "cudaEventSynchronize")
-    ]
+    of_torch = ("unknown", "cudaEventSynchronize")
+    syncs = [sync for sync in result.syncs if (sync.source, sync.call) != of_torch]
     blocked = sum(sync.seconds for sync in syncs)
     gained = min(idle, blocked)
     can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
@@ -300,12 +305,14 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             f"{latency(step_s - blocked)}: the longer remains",
         )
     elif result.settings.get("train.step") not in ("graph", "compiled_graph") and can_capture:
-        compiled = 'capture the step: torch.compile(mode="reduce-overhead")'
         yield Advice(
             bottleneck="launches",
             text=f"the device waits {of_step(result, gaps)} for the host to launch kernels",
-            remedy=compiled if is_script(result) else "",
-            settings=None if is_script(result) else {"train.step": "graph"},
+            **by_setting(
+                result,
+                {"train.step": "graph"},
+                script='capture the step: torch.compile(mode="reduce-overhead")',
+            ),
             cost_s=gaps,
             saved_s=Savings(0.8 * gaps, gaps, gaps / 2),
             derivation="a captured step has few gaps between its kernels",
@@ -326,10 +333,12 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
     yield Advice(
         bottleneck="fp32",
         text=f"matrix products and convolutions compute {of_step(result, seconds)}",
-        remedy="in fp32, use torch.autocast(dtype=torch.bfloat16)"
-        if is_script(result)
-        else "compare the losses",
-        settings=None if is_script(result) else {"train.precision": "bf16"},
+        **by_setting(
+            result,
+            {"train.precision": "bf16"},
+            script="in fp32, use torch.autocast(dtype=torch.bfloat16)",
+            task="compare the losses",
+        ),
         changes_training=True,
         cost_s=0.0,
         saved_s=saved_s,
@@ -427,8 +436,11 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
         bottleneck="bucket_size" if saved[0] > exposed / 2 else "network",
         text=f"{of_step(result, exposed)} is exposed communication, in {plural(len(buckets), 'bucket')} of "
         f"{file_size(sum(bucket.num_bytes for bucket in buckets) / len(buckets))}",
-        remedy=f"pass bucket_cap_mb={cap} to DistributedDataParallel" if is_script(result) else "",
-        settings=None if is_script(result) else {"dist.bucket_cap_mb": cap},
+        **by_setting(
+            result,
+            {"dist.bucket_cap_mb": cap},
+            script=f"pass bucket_cap_mb={cap} to DistributedDataParallel",
+        ),
         cost_s=exposed,
         saved_s=Savings(
             likely=saved[0] + (freed + waiting) / 2,
@@ -464,13 +476,7 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
     costs = fit_costs(
         result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
     )
-    saved = [
-        sum(
-            min(bucket.reduce_s, cost.s_per_byte * bucket.num_bytes / 2)
-            for bucket in result.buckets
-        )
-        for cost in costs
-    ]
+    saved = [sum(_saved_by_half(bucket, cost) for bucket in result.buckets) for cost in costs]
     likely = min(exposed, saved[0])
     yield Advice(
         bottleneck="network",
@@ -482,6 +488,11 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
         saved_s=Savings(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
         derivation=f"half the bytes save {latency(saved[0])} of the all-reduces, less the time for rounding",
     )
+
+
+def _saved_by_half(bucket: Bucket, cost: ReduceCost) -> float:
+    """With half the bytes in this bucket."""
+    return min(bucket.reduce_s, cost.s_per_byte * bucket.num_bytes / 2)
 
 
 def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
@@ -518,9 +529,8 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
 
 
 def _larger_batch(result: ProfileResult, factor: int) -> dict[str, str]:
-    path = "train.batch_size_per_rank"
-    if path not in result.settings:
-        path = "train.batch_size"
+    per_rank = "train.batch_size_per_rank"
+    path = per_rank if per_rank in result.settings else "train.batch_size"
     batch_size = int(result.settings.get(path, result.batch_size or 1))
     changed = {path: str(batch_size * factor)}
     if "train.micro_batch_size" not in result.settings:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from drumline.base.text import latency
 from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, RankSteps
@@ -125,10 +125,7 @@ def flags_of(settings: Mapping[str, str]) -> str:
 
 def what_to_change(advice: Sequence[Advice]) -> Iterator[str]:
     """The advice as lines, also where there is none."""
-    if advice:
-        yield from advice_lines(advice)
-    else:
-        yield "nothing worth changing"
+    return advice_lines(advice) if advice else iter(["nothing worth changing"])
 
 
 def advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
@@ -149,6 +146,16 @@ def of_step(result: ProfileResult, seconds: float) -> str:
 
 def is_script(result: ProfileResult) -> bool:
     return result.batch_size is None
+
+
+def by_setting(
+    result: ProfileResult, settings: Mapping[str, str], *, script: str, task: str = ""
+) -> dict[str, Any]:
+    """The remedy where a setting makes the change: of a script its author does, as `script` says.
+    `task`: what else to know of the setting."""
+    if is_script(result):
+        return {"remedy": script}
+    return {"remedy": task, "settings": settings}
 
 
 def is_gpu(result: ProfileResult) -> bool:
@@ -182,13 +189,13 @@ def blame(rank: RankSteps, result: ProfileResult) -> float:
     anything may happen, is left out; of an earlier version's profile the steps are counted."""
     if not rank.waited_for_s:
         return rank.critical_steps / result.num_steps
-    worst = max(range(len(rank.waited_for_s)), key=lambda step: rank.waited_for_s[step])
-    of_ranks = [
-        sum(seconds for step, seconds in enumerate(peer.waited_for_s) if step != worst)
-        for peer in result.ranks
-    ]
-    total = sum(of_ranks)
-    return of_ranks[result.ranks.index(rank)] / total if total else 0.0
+    worst = rank.waited_for_s.index(max(rank.waited_for_s))
+
+    def waited_s(peer: RankSteps) -> float:
+        return sum(peer.waited_for_s[:worst]) + sum(peer.waited_for_s[worst + 1 :])
+
+    total_s = sum(map(waited_s, result.ranks))
+    return waited_s(rank) / total_s if total_s else 0.0
 
 
 def find_slow_rank(result: ProfileResult) -> SlowRank | None:
@@ -211,16 +218,19 @@ def slower_line(slow: SlowRank) -> LineCost | None:
     for peer in slow.peers:
         for line in peer.lines:
             usual[line.phase, line.function] += line.seconds / len(slow.peers)
-    excess = {
-        line: line.seconds - usual[line.phase, line.function]
+
+    def excess_s(line: LineCost) -> float:
+        return line.seconds - usual[line.phase, line.function]
+
+    # The pauses of a task are not in the step; a script's are.
+    outside = set(PAUSES) - slow.steps.phases_s.keys()
+    lines = [
+        line
         for line in slow.steps.lines
-        if (
-            line.phase not in PAUSES or line.phase in slow.steps.phases_s
-        )  # a script's: in the step
-        and not is_call_of_torch(line)
-    }
-    slower = max(excess, key=lambda line: excess[line], default=None)
-    return slower if slower is not None and excess[slower] > slow.cost_s / 2 else None
+        if line.phase not in outside and not is_call_of_torch(line)
+    ]
+    slower = max(lines, key=excess_s, default=None)
+    return slower if slower is not None and excess_s(slower) > slow.cost_s / 2 else None
 
 
 def is_call_of_torch(line: LineCost) -> bool:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from drumline.base.text import file_size, one_line, plural
 from drumline.report.profile.bottleneck import (
     MIN_GAIN,
     USUAL_CORES,
     Advice,
+    Bottleneck,
     Savings,
+    by_setting,
     find_slow_rank,
-    is_script,
     of_step,
     removable,
     slower_line,
@@ -53,21 +55,25 @@ EVERY = {
 
 def host_rules(result: ProfileResult) -> Iterator[Advice]:
     """A profile of an earlier version has no samples, and gets none of this."""
+    rules = (
+        _threads,
+        _python,
+        _no_gradients,
+        _anomaly_detection,
+        _on_device,
+        _hooks,
+        _collections,
+        _optimizer,
+        _clipping,
+        _small_tensors,
+        _log,
+        _pauses,
+        _workers,
+        _worker_starts,
+    )
     if result.phases_s:
-        yield from _threads(result)
-        yield from _python(result)
-        yield from _no_gradients(result)
-        yield from _anomaly_detection(result)
-        yield from _on_device(result)
-        yield from _hooks(result)
-        yield from _collections(result)
-        yield from _optimizer(result)
-        yield from _clipping(result)
-        yield from _small_tensors(result)
-        yield from _log(result)
-        yield from _pauses(result)
-        yield from _workers(result)
-        yield from _worker_starts(result)
+        for rule in rules:
+            yield from rule(result)
 
 
 def at_line(line: LineCost) -> str:
@@ -89,10 +95,6 @@ def first_line(result: ProfileResult, phase: str) -> LineCost | None:
     """The costliest line of a phase."""
     lines = [line for line in result.lines if line.phase == phase]
     return max(lines, key=lambda line: line.seconds, default=None)
-
-
-def _in_words(cost_s: float) -> Savings:
-    return Savings(cost_s, cost_s, 0.0)
 
 
 def _threads(result: ProfileResult) -> Iterator[Advice]:
@@ -226,9 +228,9 @@ def _collections(result: ProfileResult) -> Iterator[Advice]:
         "call gc.freeze() when the model and the data are made, or gc.disable(), and gc.collect() every so many "
         "steps"
     )
-    where = f", mostly at {one_line(collections.source)}" if collections.source else ""
     if collections.is_asked_for:
         remedy = "call gc.collect() there every so many steps, or not at all"
+    where = f", mostly at {one_line(collections.source)}" if collections.source else ""
     yield removable(
         "garbage_collection",
         f"garbage collection takes {of_step(result, collections.seconds)}: {collections.full:.2g} full "
@@ -249,33 +251,29 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
         kind = "fused"
     elif optimizer.name in FOREACH and not optimizer.is_foreach:
         kind = "foreach"
-    is_own = line is not None and line.seconds > cost_s / 2 and not kind
-    if not kind and not is_own:
-        return
     text = (
         f"the optimizer ({one_line(optimizer.name)}, {plural(optimizer.num_tensors, 'tensor')} of "
         f"{file_size(optimizer.num_bytes / max(1, optimizer.num_tensors))} on average) takes {of_step(result, cost_s)}"
     )
-    settings = None
-    remedy = f"give it {kind}=True: it then updates many tensors at once"
-    if kind and _is_by_settings(result):
-        settings = {f"optim.options.{kind}": "true"}
-        remedy = ""
-    if is_own and line is not None:
-        text += f"{mostly_at(line)}"
-        remedy = "compute less there, less often, or for many tensors in one operation"
-    saved_s = Savings(0.5 * cost_s, 0.95 * cost_s, 0.1 * cost_s) if kind else _in_words(cost_s)
-    yield Advice(
-        bottleneck="optimizer",
-        text=text,
-        remedy=remedy,
-        settings=settings,
-        cost_s=cost_s,
-        saved_s=saved_s,
-        derivation="one call for all tensors in place of one for each"
-        if kind
-        else "the step without it at best",
-    )
+    if kind:
+        is_setting = _is_by_settings(result)
+        remedy = f"give it {kind}=True: it then updates many tensors at once"
+        yield Advice(
+            bottleneck="optimizer",
+            text=text,
+            remedy="" if is_setting else remedy,
+            settings={f"optim.options.{kind}": "true"} if is_setting else None,
+            cost_s=cost_s,
+            saved_s=Savings(0.5 * cost_s, 0.95 * cost_s, 0.1 * cost_s),
+            derivation="one call for all tensors in place of one for each",
+        )
+    elif line is not None and line.seconds > cost_s / 2:
+        yield removable(
+            "optimizer",
+            f"{text}{mostly_at(line)}",
+            "compute less there, less often, or for many tensors in one operation",
+            cost_s,
+        )
 
 
 def _clipping(result: ProfileResult) -> Iterator[Advice]:
@@ -342,15 +340,8 @@ def _log(result: ProfileResult) -> Iterator[Advice]:
     if not every:
         return
     line = first_line(result, "log")
-    saved_s = cost_s * (1 - 1 / FEWER)
-    yield Advice(
-        bottleneck="log",
-        text=f"log lines take {of_step(result, cost_s)}, with one every {plural(every, 'step')}{mostly_at(line)}",
-        settings={"log.every_steps": str(every * FEWER)},
-        cost_s=cost_s,
-        saved_s=Savings(saved_s, cost_s, 0.5 * saved_s),
-        derivation=f"with a {FEWER}th of them",
-    )
+    text = f"log lines take {of_step(result, cost_s)}, with one every {plural(every, 'step')}{mostly_at(line)}"
+    yield _fewer("log", text, "", {"log.every_steps": str(every * FEWER)}, cost_s)
 
 
 def _pauses(result: ProfileResult) -> Iterator[Advice]:
@@ -358,22 +349,39 @@ def _pauses(result: ProfileResult) -> Iterator[Advice]:
     for phase in PAUSES:
         seconds = result.pauses_s.get(phase, 0.0) + result.phases_s.get(phase, 0.0)
         settings = _fewer_pauses(result, phase)
-        line = first_line(result, phase)
-        remedies = (
-            [] if settings else [f"{'evaluate' if phase == 'evaluation' else phase} less often"]
-        )
-        if phase == "save":
+        is_save = phase == "save"
+        remedies = []
+        if not settings:
+            remedies.append("save less often" if is_save else "evaluate less often")
+        if is_save:
             remedies.append("a crash then loses more steps")
-        saved_s = seconds * (1 - 1 / FEWER)
-        yield Advice(
-            bottleneck="evaluation" if phase == "evaluation" else "save",
-            text=f"{phase}s take {of_step(result, seconds)}{mostly_at(line)}",
-            remedy="; ".join(remedies),
-            settings=settings,
-            cost_s=seconds,
-            saved_s=Savings(saved_s, seconds, 0.5 * saved_s),
-            derivation=f"with a {FEWER}th of them",
+        yield _fewer(
+            "save" if is_save else "evaluation",
+            f"{phase}s take {of_step(result, seconds)}{mostly_at(first_line(result, phase))}",
+            "; ".join(remedies),
+            settings,
+            seconds,
         )
+
+
+def _fewer(
+    bottleneck: Bottleneck,
+    text: str,
+    remedy: str,
+    settings: Mapping[str, str] | None,
+    cost_s: float,
+) -> Advice:
+    """Advice to do something a tenth as often."""
+    saved_s = cost_s * (1 - 1 / FEWER)
+    return Advice(
+        bottleneck=bottleneck,
+        text=text,
+        remedy=remedy,
+        settings=settings,
+        cost_s=cost_s,
+        saved_s=Savings(saved_s, cost_s, 0.5 * saved_s),
+        derivation=f"with a {FEWER}th of them",
+    )
 
 
 def _fewer_pauses(result: ProfileResult, phase: str) -> Mapping[str, str] | None:
@@ -396,16 +404,23 @@ def _workers(result: ProfileResult) -> Iterator[Advice]:
     num_workers = max(1, min(int(cores), math.ceil(1.2 * workers.cores)))
     if num_workers >= workers.number:
         return
-    remedy = f"num_workers={num_workers} of the DataLoader" if is_script(result) else ""
     yield Advice(
         bottleneck="workers",
         text=f"there are too many workers: a rank with {cores:.3g} core{'' if cores == 1 else 's'} has "
         f"{workers.number} of them, and waits {of_step(result, cost_s)} for a core",
-        remedy=remedy,
-        settings=None if is_script(result) else {"data.workers": str(num_workers)},
+        **more_workers(result, num_workers),
         cost_s=cost_s,
         saved_s=Savings(cost_s / 2, cost_s, 0.0),
         derivation=f"they need {workers.cores:.2g} cores for their batches",
+    )
+
+
+def more_workers(result: ProfileResult, num_workers: int) -> dict[str, Any]:
+    """The remedy that changes their number."""
+    return by_setting(
+        result,
+        {"data.workers": str(num_workers)},
+        script=f"num_workers={num_workers} of the DataLoader",
     )
 
 
@@ -414,13 +429,15 @@ def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
     starts = result.worker_starts
     if starts is None:
         return
-    settings = {"data.persistent_workers": "true"}
     yield Advice(
         bottleneck="worker_starts",
         text=f"the workers start again in {starts.num_steps} of {plural(result.num_steps, 'step')}, as in every epoch: "
         f"{of_step(result, starts.seconds)} goes to that and to the wait for their first batch",
-        remedy="persistent_workers=True of the DataLoader" if is_script(result) else "",
-        settings=None if is_script(result) else settings,
+        **by_setting(
+            result,
+            {"data.persistent_workers": "true"},
+            script="persistent_workers=True of the DataLoader",
+        ),
         cost_s=starts.seconds,
         saved_s=Savings(0.8 * starts.seconds, starts.seconds, 0.3 * starts.seconds),
         derivation="the workers of the first epoch stay",

@@ -66,9 +66,8 @@ def _heading(result: ProfileResult) -> Iterator[str]:
 def headline(result: ProfileResult) -> str:
     """The largest loss of an average step."""
     advice = advise(result)
-    bottlenecks = [item for item in advice if item.cost_s]
-    largest = max(bottlenecks, key=lambda item: item.cost_s, default=None)
-    if largest is not None:
+    largest = max(advice, key=lambda item: item.cost_s, default=None)
+    if largest is not None and largest.cost_s:
         return _sentence(largest, result)
     compute = f"the ranks compute {_share(result.parts_s['compute'], result)} of the step"
     gaps_s = result.parts_s["gaps"]
@@ -114,17 +113,17 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
 
 
 def _parts(result: ProfileResult) -> Iterator[str]:
-    yield f"{'an average step':<30} {_ms(result.step_s)}"
+    yield f"{'an average step':<30} {_ms(result.step_s):>11}"
     order = sorted(PARTS[1:], key=lambda part: -result.parts_s[part])
     for part in ("compute", *order):
         if result.parts_s[part] > 0:
-            yield f"  {PART_NAMES[part]:<28} {_ms(result.parts_s[part])}  {_share(result.parts_s[part], result):>4}"
+            yield f"  {PART_NAMES[part]:<28} {_ms(result.parts_s[part]):>11}  {_share(result.parts_s[part], result):>4}"
     if result.world_size > 1:
-        yield f"  beside compute: {_ms(result.hidden_communication_s).strip()} of communication, hidden"
+        yield f"  beside compute: {_ms(result.hidden_communication_s)} of communication, hidden"
     if result.unprofiled_step_s:
         slowdown = result.step_s / result.unprofiled_step_s - 1
         cost = f"{slowdown:.0%}" if slowdown > 0.005 else "nothing that shows"
-        yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: profiling costs {cost}"
+        yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s)}: profiling costs {cost}"
 
 
 def _of_all_steps(result: ProfileResult) -> Iterator[str]:
@@ -134,13 +133,13 @@ def _of_all_steps(result: ProfileResult) -> Iterator[str]:
         return
     yield (
         f"  of {times.count:,} steps since the start (evaluations and saves left out): median "
-        f"{_ms(times.median_s).strip()}, 99th percentile {_ms(times.p99_s).strip()}"
+        f"{_ms(times.median_s)}, 99th percentile {_ms(times.p99_s)}"
     )
     if times.stalls:
         longest = times.longest[0]
         yield (
             f"  {plural(times.stalls, 'stall')} of more than twice the median took "
-            f"{times.stalled_part:.1%} of the time, the longest {_ms(longest.seconds).strip()} "
+            f"{times.stalled_part:.1%} of the time, the longest {_ms(longest.seconds)} "
             f"(step {longest.step})"
         )
 
@@ -170,20 +169,19 @@ def _phases(result: ProfileResult) -> Iterator[str]:
     ]
     rest_s = result.step_s - sum(seconds for _, seconds in shown)
     for name, seconds in [*shown, ("rest", max(0.0, rest_s))]:
-        yield f"  {one_line(name):<28} {_ms(seconds)}  {_share(seconds, result):>4}"
+        yield f"  {one_line(name):<28} {_ms(seconds):>11}  {_share(seconds, result):>4}"
     for reason, seconds in result.pauses_s.items():
-        yield f"  on top, for {reason}s: {_ms(seconds).strip()} a step"
+        yield f"  on top, for {reason}s: {_ms(seconds)} a step"
 
 
 def _lines(result: ProfileResult) -> Iterator[str]:
     """The user's lines, where they run Python or wait."""
     lines = [line for line in result.lines if line.own_s >= SHORT * result.step_s]
-    lines.sort(key=lambda line: -line.own_s)
     if lines:
         yield ""
         yield "your own Python takes"
-    for line in lines[:MOST_SHOWN]:
-        yield f"  {_ms(line.own_s)}  {line.phase}: {at_line(line)}"
+    for line in sorted(lines, key=lambda line: -line.own_s)[:MOST_SHOWN]:
+        yield f"  {_ms(line.own_s):>11}  {line.phase}: {at_line(line)}"
 
 
 def _of_cpu_waits(result: ProfileResult) -> Iterator[str]:
@@ -199,7 +197,7 @@ def _of_ranks(result: ProfileResult) -> Iterator[str]:
     late = [(sum(rank.waited_for_s) / result.num_steps, rank) for rank in result.ranks]
     late.sort(key=lambda row: -row[0])
     waits = ", ".join(
-        f"{_ms(seconds).strip()} a step for rank {rank.rank} (in {rank.critical_steps} of "
+        f"{_ms(seconds)} a step for rank {rank.rank} (in {rank.critical_steps} of "
         f"{plural(result.num_steps, 'step')})"
         for seconds, rank in late[:MOST_SHOWN]
         if seconds >= SHORT * result.step_s
@@ -220,8 +218,8 @@ def _of_buckets(result: ProfileResult) -> Iterator[str]:
     for number, bucket in enumerate(result.buckets[:MOST_SHOWN], 1):
         num_bytes = file_size(bucket.num_bytes) if total else "?"
         yield (
-            f"  {number}: {num_bytes:>8}, ready after {_ms(bucket.ready_s).strip()} of compute, "
-            f"all-reduce {_ms(bucket.reduce_s).strip()}{_rate(bucket, result)}"
+            f"  {number}: {num_bytes:>8}, ready after {_ms(bucket.ready_s)} of compute, "
+            f"all-reduce {_ms(bucket.reduce_s)}{_rate(bucket, result)}"
         )
     if len(result.buckets) > MOST_SHOWN:
         yield f"  and {len(result.buckets) - MOST_SHOWN} more"
@@ -241,7 +239,7 @@ def _of_syncs(result: ProfileResult) -> Iterator[str]:
         yield ""
         yield "the host waits for the device in"
         for sync in result.syncs[:MOST_SHOWN]:
-            yield f"  {_ms(sync.seconds)} {sync.calls:4.4g}x  {one_line(sync.source)} ({one_line(sync.call)})"
+            yield f"  {_ms(sync.seconds):>11} {sync.calls:4.4g}x  {one_line(sync.source)} ({one_line(sync.call)})"
 
 
 def _of_kernels(result: ProfileResult) -> Iterator[str]:
@@ -251,7 +249,7 @@ def _of_kernels(result: ProfileResult) -> Iterator[str]:
         for kernel in result.kernels[:MOST_SHOWN]:
             name = one_line(kernel.name)
             short = name if len(name) <= MOST_NAME else f"{name[:MOST_NAME]}..."
-            yield f"  {_ms(kernel.seconds)} {kernel.calls:4.4g}x  {short}"
+            yield f"  {_ms(kernel.seconds):>11} {kernel.calls:4.4g}x  {short}"
 
 
 def _source(result: ProfileResult) -> str:
@@ -264,4 +262,4 @@ def _share(seconds: float, result: ProfileResult) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:8.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:8.0f} ms"
+    return f"{seconds * 1e3:.{2 if seconds < 0.1 else 0}f} ms"

@@ -47,7 +47,6 @@ from drumline.tools.profile.breakdown import (
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
 from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.phases import (
-    RankPhases,
     mean_known,
     mean_over_ranks,
     mean_phases,
