@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from drumline.base.text import duration, join_names, named_ranks, plural
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune.known_messages import (
     FaultContext,
-    KnownMessage,
     LinePlace,
+    ReadMessage,
     Role,
     known_messages,
 )
@@ -203,12 +204,6 @@ class CollectiveWaits:
         return groups
 
 
-def rank_in(line: str) -> int | None:
-    """The rank that torch writes before or into a line."""
-    match = RANK.search(line) if "ank" in line else None
-    return None if match is None else int(match["prefix"] or match["rank"])
-
-
 def _number(text: str | None) -> int | None:
     return None if text is None else int(text)
 
@@ -298,15 +293,13 @@ class LogMoment:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedFault:
-    message: KnownMessage
-    what: str
-    fix: str
+    read: ReadMessage
     origin: str
     """A key of its process, or where it is, for lines that name no process."""
     moment: LogMoment
-    places: list[LinePlace] = field(default_factory=list)
+    places: list[LinePlace]
     """Of its line, and of some that say the same."""
-    is_info: bool = False
+    is_info: bool
     """NCCL went on after it."""
 
 
@@ -319,20 +312,31 @@ class PlainFault:
     moment: LogMoment
     is_exception: bool
     is_warning: bool  # of NCCL
-    places: tuple[LinePlace, ...] = ()
+    places: list[LinePlace]
     num_like_it: int = 1
 
 
 @dataclass(kw_only=True)
 class LogLine:
     text: str
-    source: str = ""  # NCCL's source file, which is part of some messages
-    origin: str = ""  # a key of its process, for lines of NCCL
-    file: str = ""
-    rank: int | None = None
+    file: str
+    source: str = ""  # of NCCL's warnings, its source file, which is part of some messages
+    process: str = ""  # its origin, for lines of NCCL
     is_info: bool = False
-    is_warning: bool = False
     setting: str = ""  # of its process, which some messages show
+
+    @cached_property
+    def rank(self) -> int | None:
+        """The rank that torch writes before or into a line."""
+        match = RANK.search(self.text) if "ank" in self.text else None
+        return None if match is None else int(match["prefix"] or match["rank"])
+
+    @property
+    def origin(self) -> str:
+        """Whose line it is, as far as it is known."""
+        if self.process:
+            return self.process
+        return self.file if self.rank is None else f"rank {self.rank}"
 
 
 @dataclass
@@ -356,77 +360,79 @@ class JobFaults:
     def read(self, line: LogLine) -> None:
         self._num_lines += 1
         self._read_time(line.text)
-        if line.rank is None:
-            line.rank = rank_in(line.text)
         if line.rank is not None:
             self.ranks.add(line.rank)
-        self._num_lines_of.update({self._origin(line), line.file})
-        self.context.read(line.text, self._places(line)[0])
+        self._num_lines_of.update({line.origin, line.file})
+        places = self._places(line)
+        self.context.read(line.text, places[0])
+
         if self.waits.read(line.text, line.rank):
             self.first_wait = self.first_wait or self._moment()
             if len(self.wait_places) < MAX_WAIT_PLACES:
-                self.wait_places.extend(self._places(line))
+                self.wait_places.extend(places)
             return
-        read = known_messages().read(
-            line.source + line.text, is_info=line.is_info, setting=line.setting
-        )
+
+        text = line.source + line.text
+        read = known_messages().read(text, is_info=line.is_info, setting=line.setting)
         if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
-            self._read_unknown(line)
+            self._read_unknown(line, places)
         elif not read.message.is_harmless:
-            self._add(LoggedFault(
-                message=read.message, what=read.what, fix=read.fix, origin=self._origin(line), moment=self._moment(),
-                places=[*self._places(line)], is_info=line.is_info,
-            ))  # fmt: skip
+            self._read_known(line, read, places)
 
-    def _places(self, line: LogLine) -> tuple[LinePlace, ...]:
+    def _places(self, line: LogLine) -> list[LinePlace]:
         """Among the lines of its process, and of its file: not all lines name their process."""
-        names = dict.fromkeys((self._origin(line), line.file))
-        return tuple(LinePlace(name, self._num_lines_of[name]) for name in names)
+        names = dict.fromkeys((line.origin, line.file))
+        return [LinePlace(name, self._num_lines_of[name]) for name in names]
 
-    def _origin(self, line: LogLine) -> str:
-        of_torch = line.file if line.rank is None else f"rank {line.rank}"
-        return line.origin or of_torch
-
-    def _add(self, fault: LoggedFault) -> None:
-        key = (fault.message.kind, fault.what, fault.origin)
+    def _read_known(self, line: LogLine, read: ReadMessage, places: list[LinePlace]) -> None:
+        key = (read.message.kind, read.what, line.origin)
         earlier = self.messages.get(key)
         if earlier is None:
-            self.messages[key] = fault
+            self.messages[key] = LoggedFault(
+                read=read,
+                origin=line.origin,
+                moment=self._moment(),
+                places=places,
+                is_info=line.is_info,
+            )
         elif len(earlier.places) < MAX_FAULT_PLACES:
-            earlier.places.extend(fault.places)
+            earlier.places.extend(places)
 
-    def _read_unknown(self, line: LogLine) -> None:
+    def _read_unknown(self, line: LogLine, places: list[LinePlace]) -> None:
+        """An exception, a warning of NCCL, a line that looks like an error, or none of them."""
         if line.is_info:
             return
-        exception = _exception_in(line.text)
-        if exception is not None:
-            text = exception["name"] + (f": {exception['text']}" if exception["text"] else "")
-            self._add_plain(line, text, is_exception=True)
-        elif line.is_warning:
-            self._add_plain(line, f"NCCL warns: {line.text}", is_exception=False)
-        elif _looks_wrong(line.text):
-            self._add_plain(line, line.text, is_exception=False)
-        elif not self.first_wait and any(stem in line.text for stem in WORK_STEMS):
-            work = WORK.search(line.text)
-            self.work = self.work if work is None else work[0].strip()
 
-    def _add_plain(self, line: LogLine, text: str, *, is_exception: bool) -> None:
-        origin = self._origin(line)
-        shape = f"{origin}\n{text.translate(DIGITS)}"
-        fault = self.plain.get(shape)
-        if fault is not None:
-            fault.num_like_it += 1
+        exception = _exception_in(line.text)
+        if exception:
+            text = exception
+        elif line.source:
+            text = f"NCCL warns: {line.text}"
+        elif _has_stem(line.text, WRONG_STEMS) and LOOKS_WRONG.search(line.text):
+            text = line.text
+        else:
+            self._read_work(line.text)
+            return
+
+        shape = f"{line.origin}\n{text.translate(DIGITS)}"
+        if shape in self.plain:
+            self.plain[shape].num_like_it += 1
         elif len(self.plain) < MAX_UNEXPLAINED:
             self.plain[shape] = PlainFault(
                 text=text[:MAX_TEXT],
-                origin=origin,
+                origin=line.origin,
                 moment=self._moment(),
-                is_exception=is_exception,
-                is_warning=line.is_warning,
-                places=self._places(line),
+                is_exception=exception is not None,
+                is_warning=line.source != "",
+                places=places,
             )
         else:
             self.num_unkept += 1
+
+    def _read_work(self, text: str) -> None:
+        if self.first_wait is None and _has_stem(text, WORK_STEMS):
+            work = WORK.search(text)
+            self.work = self.work if work is None else work[0].strip()
 
     def _moment(self) -> LogMoment:
         return LogMoment(self._time, self._num_lines)
@@ -459,24 +465,34 @@ class JobFaults:
         return names
 
     def _kinds_of(self, *roles: Role) -> set[str]:
-        return {
-            fault.message.kind for fault in self.messages.values() if fault.message.role in roles
-        }
+        messages = (fault.read.message for fault in self.messages.values())
+        return {message.kind for message in messages if message.role in roles}
+
+    def refined(
+        self,
+        finding: Finding,
+        places: Collection[LinePlace],
+        *,
+        is_repeated: bool = False,
+    ) -> Finding:
+        """With what the lines around it show."""
+        return self.context.refined(finding, places, work=self.work, is_repeated=is_repeated)
 
 
-def _looks_wrong(text: str) -> bool:
-    """A search of the pattern takes long, and few lines have one of its words."""
-    return any(stem in text for stem in WRONG_STEMS) and LOOKS_WRONG.search(text) is not None
+def _has_stem(text: str, stems: tuple[str, ...]) -> bool:
+    """A search of a pattern takes long, and few lines have one of its words."""
+    return any(stem in text for stem in stems)
 
 
-def _exception_in(text: str) -> re.Match[str] | None:
+def _exception_in(text: str) -> str | None:
     """An exception that ended something: one of a warning was handled."""
-    if not any(name in text for name in EXCEPTION_NAMES):
-        return None
-    exception = EXCEPTION.search(text)
-    # A log's label for what follows says nothing itself.
-    if exception is not None and exception["name"] == "Exception" and not exception["text"]:
-        exception = None if exception.start("name") else exception
+    exception = EXCEPTION.search(text) if _has_stem(text, EXCEPTION_NAMES) else None
     if exception is None or WARNING_BEFORE.search(text, 0, exception.start()):
         return None
-    return exception
+
+    name = exception["name"]
+    if exception["text"]:
+        return f"{name}: {exception['text']}"
+    # A log's label for what follows says nothing itself.
+    is_label = name == "Exception" and exception.start("name") > 0
+    return None if is_label else name

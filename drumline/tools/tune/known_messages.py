@@ -26,13 +26,14 @@ that holds counts.
 from __future__ import annotations
 
 import re
-import tomllib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
+
+import msgspec
 
 from drumline.tools.doctor.finding import Finding, Level
 
@@ -61,9 +62,10 @@ FILES = (
 MAX_VALUE = 160
 END = ""  # of a text, in a tree of letters
 LetterTree = dict[str, "LetterTree"]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class KnownMessage:
     kind: str
     texts: tuple[str, ...]
@@ -73,7 +75,7 @@ class KnownMessage:
     details: tuple[re.Pattern[str], ...] = ()
     role: Role = "cause"
     level: Level = "problem"
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
     explains: tuple[str, ...] = ()
     in_info: bool = False
     only_over: str = ""
@@ -89,16 +91,17 @@ class KnownMessage:
 
     def values_in(self, line: str) -> dict[str, str] | None:
         """The groups of its patterns; None: a line with one of its texts is another message."""
-        match = None if self.pattern is None else self.pattern.search(line)
-        if self.pattern is not None and match is None:
-            return None
         values: dict[str, str | None] = {}
-        if match is not None:
+        if self.pattern is not None:
+            match = self.pattern.search(line)
+            if match is None:
+                return None
             values.update(match.groupdict())
+
         for detail in self.details:
-            values.update(dict.fromkeys(detail.groupindex))
-            if (match := detail.search(line)) is not None:
-                values.update(match.groupdict())
+            match = detail.search(line)
+            values.update(match.groupdict() if match else dict.fromkeys(detail.groupindex))
+
         return {
             name: self.defaults.get(name, "") if value is None else value.strip()[:MAX_VALUE]
             for name, value in values.items()
@@ -117,20 +120,18 @@ class ReadMessage:
 class MessageCatalogue:
     def __init__(self, messages: Iterable[KnownMessage]) -> None:
         self.messages = tuple(messages)
-        self._texts = [
-            (text, number) for number, message in enumerate(self.messages) for text in message.texts
-        ]
+        self._texts = [(text, message) for message in self.messages for text in message.texts]
         # Most lines of a log have no text of any message: one search shows it.
-        self._any_text = re.compile(any_of(text for text, _ in self._texts))
+        self._any_text = any_of(text for text, _ in self._texts)
 
     def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
         """`setting`: of the process, which some texts show."""
         lower_line = line.lower()
         if self._any_text.search(lower_line) is None:
             return None
-        candidates = {number for text, number in self._texts if text in lower_line}
-        for number in sorted(candidates):
-            message = self.messages[number]
+
+        candidates = dict.fromkeys(message for text, message in self._texts if text in lower_line)
+        for message in candidates:
             if is_info and not (message.in_info or message.is_condition):
                 continue
             values = message.values_in(line)
@@ -141,15 +142,15 @@ class MessageCatalogue:
         return None
 
 
-def any_of(texts: Iterable[str]) -> str:
-    """A pattern that tries all texts at once: those that begin alike share their beginning."""
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Tries all texts at once: those that begin alike share their beginning."""
     root: LetterTree = {}
     for text in texts:
         node = root
         for letter in text:
             node = node.setdefault(letter, {})
         node[END] = {}
-    return _pattern_of(root)
+    return re.compile(_pattern_of(root))
 
 
 def _pattern_of(node: LetterTree) -> str:
@@ -165,32 +166,25 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return text.replace("( ", "(").replace(" )", ")").replace(" :", ":").rstrip()
 
 
-def _read_messages() -> Iterator[KnownMessage]:
-    folder = Path(__file__).with_name("messages")
-    for name in FILES:
-        document = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
-        for entry in document["message"]:
-            yield _message(entry)
-
-
-def _message(entry: Mapping[str, Any]) -> KnownMessage:
-    pattern = entry.get("pattern")
-    compiled = None if pattern is None else re.compile(pattern, re.IGNORECASE)
-    details = entry.get("details", ())
-    return KnownMessage(
-        **{
-            **entry,
-            "texts": tuple(entry["texts"]),
-            "pattern": compiled,
-            "details": tuple(re.compile(detail, re.IGNORECASE) for detail in details),
-            "explains": tuple(entry.get("explains", ())),
-        }
-    )
+@dataclass(frozen=True)
+class MessageFile:
+    message: tuple[KnownMessage, ...]
 
 
 @cache
 def known_messages() -> MessageCatalogue:
-    return MessageCatalogue(_read_messages())
+    files = (_read_file(name, MessageFile) for name in FILES)
+    return MessageCatalogue(message for file in files for message in file.message)
+
+
+def _read_file(name: str, kind: type[T]) -> T:
+    """A file of `messages/`."""
+    path = Path(__file__).with_name("messages") / f"{name}.toml"
+    return msgspec.toml.decode(path.read_bytes(), type=kind, dec_hook=_pattern)
+
+
+def _pattern(_: type, text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
 
 
 NEAR = 80  # lines of one process, or of one file
@@ -201,7 +195,7 @@ MAX_POSITIONS = 200  # of a clue in one process
 class Clue:
     name: str
     texts: tuple[str, ...]
-    pattern: re.Pattern[str] | None
+    pattern: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +223,21 @@ class LinePlace:
     number: int
 
 
+@dataclass(frozen=True)
+class ContextFile:
+    clue: tuple[Clue, ...]
+    context: tuple[Context, ...]
+
+    @cached_property
+    def any_text(self) -> re.Pattern[str]:
+        return any_of(text for clue in self.clue for text in clue.texts)
+
+
+@cache
+def context_data() -> ContextFile:
+    return _read_file("contexts", ContextFile)
+
+
 @dataclass
 class FaultContext:
     """The clues of a log, and where they are."""
@@ -240,7 +249,7 @@ class FaultContext:
         lower_text = text.lower()
         if context_data().any_text.search(lower_text) is None:
             return
-        for clue in context_data().clues:
+        for clue in context_data().clue:
             if not any(part in lower_text for part in clue.texts):
                 continue
             if clue.pattern is None or clue.pattern.search(text):
@@ -253,64 +262,44 @@ class FaultContext:
             positions.pop()  # the first ones and the last one
         positions.append(place.number)
 
-    def _is_within(self, name: str, place: LinePlace, distance: int) -> bool:
-        positions = self._positions.get((name, place.origin), [])
-        following = bisect_left(positions, place.number - distance)
-        return following < len(positions) and positions[following] <= place.number + distance
-
     def refined(
-        self, finding: Finding, places: Collection[LinePlace], *, work: str, is_repeated: bool
+        self,
+        finding: Finding,
+        places: Collection[LinePlace],
+        *,
+        work: str,
+        is_repeated: bool,
     ) -> Finding:
         """`places`: of the lines of the finding; `is_repeated`: there are several of its kind."""
-        for context in context_data().contexts_of(finding.check):
-            work_matches = context.work is None or context.work.search(work) is not None
-            count_matches = is_repeated or not context.several
-            if work_matches and count_matches and self._holds(context, places):
+        for context in context_data().context:
+            if finding.check not in context.kinds or (context.several and not is_repeated):
+                continue
+            work_matches = context.work is None or context.work.search(work)
+            if work_matches and self._holds(context, places):
                 return context.refine(finding)
         return finding
 
     def _holds(self, context: Context, places: Collection[LinePlace]) -> bool:
+        """Whether the clues of the context are where it wants them."""
         return (
-            self._has_one(context.here, places, 0)
-            and self._has_one(context.near, places, NEAR)
+            self._has_clue(context.here, places, 0)
+            and self._has_clue(context.near, places, NEAR)
             and (not context.anywhere or not self.names.isdisjoint(context.anywhere))
         )
 
-    def _has_one(
-        self, names: Collection[str], places: Collection[LinePlace], distance: int
+    def _has_clue(
+        self,
+        names: Collection[str],
+        places: Collection[LinePlace],
+        distance: int,
     ) -> bool:
+        """Whether one of these is so many lines from one of the places at most; without names it
+        is."""
         return not names or any(
             self._is_within(name, place, distance) for name in names for place in places
         )
 
-
-@dataclass(frozen=True)
-class ContextData:
-    clues: tuple[Clue, ...]
-    contexts: tuple[Context, ...]
-    any_text: re.Pattern[str]
-
-    def contexts_of(self, kind: str) -> Iterator[Context]:
-        return (context for context in self.contexts if kind in context.kinds)
-
-
-@cache
-def context_data() -> ContextData:
-    path = Path(__file__).with_name("messages") / "contexts.toml"
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
-    clues = tuple(
-        Clue(entry["name"], tuple(entry["texts"]), _pattern(entry.get("pattern")))
-        for entry in document["clue"]
-    )
-    contexts = tuple(_context(entry) for entry in document["context"])
-    any_text = re.compile(any_of(text for clue in clues for text in clue.texts))
-    return ContextData(clues, contexts, any_text)
-
-
-def _context(entry: Mapping[str, Any]) -> Context:
-    lists = {name: tuple(entry.get(name, ())) for name in ("kinds", "here", "near", "anywhere")}
-    return Context(**{**entry, **lists, "work": _pattern(entry.get("work"))})
-
-
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    return None if text is None else re.compile(text, re.IGNORECASE)
+    def _is_within(self, name: str, place: LinePlace, distance: int) -> bool:
+        positions = self._positions.get((name, place.origin), [])
+        following = bisect_left(positions, place.number - distance)
+        return following < len(positions) and positions[following] <= place.number + distance

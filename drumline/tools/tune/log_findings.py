@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast, get_args
+from itertools import chain
+from typing import Literal, cast, get_args
 
 from drumline.base.text import join_names, plural
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
-from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
-from drumline.tools.tune.known_messages import LinePlace
+from drumline.tools.tune.job_faults import LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.logged_links import LoggedLink
 from drumline.tools.tune.nccl_log import NcclLog
 
@@ -33,7 +33,7 @@ ends."""
 PRECEDENCES: tuple[Precedence, ...] = get_args(Precedence)
 START = LogMoment((0, 0, 0.0), 0)
 LAST = LogMoment((99, 0, 0.0), 0)
-CONSEQUENCES: tuple[Precedence, ...] = ("symptom", "disconnect", "outcome", "echo")
+CONSEQUENCES: Set[Precedence] = {"symptom", "disconnect", "outcome", "echo"}
 NO_INFINIBAND = ("no InfiniBand", "no InfiniBand library")
 UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
 NO_P2P = (
@@ -64,25 +64,11 @@ BROKEN_TCP = "no data passes between the hosts on NCCL's data ports: a firewall,
 NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywhere: drumline doctor --hosts A,B"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RankedFinding:
     finding: Finding
     precedence: Precedence
     moment: LogMoment = START
-
-    @classmethod
-    def of(
-        cls,
-        precedence: Precedence,
-        level: Level,
-        check: str,
-        where: str,
-        what: str,
-        fix: str = "",
-        moment: LogMoment = START,
-    ) -> Self:
-        finding = Finding(level, check, where, what, fix)
-        return cls(finding=finding, precedence=precedence, moment=moment)
 
     @property
     def order(self) -> tuple[int, int, LogMoment]:
@@ -97,19 +83,17 @@ def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
     that is not explained is then the likely cause, and comes first. So does what NCCL warned of
     where all problems follow from something else."""
     candidates = [*ranked]
-    problems = [item for item in candidates if item.finding.level == "problem"]
-    echoes = [item for item in problems if item.precedence == "echo"]
-    if len(echoes) < len(problems):
+    precedences = {item.precedence for item in candidates if item.finding.level == "problem"}
+
+    if precedences - {"echo"}:
         candidates = [item for item in candidates if item.precedence != "echo"]
-    elif echoes:
-        candidates = [_as_likely_cause(item) for item in candidates]
-    if problems and all(item.precedence in CONSEQUENCES for item in problems):
+    if precedences and precedences <= CONSEQUENCES:
         # A time-out names ranks and likely causes, which says more than an error of any program.
-        is_explained = any(item.precedence == "symptom" for item in problems)
-        likely = ("warned",) if is_explained else ("warned", "unexplained")
+        likely = {"warned"} if "symptom" in precedences else {"warned", "unexplained"}
         candidates = [
             _as_likely_cause(item) if item.precedence in likely else item for item in candidates
         ]
+
     return [item.finding for item in sorted(candidates, key=lambda item: item.order)]
 
 
@@ -120,113 +104,96 @@ def _as_likely_cause(item: RankedFinding) -> RankedFinding:
     return replace(item, finding=finding, precedence="warned")
 
 
-def fault_findings(
-    faults: JobFaults,
-    *,
-    name_of: Callable[[str], str],
-    transports: Collection[str],
-    expected_rdma: str,
-) -> Iterator[RankedFinding]:
-    """`name_of`: the name of an origin; `transports`: those between hosts; `expected_rdma`: what
-    shows that InfiniBand is to be used."""
+def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[RankedFinding]:
+    """`transports`: those between hosts."""
+    faults = log.faults
     kinds = faults.kinds()
     failures = faults.failures()
-    counts = Counter(fault.message.kind for fault in faults.messages.values())
+    counts = Counter(fault.read.message.kind for fault in faults.messages.values())
+
     for fault in faults.messages.values():
-        only_over = fault.message.only_over
-        if not only_over or only_over in transports:
-            where = name_of(fault.origin)
-            ranked = _message_finding(fault, where, faults.work, kinds, failures)
-            is_repeated = counts[fault.message.kind] > 1
-            ranked = _refined(ranked, faults, fault.places, is_repeated=is_repeated)
-            is_missed = expected_rdma and fault.message.kind in NO_INFINIBAND
-            yield _as_missed(ranked, expected_rdma) if is_missed else ranked
+        message = fault.read.message
+        if message.only_over and message.only_over not in transports:
+            continue
+        level, precedence = _weight_of(fault, kinds, failures)
+        what = fault.read.what
+        if message.shows_work and faults.work:
+            what = f"{what}; the last work in the log: {faults.work}"
+        finding = Finding(level, message.kind, log.name_of(fault.origin), what, fault.read.fix)
+        is_repeated = counts[message.kind] > 1
+        finding = faults.refined(finding, fault.places, is_repeated=is_repeated)
+        if log.rdma_setting and message.kind in NO_INFINIBAND:
+            what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
+            finding = replace(finding, level="problem", what=what)
+        yield RankedFinding(finding, precedence, fault.moment)
+
     for plain in faults.plain.values():
-        ranked = _plain_finding(plain, name_of(plain.origin))
-        yield _refined(ranked, faults, plain.places, is_repeated=False)
+        finding = _plain_finding(plain, log.name_of(plain.origin))
+        precedence = "warned" if plain.is_warning else "unexplained"
+        yield RankedFinding(
+            faults.refined(finding, plain.places),
+            "failure" if plain.is_exception else precedence,
+            plain.moment,
+        )
+
     if faults.num_unkept:
         what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
-        yield RankedFinding.of(
-            "unexplained", "warning", UNEXPLAINED, "these logs", what, moment=LAST
-        )
+        finding = Finding("warning", UNEXPLAINED, "these logs", what)
+        yield RankedFinding(finding, "unexplained", LAST)
 
 
-def _refined(
-    ranked: RankedFinding, faults: JobFaults, places: Collection[LinePlace], *, is_repeated: bool
-) -> RankedFinding:
-    finding = faults.context.refined(
-        ranked.finding, places, work=faults.work, is_repeated=is_repeated
-    )
-    return replace(ranked, finding=finding)
-
-
-def _as_missed(ranked: RankedFinding, expected_rdma: str) -> RankedFinding:
-    what = f"{ranked.finding.what}; this job is meant to use InfiniBand ({expected_rdma})"
-    return replace(ranked, finding=replace(ranked.finding, level="problem", what=what))
-
-
-def _message_finding(
-    fault: LoggedFault, where: str, work: str, kinds: Set[str], failures: Set[str]
-) -> RankedFinding:
+def _weight_of(
+    fault: LoggedFault,
+    kinds: Set[str],
+    failures: Set[str],
+) -> tuple[Level, Precedence]:
     """`kinds`: of all faults; `failures`: of those that do not only follow from others."""
-    message = fault.message
-    what = fault.what
-    if message.shows_work and work:
-        what = f"{what}; the last work in the log: {work}"
-    level = message.level
-    precedence = cast(Precedence, message.role)
+    message = fault.read.message
     if not kinds.isdisjoint(message.explains):
-        level = "problem"
         # A failure that it does not explain is the likelier reason of what it explains.
         is_alone = failures <= {*message.explains}
-        precedence = "explanation" if is_alone else "symptom"
-    elif fault.is_info and precedence == "cause":
+        return "problem", "explanation" if is_alone else "symptom"
+    precedence = cast(Precedence, message.role)
+    if fault.is_info and precedence == "cause":
         # NCCL went on: what stopped the job is another line, if there is one.
-        precedence = "explanation"
-    return RankedFinding.of(precedence, level, message.kind, where, what, fault.fix, fault.moment)
+        return message.level, "explanation"
+    return message.level, precedence
 
 
-def _plain_finding(fault: PlainFault, where: str) -> RankedFinding:
-    likes = f" ({fault.num_like_it - 1} more like it)" if fault.num_like_it > 1 else ""
+def _plain_finding(fault: PlainFault, where: str) -> Finding:
+    what = fault.text
+    if fault.num_like_it > 1:
+        what += f" ({fault.num_like_it - 1} more like it)"
     if fault.is_exception:
-        what = f"the program raised {fault.text}{likes}"
-        return RankedFinding.of(
-            "failure", "problem", "exception", where, what, EXCEPTION_FIRST, fault.moment
-        )
-    precedence: Precedence = "warned" if fault.is_warning else "unexplained"
-    what = f"{fault.text}{likes}"
-    return RankedFinding.of(precedence, "warning", UNEXPLAINED, where, what, moment=fault.moment)
+        what = f"the program raised {what}"
+        return Finding("problem", "exception", where, what, EXCEPTION_FIRST)
+    return Finding("warning", UNEXPLAINED, where, what)
 
 
-def wait_findings(
-    faults: JobFaults, *, ranks: set[int], links: Collection[str]
-) -> Iterator[RankedFinding]:
-    """Collectives that timed out. `ranks`: all that the logs show; `links`: the transports of ranks
-    whose communicator was complete."""
+def _wait_findings(log: NcclLog, transports: Collection[str]) -> Iterator[RankedFinding]:
+    """Collectives that timed out. `transports`: of ranks whose communicator was complete."""
+    faults = log.faults
     moment = faults.first_wait or START
-    for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
-        precedence: Precedence = "failure" if wait.is_cause else "symptom"
-        ranked = RankedFinding(finding=wait.finding, precedence=precedence, moment=moment)
-        yield _refined(ranked, faults, faults.wait_places, is_repeated=False)
-        if wait.is_early and (explained := _silent_link(wait.finding.where, links, moment)):
-            yield explained
+    for wait in faults.waits.explanations(faults.ranks | log.ranks.keys(), faults.work):
+        finding = faults.refined(wait.finding, faults.wait_places)
+        yield RankedFinding(finding, "failure" if wait.is_cause else "symptom", moment)
+
+        silent_path = _silent_path(transports) if wait.is_early else None
+        if silent_path is not None:
+            path, fix = silent_path
+            what = f"all ranks were connected, and the first collective never finished: {path}"
+            finding = Finding("problem", "silent link", wait.finding.where, what, fix)
+            yield RankedFinding(finding, "failure", moment)
 
 
-def _silent_link(where: str, links: Collection[str], moment: LogMoment) -> RankedFinding | None:
-    """The ranks were connected, and the first data never arrived."""
-    if any(link.startswith("P2P") for link in links):
-        path = BROKEN_P2P
-        fix = NO_P2P
-    elif any(link.startswith("NET") and "Socket" not in link for link in links):
-        path = BROKEN_RDMA
-        fix = NO_RDMA
-    elif any(link.startswith("NET") for link in links):
-        path = BROKEN_TCP
-        fix = NO_DATA
-    else:
-        return None
-    what = f"all ranks were connected, and the first collective never finished: {path}"
-    return RankedFinding.of("failure", "problem", "silent link", where, what, fix, moment)
+def _silent_path(transports: Collection[str]) -> tuple[str, str] | None:
+    """Over what the first data never arrived although the ranks were connected, and the fix."""
+    if any(transport.startswith("P2P") for transport in transports):
+        return BROKEN_P2P, NO_P2P
+    networks = [transport for transport in transports if transport.startswith("NET")]
+    if any("Socket" not in network for network in networks):
+        return BROKEN_RDMA, NO_RDMA
+    return (BROKEN_TCP, NO_DATA) if networks else None
 
 
 MAX_RANKS = 50_000
@@ -258,23 +225,18 @@ SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B s
 
 def log_findings(log: NcclLog) -> list[Finding]:
     links = log.links()
-    return in_order(
-        [
-            *_differences(log),
-            *fault_findings(
-                log.faults,
-                name_of=log.name_of,
-                transports=_transports_between(log, links) | _chosen_transports(log),
-                expected_rdma=log.rdma_setting,
-            ),
-            *wait_findings(
-                log.faults, ranks=set(log.ranks), links=_connected_transports(log, links)
-            ),
-            *_interface_findings(log),
-            *_link_findings(log, links),
-            *_progress_findings(log),
-        ]
+    hosts = {rank: process.host for rank, process in log.ranks.items() if process.is_named}
+    between_hosts = {link.transport for link in links if not _is_inside(link, hosts)}
+    parts = (
+        _differences(log),
+        _fault_findings(log, between_hosts | _chosen_transports(log, hosts)),
+        _wait_findings(log, _connected_transports(log, links)),
+        _interface_findings(log),
+        _link_findings(links, hosts),
+        _network_findings(log, between_hosts),
+        _progress_findings(log),
     )
+    return in_order(chain.from_iterable(parts))
 
 
 def has_trouble(findings: Iterable[Finding]) -> bool:
@@ -288,22 +250,11 @@ def _is_inside(link: LoggedLink, hosts: Mapping[int, str]) -> bool:
     return host is not None and host == hosts.get(link.target)
 
 
-def _hosts_of_ranks(log: NcclLog) -> dict[int, str]:
-    """Of those whose lines name their host."""
-    return {rank: process.host for rank, process in log.ranks.items() if process.is_named}
-
-
-def _transports_between(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]:
-    hosts = _hosts_of_ranks(log)
-    return {link.transport for link in links if not _is_inside(link, hosts)}
-
-
-def _chosen_transports(log: NcclLog) -> set[str]:
+def _chosen_transports(log: NcclLog, hosts: Mapping[int, str]) -> set[str]:
     """Those of processes whose connections to other hosts may not be in the log."""
-    hosts = _hosts_of_ranks(log)
-    if len(hosts) == log.world_size and len(set(hosts.values())) == 1:
-        return set()
-    return {"NET/Socket" for process in log.processes.values() if process.network == "Socket"}
+    is_one_host = len(hosts) == log.world_size and len(set(hosts.values())) == 1
+    uses_tcp = any(process.network == "Socket" for process in log.processes.values())
+    return {"NET/Socket"} if uses_tcp and not is_one_host else set()
 
 
 def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]:
@@ -317,7 +268,9 @@ def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]
 def _differences(log: NcclLog) -> Iterator[RankedFinding]:
     if versions := log.differing_versions():
         what = f"the version of NCCL differs across ranks: {', '.join(versions)}"
-        yield RankedFinding.of("cause", "problem", "version", "every host", what, SAME_TORCH)
+        finding = Finding("problem", "version", "every host", what, SAME_TORCH)
+        yield RankedFinding(finding, "cause")
+
     networks = {process.network for process in log.processes.values() if process.network}
     if len(networks) > 1:
         what = (
@@ -325,7 +278,8 @@ def _differences(log: NcclLog) -> Iterator[RankedFinding]:
             "InfiniBand or a plugin works on some hosts only, and different networks do not "
             "connect"
         )
-        yield RankedFinding.of("explanation", "problem", "network", "every host", what, SAME_CARDS)
+        finding = Finding("problem", "network", "every host", what, SAME_CARDS)
+        yield RankedFinding(finding, "explanation")
 
 
 def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
@@ -335,99 +289,101 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
         for process in log.processes.values()
         if process.bootstrap[0]
     }
+    has_many_hosts = len(addresses) > 1
     is_unreached = not log.faults.kinds().isdisjoint(UNREACHED)
     # A failure of another kind is the likelier reason of connections that fail.
     is_alone = log.faults.failures() <= {*UNREACHED}
     precedence: Precedence = "explanation" if is_alone else "symptom"
+    level: Level = "problem" if is_unreached else "warning"
+
     for host, (interface, address) in addresses.items():
-        is_loopback = interface == "lo" or address.startswith("127.")
-        if len(addresses) > 1 and is_loopback:
-            what = f"NCCL uses the loopback ({interface} {address}), which reaches no other host"
-            yield _interface_finding("problem", host, what)
-        elif (interface.startswith(BRIDGES) or address.startswith(LINK_LOCAL)) and (
-            len(addresses) > 1 or is_unreached
-        ):
+        is_bridge = interface.startswith(BRIDGES) or address.startswith(LINK_LOCAL)
+        if has_many_hosts and (interface == "lo" or address.startswith("127.")):
+            yield _loopback_finding(host, f"{interface} {address}")
+        elif is_bridge and (has_many_hosts or is_unreached):
             what = (
                 f"NCCL uses {interface} ({address}), a bridge of containers, a tunnel or a "
                 "link of this board, which most often reaches no other host"
             )
-            level: Level = "problem" if is_unreached else "warning"
-            yield _interface_finding(level, host, what, precedence)
-    yield from _shared_network_findings(log, precedence if is_unreached else "condition")
-    if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
-        names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
-        what = f"hosts chose interfaces in different networks: {join_names(names)}"
-        yield _interface_finding("problem", "every host", what, precedence)
+            finding = Finding(level, "interface", host, what, OTHER_INTERFACE)
+            yield RankedFinding(finding, precedence)
 
-
-def _shared_network_findings(log: NcclLog, precedence: Precedence) -> Iterator[RankedFinding]:
-    level: Level = "warning" if precedence == "condition" else "problem"
     for host, interfaces in log.routes.shared_networks().items():
         what = (
             f"{interfaces}: the kernel's routing decides which of them sends, whatever "
             "NCCL_SOCKET_IFNAME says"
         )
-        yield RankedFinding.of(precedence, level, "shared network", host, what, OTHER_SUBNET)
+        finding = Finding(level, "shared network", host, what, OTHER_SUBNET)
+        yield RankedFinding(finding, precedence if is_unreached else "condition")
+
+    if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
+        names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
+        what = f"hosts chose interfaces in different networks: {join_names(names)}"
+        finding = Finding("problem", "interface", "every host", what, OTHER_INTERFACE)
+        yield RankedFinding(finding, precedence)
 
 
-def _link_findings(log: NcclLog, links: Sequence[LoggedLink]) -> Iterator[RankedFinding]:
+def _loopback_finding(where: str, device: str) -> RankedFinding:
+    what = f"NCCL uses the loopback ({device}), which reaches no other host"
+    finding = Finding("problem", "interface", where, what, OTHER_INTERFACE)
+    return RankedFinding(finding, "explanation")
+
+
+def _link_findings(
+    links: Sequence[LoggedLink],
+    hosts: Mapping[int, str],
+) -> Iterator[RankedFinding]:
     """Links over the wrong interface, and networks that are used where there is better."""
-    hosts = _hosts_of_ranks(log)
     is_one_host = len(set(hosts.values())) <= 1
     for link in links:
         pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
         if link.device.startswith("lo ") and not is_one_host:
-            what = f"NCCL uses the loopback ({link.device}), which reaches no other host"
-            yield _interface_finding("problem", pair, what)
+            yield _loopback_finding(pair, link.device)
         elif link.transport.startswith("NET") and _is_inside(link, hosts):
             what = f"they are on one host ({hosts[link.source]}) and use the network: neither P2P nor shared memory"
             fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
-            yield RankedFinding.of("condition", "warning", "transport", pair, what, fix)
-    transports = _transports_between(log, links)
-    for host in log.hosts_without_gpu_direct():
+            finding = Finding("warning", "transport", pair, what, fix)
+            yield RankedFinding(finding, "condition")
+
+
+def _network_findings(log: NcclLog, between_hosts: Collection[str]) -> Iterator[RankedFinding]:
+    """What slows the network between hosts. `between_hosts`: the transports."""
+    for host in log.connections.hosts_without_gpu_direct():
         what = (
             "InfiniBand is used without GPUDirect RDMA (no GDRDMA in the connections of this host): "
             "data goes through host memory"
         )
-        yield RankedFinding.of("condition", "warning", "GPUDirect RDMA off", host, what, GPU_DIRECT)
-    if "NET/Socket" in transports:
-        yield from _missing_plugins(log)
+        finding = Finding("warning", "GPUDirect RDMA off", host, what, GPU_DIRECT)
+        yield RankedFinding(finding, "condition")
 
-
-def _missing_plugins(log: NcclLog) -> Iterator[RankedFinding]:
+    if "NET/Socket" not in between_hosts:
+        return
     for process in log.processes.values():
         if process.missing_plugin and process.network == "Socket":
             what = f"NCCL found neither InfiniBand nor a plugin ({process.missing_plugin}), and uses TCP"
             fix = "where there is EFA or InfiniBand: install its plugin or driver (drumline tune --hosts A,B)"
             # On AWS the plugin is what is missing; elsewhere more likely InfiniBand.
             moment = START if EC2_HOST.match(process.host) else LAST
-            yield RankedFinding.of(
-                "condition", "note", "network", process.name, what, fix, moment=moment
-            )
+            finding = Finding("note", "network", process.name, what, fix)
+            yield RankedFinding(finding, "condition", moment)
 
 
 def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
     """Ranks that never finished their initialization, and ranks without a log."""
     ranks = log.ranks
-    if not log.is_partial:
+    incomplete = [process for process in ranks.values() if not process.is_complete]
+    for process in () if log.is_partial else incomplete:
         what = "it began to initialize a communicator, and never finished"
         fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
-        for process in ranks.values():
-            if not process.is_complete:
-                yield RankedFinding.of(
-                    "outcome", "problem", "initialization", process.name, what, fix, moment=LAST
-                )
+        finding = Finding("problem", "initialization", process.name, what, fix)
+        yield RankedFinding(finding, "outcome", LAST)
+
     missing = sorted(set(range(min(log.world_size, MAX_RANKS))) - ranks.keys())
     if missing:
         what = f"no log of {len(missing)} of {log.world_size} ranks, the first is rank {missing[0]}"
         fix = "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
-        yield RankedFinding.of("unexplained", "note", "logs", "every host", what, fix, moment=LAST)
-
-
-def _interface_finding(
-    level: Level, where: str, what: str, precedence: Precedence = "explanation"
-) -> RankedFinding:
-    return RankedFinding.of(precedence, level, "interface", where, what, OTHER_INTERFACE)
+        finding = Finding("note", "logs", "every host", what, fix)
+        yield RankedFinding(finding, "unexplained", LAST)
 
 
 def _network_of(address: str) -> str:

@@ -44,6 +44,11 @@ class LoggedProcess:
         )
 
     @property
+    def origin(self) -> str:
+        """A key of the process, which its faults have."""
+        return f"{self.host}:{self.pid}"
+
+    @property
     def name(self) -> str:
         if self.rank is None:
             return f"{self.host} (process {self.pid})" if self.is_named else self.host

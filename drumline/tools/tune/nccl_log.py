@@ -7,10 +7,11 @@ garbage; what does not match is skipped. Time is linear in the log's size, and m
 
 from __future__ import annotations
 
+import contextlib
 import io
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import BinaryIO
 
@@ -40,22 +41,22 @@ class LoggedRoutes:
         match = LINK_ROUTE.search(text) or ADDRESS.search(text)
         if match is None or len(self._networks) >= MAX_NETWORKS:
             return
+
         host = text[: match.start()].strip(" []():|") or name
-        try:
+        with contextlib.suppress(ValueError):  # 300.0.0.0
             network = ipaddress.IPv4Network(match["network"], strict=False)
-        except ValueError:
-            return
-        self._networks[host, match["interface"]] = network
+            self._networks[host, match["interface"]] = network
 
     def shared_networks(self) -> dict[str, str]:
         """Two interfaces of a host whose networks overlap, in words; the first of each host."""
         shared: dict[str, str] = {}
-        for first, second in combinations(self._networks.items(), 2):
-            (host, interface), network = first
-            (other_host, other_interface), other_network = second
+        pairs = combinations(self._networks.items(), 2)
+
+        for ((host, interface), network), ((other_host, other_interface), other_network) in pairs:
             if host == other_host and network.overlaps(other_network):
                 words = f"{interface} and {other_interface} are in the same network ({network})"
                 shared.setdefault(host, words)
+
         return shared
 
 
@@ -85,7 +86,7 @@ class BoundedLines:
         yield from _lines(io.BytesIO(tail))
 
 
-def _lines(file: BinaryIO) -> Iterable[bytes]:
+def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Lines, or parts of lines without an end, of the next bytes."""
     left = HALF_BYTES
     while left > 0 and (line := file.readline(min(MAX_LINE, left))):
@@ -124,82 +125,99 @@ class NcclLog:
     """What the lines of one or several logs show."""
 
     def __init__(self) -> None:
-        self.processes: dict[tuple[str, int], LoggedProcess] = {}
+        # By `HOST:PID`, or `FILE:0` for lines that name no process.
+        self.processes: dict[str, LoggedProcess] = {}
+        self.connections = LoggedLinks()
+        self.routes = LoggedRoutes()
+        self.faults = JobFaults()
         self.versions: set[str] = set()
         self.versions_of_errors: set[str] = set()
         self.num_lines = 0  # of NCCL
-        self._is_cut = False  # whether the middle of a long log was not read
-        self.faults = JobFaults()
         self.rdma_setting = ""  # what shows that the job is meant to use InfiniBand
-        self.routes = LoggedRoutes()
+        self._is_cut = False  # whether the middle of a long log was not read
         self._file = ""  # that is read
         self._interface = ""  # the last value of NCCL_SOCKET_IFNAME
-        self._links = LoggedLinks()
-        self._processes_by_origin: dict[str, LoggedProcess] = {}
 
     def read(self, file: BinaryIO, name: str) -> None:
         """Add a log; `name`: for messages about lines that name no process."""
         self.faults.begin_file()
         self._file = name
         lines = BoundedLines(file)
+
         for line in lines:
             text = line.decode(errors="replace")
             if "\x1b" in text:
                 text = COLOURS.sub("", text)
             # A progress bar overwrites its line.
             for part in text.split("\r"):
-                self._read_line(part.rstrip(), name)
+                self._read_line(part.rstrip())
+
         self._is_cut |= lines.is_partial
 
-    def _read_line(self, line: str, name: str) -> None:
+    def _read_line(self, line: str) -> None:
         """A line of torch or another program, or the messages of one or several processes."""
         if not self.rdma_setting and (match := RDMA_SETTING.search(line)):
             self.rdma_setting = match[0]
+
         if "NCCL" not in line:
-            if line:
-                self._read_foreign(line, name)
+            self._read_foreign(line)
             return
+
+        version = VERSION.search(line)
+        if version is not None:
+            self._read_version(version[1])
+
         prefixes = [*PREFIX.finditer(line)]
-        cut = None if prefixes else CUT_PREFIX.search(line)
-        if version := VERSION.search(line):
-            if "+" in version[1]:
-                self.versions.add(version[1])
-            elif ERROR_VERSION.fullmatch(version[1]):
-                self.versions_of_errors.add(version[1])
-            self.num_lines += not prefixes and cut is None
-        if cut is not None:
-            self._read_cut_line(line, cut, name)
+        cut = CUT_PREFIX.search(line)
+        if cut is not None and not prefixes:
+            self._read_cut_line(line, cut)
             return
+        if version is not None and cut is None:
+            self.num_lines += 1  # a line of its own, without a level
+
         starts = [*(prefix.start() for prefix in prefixes), len(line)]
-        if foreign := line[: starts[0]].strip():
-            self._read_foreign(foreign, name)
+        self._read_foreign(line[: starts[0]].strip())
         for prefix, end in zip(prefixes, starts[1:], strict=True):
             process = self._process(prefix["host"], int(prefix["pid"]))
-            source = prefix["source"] if prefix["level"] == "WARN" else None
-            self._read_message(process, line[prefix.end() : end], source)
+            self._read_message(process, prefix, prefix["source"], line[prefix.end() : end])
 
-    def _read_foreign(self, text: str, name: str) -> None:
+    def _read_version(self, version: str) -> None:
+        if "+" in version:
+            self.versions.add(version)
+        elif ERROR_VERSION.fullmatch(version):
+            self.versions_of_errors.add(version)
+
+    def _read_foreign(self, text: str) -> None:
         """A line, or its beginning, that NCCL did not write."""
+        if not text:
+            return
         if match := INTERFACE.search(text):
             self._interface = match[1].strip("\"'")
-        self.routes.read(text, name)
-        self.faults.read(LogLine(text=text, file=name, setting=_interface_setting(self._interface)))
+        self.routes.read(text, self._file)
+        setting = _interface_setting(self._interface)
+        self.faults.read(LogLine(text=text, file=self._file, setting=setting))
 
-    def _read_cut_line(self, line: str, cut: re.Match[str], name: str) -> None:
-        """A line of NCCL without host and process. `name`: of the file."""
-        process = self._process(name, 0)
+    def _read_cut_line(self, line: str, cut: re.Match[str]) -> None:
+        """A line of NCCL without host and process."""
+        process = self._process(self._file, 0)
         process.is_named = False
-        words = line[: cut.start()].split()
-        source = " ".join([*words[-1:], ""]) if cut["level"] == "WARN" else None
-        self._read_message(process, line[cut.end() :], source)
+        words_before = line[: cut.start()].split()
+        source = f"{words_before[-1]} " if words_before else ""
+        self._read_message(process, cut, source, line[cut.end() :])
 
-    def _read_message(self, process: LoggedProcess, text: str, source: str | None) -> None:
-        """`source`: of a warning, NCCL's source file."""
+    def _read_message(
+        self,
+        process: LoggedProcess,
+        prefix: re.Match[str],
+        source: str,
+        text: str,
+    ) -> None:
+        """`source`: NCCL's source file, which a warning names."""
         self.num_lines += 1
-        if source is not None:
-            self._read_warning(process, source, text)
+        if prefix["level"] == "WARN":
+            self._read_fault(process, text, source=f"{source}NCCL WARN ")
         elif match := CHANNEL.match(text):
-            self._links.read_channel(process, match)
+            self.connections.read_channel(process, match)
         elif match := INIT.search(text):
             process.read_init(match)
         elif match := DEVICES.match(text):
@@ -223,49 +241,39 @@ class NcclLog:
         elif CONNECTED.match(text):
             process.is_connected = True
         else:
-            self.faults.read(
-                LogLine(text=text, origin=self._origin(process), file=self._file, is_info=True)
-            )
+            self._read_fault(process, text)
 
-    def _origin(self, process: LoggedProcess) -> str:
-        origin = f"{process.host}:{process.pid}"
-        self._processes_by_origin[origin] = process
-        return origin
-
-    def _process(self, host: str, pid: int) -> LoggedProcess:
-        process = self.processes.get((host, pid))
-        if process is None:
-            process = self._process_with_longer_name(host, pid) or LoggedProcess(host=host, pid=pid)
-            self.processes[host, pid] = process
-        return process
-
-    def _process_with_longer_name(self, name: str, pid: int) -> LoggedProcess | None:
-        """Two processes that write into one line put the end of one before the other's host
-        name."""
-        for start in range(1, len(name)):
-            process = self.processes.get((name[start:], pid))
-            if process is not None:
-                return process
-        return None
-
-    def _read_warning(self, process: LoggedProcess, source: str, text: str) -> None:
+    def _read_fault(self, process: LoggedProcess, text: str, source: str = "") -> None:
+        """A line that may show a fault; without a source it is of level INFO."""
         self.faults.read(
             LogLine(
                 text=text,
-                source=f"{source}NCCL WARN ",
-                origin=self._origin(process),
+                source=source,
+                process=process.origin,
                 file=self._file,
-                is_warning=True,
+                is_info=not source,
                 setting=_interface_setting(process.interface),
             )
         )
+
+    def _process(self, host: str, pid: int) -> LoggedProcess:
+        """Two processes that write into one line put the end of one before the other's host
+        name."""
+        origin = f"{host}:{pid}"
+        if origin not in self.processes:
+            suffixes = (origin[start:] for start in range(1, len(host)))
+            longer_name = next((name for name in suffixes if name in self.processes), None)
+            self.processes[origin] = (
+                self.processes[longer_name] if longer_name else LoggedProcess(host=host, pid=pid)
+            )
+        return self.processes[origin]
 
     # What they show
 
     @property
     def is_partial(self) -> bool:
         """Whether the middle of a long log was not read, or not all connections were kept."""
-        return self._is_cut or self._links.is_partial
+        return self._is_cut or self.connections.is_partial
 
     @property
     def world_size(self) -> int:
@@ -282,22 +290,18 @@ class NcclLog:
         }
         return dict(sorted(by_rank.items()))
 
+    def links(self) -> list[LoggedLink]:
+        return self.connections.links(self.world_size)
+
     def differing_versions(self) -> list[str]:
         """The versions of NCCL that banners and errors name; none if they are the same."""
         numbers = {version.partition("+")[0] for version in self.versions}
         names = self.versions | (self.versions_of_errors - numbers)
         return sorted(names) if len(names) > 1 else []
 
-    def hosts_without_gpu_direct(self) -> list[str]:
-        """Those that use RDMA without it."""
-        return self._links.hosts_without_gpu_direct()
-
-    def links(self) -> list[LoggedLink]:
-        return self._links.links(self.world_size)
-
     def name_of(self, origin: str) -> str:
         """The process of a fault, or where it is."""
-        process = self._processes_by_origin.get(origin)
+        process = self.processes.get(origin)
         return origin if process is None else process.name
 
 

@@ -49,7 +49,7 @@ def test_every_context_has_a_case() -> None:
     texts = [first_text(lines) for _, _, lines in recorded_cases()]
     missing = [
         context.what
-        for context in context_data().contexts
+        for context in context_data().context
         if not any(text.endswith(f"here most likely: {context.what}") for text in texts)
     ]
     assert missing == []
@@ -57,16 +57,16 @@ def test_every_context_has_a_case() -> None:
 
 def test_contexts_name_kinds_and_clues_that_exist() -> None:
     kinds = {message.kind for message in known_messages().messages} | OTHER_KINDS
-    names = {clue.name for clue in context_data().clues}
+    names = {clue.name for clue in context_data().clue}
     used: set[str] = set()
-    for context in context_data().contexts:
+    for context in context_data().context:
         assert set(context.kinds) <= kinds
         used.update(context.here, context.near, context.anywhere)
     assert used == names
 
 
 def test_texts_of_clues_are_in_lower_case() -> None:
-    for clue in context_data().clues:
+    for clue in context_data().clue:
         assert [text for text in clue.texts if text != text.lower()] == []
 
 
