@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -157,10 +157,8 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     """This rank's manager, from the settings. `task`: the user's name for it. `run`: its
     folder."""
     is_elastic = config.train.exact == "elastic"
-    by_default = (
-        config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
-    )
-    if by_default or config.train.step in CAPTURING:
+    may_have_gpu = config.dist.device != "cpu" and torch.cuda.is_available()
+    if config.train.step in CAPTURING or (config.train.step is None and may_have_gpu):
         # Ranks capture CUDA graphs independently, not all in the same step.
         os.environ.setdefault(*NO_REGISTRATION)
     return RunManager(
@@ -208,13 +206,10 @@ def choose_batch(
     size = train.batch_size or per_rank * world_size
     began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
     # With a changed batch per rank the user chooses a new global batch.
-    if (
-        saved is None
-        or train.batch_size is not None
-        or began_with != per_rank
-        or saved["batch_size"] == size
-    ):
+    is_chosen = train.batch_size is not None or began_with != per_rank
+    if saved is None or is_chosen or saved["batch_size"] == size:
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
+
     size = int(saved["batch_size"])
     ranks = size // per_rank
     note = (
@@ -239,9 +234,8 @@ def choose_step_kind(
     if config.dist.mode != "ddp":
         return "eager"
     began_with = None if saved is None else saved["config"].get("train.step", "eager")
-    if (
-        config.data.balance == "auto"
-    ):  # the shapes of a captured step are fixed, and trials would be measured too
+    if config.data.balance == "auto":
+        # The shapes of a captured step are fixed, and trials would be measured too.
         return "compile" if began_with == "compile" else "eager"
     if device.type != "cuda":
         return began_with if began_with in ("compile", "auto") else "eager"
@@ -271,19 +265,20 @@ def build_job(
     in_graph = device.type == "cuda" and step_kind in CAPTURING
     if in_graph:
         leave_default_stream(device)
+
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     plan = plan_sharding(config, ddp)
-    data = _build_data(config, task, ddp, batch, plan)
+    loader, eval_loaders, data_fingerprint = _build_data(config, task, ddp, batch, plan)
     on_data()
+
     applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
-    _warn_about_data(config, ddp, data.loader, model, batch.size)
+    _warn_about_data(config, ddp, loader, model, batch.size)
     optimizer = _choose_optimizer(config, task, model, batch)
-    scaler = None
-    if config.train.precision == "fp16":
-        # Gradients underflow without a scale; bf16 has the range of fp32 and needs none.
-        scaler = GradScaler(device.type)
+    # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
+    scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
+
     return Job(
         task=task,
         ddp=ddp,
@@ -293,9 +288,9 @@ def build_job(
         rates=LearningRates(optimizer, config.optim, task.schedule),
         scaler=scaler,
         autocast=make_autocast(config.train.precision, device),
-        loader=data.loader,
-        eval_loaders=data.eval_loaders,
-        metrics=make_metrics(task, ddp) if data.eval_loaders else {},
+        loader=loader,
+        eval_loaders=eval_loaders,
+        metrics=make_metrics(task, ddp) if eval_loaders else {},
         meter=meter,
         finite=FiniteSteps(
             config.train.on_nan,
@@ -307,7 +302,7 @@ def build_job(
             is_sharded=plan is not None,
         ),
         batch=batch,
-        data_fingerprint=data.fingerprint,
+        data_fingerprint=data_fingerprint,
         step_kind=step_kind,
         uncapturable=find_uncapturable(optimizer, config.train.on_nan) if in_graph else None,
         group_settings=group_settings(optimizer),
@@ -362,15 +357,19 @@ def set_up_model(
         model = task.model()
     if on_model is not None:
         on_model(model)
+
+    blocks = config.dist.wrap or ()
     if config.model.activation_checkpointing:
-        recompute_blocks(model, config.model.activation_checkpointing, config.dist.wrap or ())
-    if plan is not None and config.train.step == "compile":
-        compile_blocks(model, config.dist.wrap or ())
+        recompute_blocks(model, config.model.activation_checkpointing, blocks)
+
     if plan is None:
         if prepare is not None:
             prepare(model.named_modules())
         groups = _make_groups(config.dist, model, ddp)
         return _wrap(config, model, ddp, groups), groups
+
+    if config.train.step == "compile":
+        compile_blocks(model, blocks)
     if config.dist.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return ddp.shard(model, plan, prepare=prepare), None
@@ -379,14 +378,16 @@ def set_up_model(
 def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> ReplicaGroups | None:
     """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
     step."""
-    if not sync_interval(dist.sync) or (rendezvous := ddp.connection.rendezvous) is None:
+    rendezvous = ddp.connection.rendezvous
+    if not sync_interval(dist.sync) or rendezvous is None:
         return None
+
     each_rank = [(rank,) for rank in range(ddp.world_size)]
-    replicas: dict[str, Sequence[tuple[int, ...]]]
-    replicas = {"node": rendezvous.nodes, "none": each_rank}
-    may_grow = dist.on_lost_node == "continue"
+    replicas: dict[str, Sequence[tuple[int, ...]]] = {"node": rendezvous.nodes, "none": each_rank}
     groups = make_replica_groups(
-        replicas[dist.sync_within], timeout_s=ddp.train_timeout_s, may_grow=may_grow
+        replicas[dist.sync_within],
+        timeout_s=ddp.train_timeout_s,
+        may_grow=dist.on_lost_node == "continue",
     )
     if groups is not None:
         refuse_sync_batchnorm(
@@ -398,6 +399,7 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> Replica
 
 
 def refuse_sync_batchnorm(model: nn.Module, reason: str, *, instead: str) -> None:
+    """`reason` and `instead` end the two sentences of the error."""
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise UsageError(
@@ -426,32 +428,36 @@ def _wrap(
     )
 
 
-class JobData(NamedTuple):
-    loader: AnyLoader
-    eval_loaders: dict[str, EvaluationLoader]
-    fingerprint: str
-
-
 def _build_data(
-    config: Config, task: Task, ddp: RunManager, batch: GlobalBatch, plan: ShardingPlan | None
-) -> JobData:
-    """Collective: compared across ranks."""
+    config: Config,
+    task: Task,
+    ddp: RunManager,
+    batch: GlobalBatch,
+    plan: ShardingPlan | None,
+) -> tuple[AnyLoader, dict[str, EvaluationLoader], str]:
+    """Collective: the loaders for training and evaluation, and the fingerprint of the training
+    data. Data that differs across ranks is refused, and in the elastic mode machines that do."""
     train_data = task.train_data()
     eval_sets = evaluation_sets(task)
-    train_fingerprint = fingerprint(train_data)
-    facts = {"the training data": train_fingerprint, **evaluation_facts(eval_sets)}
-    facts["the number of ranks that hold one model"] = 1 if plan is None else plan.num_shards
-    if config.train.exact == "elastic":  # which compares the machines, too
+    data_fingerprint = fingerprint(train_data)
+    facts = {
+        "the training data": data_fingerprint,
+        **evaluation_facts(eval_sets),
+        "the number of ranks that hold one model": 1 if plan is None else plan.num_shards,
+    }
+    if config.train.exact == "elastic":
         facts |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
     check_same_data(ddp, facts)
+
     loader = _make_loader(config, task, ddp, batch, train_data)
-    return JobData(loader, make_eval_loaders(config, task, ddp, eval_sets), train_fingerprint)
+    return loader, make_eval_loaders(config, task, ddp, eval_sets), data_fingerprint
 
 
 def _choose_optimizer(
     config: Config, task: Task, model: nn.Module, batch: GlobalBatch
 ) -> Optimizer:
-    if (optimizer := task.optimizer(model)) is not None:
+    optimizer = task.optimizer(model)
+    if optimizer is not None:
         check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
         return optimizer
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
@@ -479,7 +485,7 @@ def leave_default_stream(device: torch.device) -> None:
 def _make_loader(
     config: Config, task: Task, ddp: RunManager, batch: GlobalBatch, data: Any
 ) -> AnyLoader:
-    made = ddp.loader(
+    loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
         data,
         batch_size=batch.size,
         accumulate=batch.accumulate,
@@ -489,8 +495,8 @@ def _make_loader(
         compare=False,  # build_job has done it for all data at once
         **loading_options(config, task),
     )
-    made.count_tokens = task.num_tokens
-    return cast(AnyLoader, made)
+    loader.count_tokens = task.num_tokens
+    return loader
 
 
 def _warn_about_data(
@@ -502,11 +508,8 @@ def _warn_about_data(
             f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
             "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
         )
-    if (
-        loader.stream_state() is not None
-        and not config.checkpoint.every_steps
-        and ddp.is_main_process()
-    ):
+    has_no_epochs = loader.stream_state() is not None
+    if has_no_epochs and not config.checkpoint.every_steps and ddp.is_main_process():
         log.warning(
             "training data with a state_dict has no epochs, so nothing is saved before the end: set "
             "--checkpoint.every_steps"
@@ -521,6 +524,7 @@ def check_streams(job: Job) -> None:
     ddp = job.ddp
     if not isinstance(loader, StreamLoader) or ddp.world_size == 1:
         return
+
     digest = loader.peek()
     if not loader.is_resumable:
         check_same(
@@ -541,14 +545,11 @@ def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
     it, unless the user has made the run longer since."""
     length = run_length(train)
     stopped = progress.stopped
+    if stopped is None or stopped["unit"] != length["unit"]:
+        return steps_of_settings(job, train, progress)
     # Not by the number of steps, which a smaller batch raises, too.
-    if (
-        stopped is not None
-        and stopped["unit"] == length["unit"]
-        and stopped["length"] >= length["length"]
-    ):
-        return progress.step
-    return steps_of_settings(job, train, progress)
+    is_longer = length["length"] > stopped["length"]
+    return steps_of_settings(job, train, progress) if is_longer else progress.step
 
 
 def run_length(train: TrainConfig) -> dict[str, Any]:
@@ -572,5 +573,7 @@ def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
     epochs_left = (train.epochs or 1) - progress.cursor.epoch
     if epochs_left <= 0:
         return progress.step
-    steps_left_in_epoch = -(-(job.loader.num_samples - progress.cursor.position) // job.batch.size)
+
+    samples_left_in_epoch = job.loader.num_samples - progress.cursor.position
+    steps_left_in_epoch = -(-samples_left_in_epoch // job.batch.size)
     return progress.step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch
