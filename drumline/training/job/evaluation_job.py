@@ -119,9 +119,9 @@ def evaluation_sets(task: Task) -> dict[str, Any]:
 def evaluation_facts(sets: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same on every rank."""
     facts: dict[str, Any] = {"the evaluation sets": list(sets)}
-    return facts | {
-        f"the evaluation data {name}".rstrip(): fingerprint(data) for name, data in sets.items()
-    }
+    for name, data in sets.items():
+        facts[f"the evaluation data {name}".rstrip()] = fingerprint(data)
+    return facts
 
 
 def check_same_data(ddp: RunManager, facts: Mapping[str, Any]) -> None:
@@ -135,26 +135,24 @@ def check_same_data(ddp: RunManager, facts: Mapping[str, Any]) -> None:
 
 def loading_options(config: Config, task: Task) -> dict[str, Any]:
     """How `DDPManager.loader` reads the task's data."""
-    data = config.data
-    return {
-        "workers": data.workers,
-        "pin_memory": data.pin_memory,
-        "persistent_workers": data.persistent_workers,
-        "prefetch_factor": data.prefetch_factor,
-        "collate": task.collate,
-    }
+    names = ("workers", "pin_memory", "persistent_workers", "prefetch_factor")
+    return {"collate": task.collate, **{name: getattr(config.data, name) for name in names}}
 
 
 def make_eval_loaders(
     config: Config, task: Task, ddp: RunManager, sets: Mapping[str, Any]
 ) -> dict[str, EvaluationLoader]:
     """Of sets that `check_same_data` has compared."""
-    options: dict[str, Any] = {
-        **loading_options(config, task),
-        "batch_size": config.train.eval_batch_size,
-        "compare": False,
+    return {
+        name: ddp.loader(
+            data,
+            train=False,
+            batch_size=config.train.eval_batch_size,
+            compare=False,
+            **loading_options(config, task),
+        )
+        for name, data in sets.items()
     }
-    return {name: ddp.loader(data, train=False, **options) for name, data in sets.items()}
 
 
 def with_local_data(config: Config, ddp: RunManager) -> Config:
@@ -163,6 +161,7 @@ def with_local_data(config: Config, ddp: RunManager) -> Config:
     url = config.data.dir
     if url is None or not is_store_url(url):
         return config
+
     heartbeat = ddp.connection.heartbeat
     copy = BucketCopy(
         url=url,
@@ -172,6 +171,7 @@ def with_local_data(config: Config, ddp: RunManager) -> Config:
     )
     if ddp.get_local_rank() == 0:
         copy.update()
+
     if ddp.connection.store is not None:
         # with --dist.mode auto there are two
         what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"
@@ -188,6 +188,7 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
         is_allowed = {"on": True, "off": False}[train.tf32]
         torch.backends.cuda.matmul.allow_tf32 = is_allowed
         torch.backends.cudnn.allow_tf32 = is_allowed
+
     torch.backends.cudnn.benchmark = train.cudnn_benchmark
 
 
@@ -217,6 +218,7 @@ def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
     there."""
     metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
     check_names(metrics)
+
     for name, metric in metrics.items():
         needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
         # By its class: a property may need an update first.
@@ -228,6 +230,7 @@ def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
             )
         if isinstance(metric, nn.Module):
             metric.to(ddp.device)
+
         for place, part in _parts(metric).items():
             # torchmetrics would add up the ranks by itself, and again.
             if hasattr(part, "sync_on_compute"):
@@ -282,14 +285,13 @@ def _unweighted(metric: Metric) -> str | None:
 def _parts(metric: Metric) -> dict[str, Metric]:
     """What holds states, by name: the wrappers of torchmetrics have them in metrics inside them,
     whose `_defaults` some of them share."""
-    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
-    inside = {
-        id(vars(module)["_defaults"]): (name, module)
-        for name, module in modules
-        if vars(module).get("_defaults")
-    }
-    holders: dict[str, Any] = dict(inside.values())
-    return holders or {"": metric}
+    if not isinstance(metric, nn.Module):
+        return {"": metric}
+    holders: dict[int, tuple[str, Any]] = {}
+    for name, module in metric.named_modules():
+        if defaults := vars(module).get("_defaults"):
+            holders[id(defaults)] = (name, module)
+    return dict(holders.values()) or {"": metric}
 
 
 def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
@@ -315,15 +317,18 @@ def compute_metrics(
     batch; rank 0 has."""
     if not metrics:
         return {}
+
+    parts = {name: _parts(metric) for name, metric in metrics.items()}
     tensors: dict[str, Tensor] = {}
     document = None
     if is_updated:  # else it may have no state
         states = {
-            name: {place: dict(part.metric_state) for place, part in _parts(metric).items()}
-            for name, metric in metrics.items()
+            name: {place: dict(part.metric_state) for place, part in parts_of_metric.items()}
+            for name, parts_of_metric in parts.items()
         }
         document = encode_state(states, "metrics", tensors)
     gathered, tensors = gather_states(document, tensors)
+
     values: dict[str, Any] = {}
     if ddp.is_main_process():
         tensors = {name: tensor.to(ddp.device) for name, tensor in tensors.items()}
@@ -332,11 +337,13 @@ def compute_metrics(
             if rank == 0 or document is None:
                 continue
             states = state_of_rank(gathered, tensors, rank)
-            for name, metric in metrics.items():
-                for place, part in _parts(metric).items():
+            for name, parts_of_metric in parts.items():
+                for place, part in parts_of_metric.items():
                     part.merge_state(states[name][place])
+
         for name, metric in metrics.items():
             values.update(_values(name, metric.compute()))
+
     merged: dict[str, Any] = broadcast_json(values)
     return merged
 
@@ -351,12 +358,15 @@ def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(name: str, value: Any) -> Any:
+    """A number or nested lists of numbers, as JSON has them."""
     if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(name, entry) for entry in value]
-    if isinstance(value, bool | int | float):
-        return float(value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, int | float):
+        return value
     raise UsageError(
         f"the metric {name!r} computed a {type(value).__name__}",
         next_step="let compute() return a number, a tensor, a list or a dict of these",
@@ -373,9 +383,8 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
     with evaluation_mode(job.task, job.model):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""
-            metrics |= {
-                f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()
-            }
+            for metric, value in _evaluate_set(job, loader).items():
+                metrics[prefix + metric] = value
     return metrics
 
 
@@ -387,10 +396,10 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any]:
     """Collective. A batch holds the same samples whatever the world size, every batch is summed by
     one rank, and the sums are added with exact rounding, in any order."""
-    device = job.ddp.device
     for metric in job.metrics.values():
         metric.reset()
     names, sums = _sum_batches(job, loader)
+
     # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     batches_here = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, batches_here])
@@ -401,17 +410,19 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
             f"read {expected[0]}",
             next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
         )
-    table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=device)
+
+    table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=job.ddp.device)
     for number, row in sums.items():
         table[number] = row
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
     if weight <= 0:
         raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
-    reported = job.reported(
-        {name: total / weight for name, total in zip(names, totals, strict=True)}
-    )
+
+    means = {name: total / weight for name, total in zip(names, totals, strict=True)}
+    reported = job.reported(means)
     measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
-    if repeated := sorted(reported.keys() & measured.keys()):
+    repeated = sorted(reported.keys() & measured.keys())
+    if repeated:
         raise TrainingError(
             f"loss() or report() and metrics() both report {', '.join(repeated)}",
             next_step="rename one of them",
@@ -431,6 +442,7 @@ def _sum_batches(
             loss = job.task.loss(job.model, job.task.on_device(data))
         if size == 0:  # only to gather the parameters with the other ranks
             continue
+
         update_metrics(job.metrics, loss.outputs)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +35,6 @@ DDP_PREFIX = "module."
 _ZIP = b"PK\x03\x04"  # how a file of torch.save begins
 _MOST_NAMES = 20
 _GIVE = "give a .safetensors file, a folder with model.safetensors, or a run folder"
-
-
-class FoundWeights(NamedTuple):
-    path: Path
-    """The file, or the folder of a checkpoint."""
-    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,18 +63,23 @@ def load_initial_weights(
     are. An error on rank 0, before anything is changed, if they do not fit."""
     fitting = None
     if ddp.is_main_process():
-        weights = read_weights(Path(str(settings.init)))
-        fit = fit_weights(weights.tensors, model)
-        problems = list(fit.problems())
-        if not fit.fitting or (problems and settings.init_strict):
-            raise UsageError(
-                as_list(
-                    f"the weights in {weights.path} do not fit {type(model).__name__}:", problems
-                ),
-                next_step=_next_step(fit),
-            )
+        path, tensors = read_weights(Path(str(settings.init)))
+        fit = fit_weights(tensors, model)
         fitting = fit.fitting
-        report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {weights.path}")
+        problems = list(fit.problems())
+        advice = (
+            "set the model up as for these weights, or load what fits, and list the rest, with "
+            "--no-model.init_strict"
+        )
+        if not fitting:
+            advice = "give weights of this model: no tensor of these fits"
+        if not fitting or (problems and settings.init_strict):
+            raise UsageError(
+                as_list(f"the weights in {path} do not fit {type(model).__name__}:", problems),
+                next_step=advice,
+            )
+
+        report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {path}")
         if problems:
             report(
                 "warning",
@@ -90,31 +88,25 @@ def load_initial_weights(
     model.load_state_dict(broadcast_tensors(fitting), strict=False)
 
 
-def _next_step(fit: Fit) -> str:
-    if not fit.fitting:
-        return "give weights of this model: no tensor of these fits"
-    return "set the model up as for these weights, or load what fits, and list the rest, with --no-model.init_strict"
-
-
 def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
     """Compare them with the model by name, shape and type. One of the names of a tied weight is
     enough; a DDP model's names, which all begin with `module.`, count without that."""
     tensors, aliases = model_state(model)
     stored = {**{name: name for name in tensors}, **aliases}
-    if (
-        read_tensors
-        and all(name.startswith(DDP_PREFIX) for name in read_tensors)
-        and stored.keys().isdisjoint(read_tensors)
-    ):
+    is_of_ddp = all(name.startswith(DDP_PREFIX) for name in read_tensors)
+    if is_of_ddp and stored.keys().isdisjoint(read_tensors):
         read_tensors = {
             name.removeprefix(DDP_PREFIX): tensor for name, tensor in read_tensors.items()
         }
+
+    shared_names = [name for name in stored if name in read_tensors]
     fitting: dict[str, Tensor] = {}
     different = []
-    for name in filter(read_tensors.__contains__, stored):
+    for name in shared_names:
         tensor_read = read_tensors[name]
         stored_name = stored[name]
-        if (difference := _difference(tensor_read, tensors[stored_name])) is not None:
+        difference = _difference(tensor_read, tensors[stored_name])
+        if difference is not None:
             different.append(f"{name} is {difference}")
             continue
         first = fitting.setdefault(stored_name, tensor_read)
@@ -122,7 +114,8 @@ def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
             different.append(
                 f"{name} and another name of the same tensor in the model have different values"
             )
-    stored_names_read = {stored[name] for name in read_tensors if name in stored}
+
+    stored_names_read = {stored[name] for name in shared_names}
     return Fit(
         fitting={name: fitting[name] for name in tensors if name in fitting},
         missing=[name for name in tensors if name not in stored_names_read],
@@ -132,39 +125,42 @@ def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
 
 
 def _difference(read: Tensor, expected: Tensor) -> str | None:
+    """Its shape or type, if the model has another; any floating point type is converted."""
     if read.shape != expected.shape:
         return f"{list(read.shape)}, and {list(expected.shape)} in the model"
-    # Any floating point type is converted to the model's.
-    if read.dtype != expected.dtype and not (
-        read.is_floating_point() and expected.is_floating_point()
-    ):
+    is_converted = read.is_floating_point() and expected.is_floating_point()
+    if read.dtype != expected.dtype and not is_converted:
         return f"{read.dtype}, and {expected.dtype} in the model"
     return None
 
 
-def read_weights(path: Path) -> FoundWeights:
+def read_weights(path: Path) -> tuple[Path, Mapping[str, Tensor]]:
     """The tensors of a safetensors file, of a folder with one or with an index of several (as
-    Hugging Face saves a model), of a checkpoint, or of the best checkpoint of a run. Mapped from
-    the files: copy those that you keep."""
+    Hugging Face saves a model), of a checkpoint, or of the best checkpoint of a run; with the path
+    of the file or of the checkpoint. Mapped from the files: copy those that you keep."""
     if path.is_file():
-        return FoundWeights(path, _read_file(path))
+        return path, _read_file(path)
     if not path.is_dir():
         raise UsageError(
             f"there is no file or folder {path} (looked in {Path.cwd()})", next_step=_GIVE
         )
+
     if (path / manifest.FILE_NAME).is_file():
-        return FoundWeights(path, _read_checkpoint(path))
+        return path, _read_checkpoint(path)
     if RunFolder(path).checkpoints.is_dir():
         return read_weights(_best_checkpoint(path))
-    if (index := path / INDEX_FILE).is_file():
-        return FoundWeights(index, _read_shards(index))
-    if (single := path / SINGLE_FILE).is_file():
-        return FoundWeights(single, _read_file(single))
+    index = path / INDEX_FILE
+    if index.is_file():
+        return index, _read_shards(index)
+    single = path / SINGLE_FILE
+    if single.is_file():
+        return single, _read_file(single)
+
     unnamed_files = sorted(path.glob("*.safetensors"))
-    for pickled in sorted(
-        file for file in path.iterdir() if file.suffix in PICKLE_ENDINGS and not unnamed_files
-    ):
-        _refuse_pickle(pickled)
+    if not unnamed_files:
+        for file in sorted(path.iterdir()):
+            if file.suffix in PICKLE_ENDINGS:
+                _refuse_pickle(file)
     raise UsageError(
         f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints",
         next_step=f"name the file: {unnamed_files[0]}" if unnamed_files else _GIVE,
@@ -203,6 +199,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             f"{index} is not an index of safetensors files: {type(error).__name__}: {error}",
             next_step=_GIVE,
         ) from error
+
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _read_file(index.with_name(file))
@@ -227,6 +224,7 @@ def _refuse_pickle(path: Path) -> None:
         is_zip = file.read(len(_ZIP)) == _ZIP
     if not is_zip and path.suffix not in PICKLE_ENDINGS:
         return
+
     to = path.with_suffix(".safetensors")
     raise UsageError(
         f"{path} is a pickle, which may run code when it is loaded; weights are read from safetensors only",

@@ -57,10 +57,9 @@ from drumline.training.job.evaluation_job import (
 from drumline.training.job.optimizer import (
     FiniteSteps,
     LearningRates,
-    check_own_optimizer,
     find_uncapturable,
     group_settings,
-    make_optimizer,
+    optimizer_of,
     peak_rate,
 )
 from drumline.training.manager import RunManager
@@ -265,7 +264,6 @@ def build_job(
     in_graph = device.type == "cuda" and step_kind in CAPTURING
     if in_graph:
         leave_default_stream(device)
-
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     plan = plan_sharding(config, ddp)
     loader, eval_loaders, data_fingerprint = _build_data(config, task, ddp, batch, plan)
@@ -274,11 +272,11 @@ def build_job(
     applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
-    optimizer = _choose_optimizer(config, task, model, batch)
+    lr = peak_rate(config.optim, world_size=batch.initial_world_size)
+    optimizer = optimizer_of(task, model, config.optim, lr=lr)
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
-
     return Job(
         task=task,
         ddp=ddp,
@@ -451,17 +449,6 @@ def _build_data(
 
     loader = _make_loader(config, task, ddp, batch, train_data)
     return loader, make_eval_loaders(config, task, ddp, eval_sets), data_fingerprint
-
-
-def _choose_optimizer(
-    config: Config, task: Task, model: nn.Module, batch: GlobalBatch
-) -> Optimizer:
-    optimizer = task.optimizer(model)
-    if optimizer is not None:
-        check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
-        return optimizer
-    lr = peak_rate(config.optim, world_size=batch.initial_world_size)
-    return make_optimizer(model, config.optim, lr=lr)
 
 
 def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:

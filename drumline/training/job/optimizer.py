@@ -25,6 +25,7 @@ from drumline.metrics.meters import Meter
 from drumline.parallel.shards import is_shard, own_parts
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.torch_internals import pytree
+from drumline.training.tasks.base import Task
 from drumline.training.tasks.ready_hooks import begin_momentum
 
 NAMED = 5
@@ -33,18 +34,29 @@ FUSED: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 GIVEN_ELSEWHERE = ("lr", "weight_decay")
 
 
+def optimizer_of(task: Task, model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
+    """The task's own optimizer, or that of the settings, whose rate is `lr`."""
+    optimizer = task.optimizer(model)
+    if optimizer is None:
+        return make_optimizer(model, optim, lr=lr)
+    check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
+    return optimizer
+
+
 def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
     """The optimizer of the settings over the trained parameters, fused if the device has such a
     kernel."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
+
     options = {name: _parsed(value) for name, value in optim.options.items()}
     for name in GIVEN_ELSEWHERE:
         if name in options:
             raise UsageError(
                 f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}"
             )
+
     try:
         if optim.name == "muon":
             return _make_muon(model, trained, optim, lr, options)
@@ -59,18 +71,21 @@ def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimi
 def _make_named(
     trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Mapping[str, Any]
 ) -> Optimizer:
+    """Any optimizer but Muon."""
     settings: dict[str, Any] = {}
     if optim.name == "sgd":
         settings = {"momentum": optim.momentum, "nesterov": optim.nesterov and optim.momentum > 0}
     elif optim.name == "adamw":
         settings = {"betas": optim.betas, "eps": optim.eps}
+
     kind = optimizer_class(optim.name)
     if kind in FUSED:
-        settings["fused"] = all(
+        has_kernel = all(
             p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained
         )
-        if kind is SGD and any(map(is_shard, trained)):  # torch has no fused SGD for shards
-            settings["fused"] = False
+        # torch has no fused SGD for shards
+        settings["fused"] = has_kernel and not (kind is SGD and any(map(is_shard, trained)))
+
     takes_decay = "weight_decay" in inspect.signature(kind).parameters
     groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
     pool = {"params": groups, "lr": lr, **settings}
@@ -83,12 +98,10 @@ class MuonAndAdamW(Optimizer):
     """`--optim.name muon`: one optimizer over the groups and the state of two, which take a step
     each."""
 
-    def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
-        self._optimizers: list[Optimizer] = [muon] if adamw is None else [muon, adamw]
-        self._num_groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
-        super().__init__(
-            [group for optimizer in self._optimizers for group in optimizer.param_groups], {}
-        )
+    def __init__(self, *optimizers: Optimizer) -> None:
+        self._optimizers = optimizers
+        self._num_groups = [len(optimizer.param_groups) for optimizer in optimizers]
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -121,8 +134,7 @@ def _make_muon(
             f"{type(model).__name__} has no matrix for muon, which trains 2-D weights that are not embeddings",
             next_step="choose --optim.name adamw or sgd",
         )
-    chosen = {id(p) for p in matrices}
-    adamw_groups = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
+
     pool = {
         "params": matrices,
         "lr": lr,
@@ -130,9 +142,12 @@ def _make_muon(
         "adjust_lr_fn": "match_rms_adamw",
     }
     muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
-    return MuonAndAdamW(
-        muon, AdamW(adamw_groups, lr=lr, betas=optim.betas, eps=optim.eps) if adamw_groups else None
-    )
+
+    chosen = {id(p) for p in matrices}
+    rest = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
+    if not rest:
+        return MuonAndAdamW(muon)
+    return MuonAndAdamW(muon, AdamW(rest, lr=lr, betas=optim.betas, eps=optim.eps))
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -194,6 +209,7 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
             f"{maker} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
             next_step="return one optimizer over all trained parameters; parameter groups may have rates of their own",
         )
+
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if held - names.keys():
@@ -201,6 +217,7 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
             f"{maker} holds a parameter that the model does not have",
             next_step="build it from the model that is given, not from self.model(), which makes another one",
         )
+
     left_out = [
         name
         for name, parameter in model.named_parameters()
@@ -221,10 +238,11 @@ def find_uncapturable(optimizer: Optimizer, on_nan: str) -> str | None:
     name = type(optimizer).__name__
     if on_nan == "skip" and not leaves_out_itself(optimizer):
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
-    is_sgd = isinstance(optimizer, SGD)
-    if all(group["fused"] if is_sgd else "capturable" in group for group in groups):
-        return None
-    return f"{name} reads its rate on the host" + (" unless it is fused" if is_sgd else "")
+    if isinstance(optimizer, SGD):
+        is_fused = all(group["fused"] for group in groups)
+        return None if is_fused else f"{name} reads its rate on the host unless it is fused"
+    is_capturable = all("capturable" in group for group in groups)
+    return None if is_capturable else f"{name} reads its rate on the host"
 
 
 def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool) -> None:
@@ -235,6 +253,7 @@ def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: 
         group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
         if "capturable" in settings:
             group["capturable"] = is_on or settings["capturable"]
+
         is_on_device = group.get("capturable") or group.get("fused")
         for state in filter(None, map(optimizer.state.get, group["params"])):
             for name in ("step", "mu_product"):  # what torch else keeps on the host
@@ -245,12 +264,11 @@ def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """A copy of what each parameter group holds beside its parameters and its rate, which is set
     before each step."""
-    return [
-        copy.deepcopy(
-            {name: value for name, value in group.items() if name not in ("params", "lr")}
-        )
+    settings = [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
     ]
+    return copy.deepcopy(settings)
 
 
 def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[str]]:
@@ -259,18 +277,14 @@ def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[
     Tensors always count, since comparing them would wait for the device."""
 
     def is_state(value: Any, before: Any) -> bool:
-        return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)) or bool(
-            value != before
-        )
+        has_tensor = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+        return has_tensor or bool(value != before)
 
-    return [
-        [
-            name
-            for name, before in settings.items()
-            if name in group and is_state(group[name], before)
-        ]
-        for group, settings in zip(optimizer.param_groups, built, strict=True)
-    ]
+    def names(group: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+        shared = [name for name in settings if name in group]
+        return [name for name in shared if is_state(group[name], settings[name])]
+
+    return list(map(names, optimizer.param_groups, built))
 
 
 def leaves_out_itself(optimizer: Optimizer) -> bool:
@@ -316,6 +330,7 @@ class LearningRates:
                 group["lr"] = peak * factor
 
     def factor(self, step: int, total_steps: int) -> float:
+        """What every group's peak is multiplied by in that step."""
         factor = self._schedule(step, total_steps)
         if factor is None:
             return rate_factor(self._optim, step, total_steps=total_steps)
@@ -338,6 +353,7 @@ def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
     """The fraction of the peak rate in optimizer step `step`, counted from 0."""
     if step < optim.warmup_steps:
         return (step + 1) / optim.warmup_steps
+
     after = step - optim.warmup_steps
     done = min(1.0, after / max(1, total_steps - optim.warmup_steps))
     match optim.schedule:
@@ -398,27 +414,23 @@ class FiniteSteps:
         self._scaler = scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
+
         decides = {"stop": True, "skip": True, "warn": False}[on_nan] and scaler is None
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # An optimizer on the host would have to wait for the number, which is on the device.
-        is_here = all(
-            parameter.device == self._bad.device
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        is_here = all(p.device == self._bad.device for p in parameters)
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
         # `skip` waits if there is no other way: it must not apply the update.
         self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
         if decides and is_fused:
             optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
+
         self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
         """Whether the weights stay finite after a non-finite loss."""
         if self.skips or scaler is not None:
-            begin_momentum(
-                optimizer,
-                (parameter for group in optimizer.param_groups for parameter in group["params"]),
-            )
+            begin_momentum(optimizer, parameters)
 
     grad_norm: Tensor | None = None
     """Of the latest step, before clipping; on the device. None: gradients are not clipped."""
@@ -457,15 +469,16 @@ class FiniteSteps:
             number = self.grad_norm
         else:
             gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
-            number = largest(own_parts(gradients) if self._is_sharded else gradients).to(
-                self._bad.device
-            )
+            here = own_parts(gradients) if self._is_sharded else gradients
+            number = largest(here).to(self._bad.device)
+
         # 1 if the number is not finite, otherwise 0: two operations; torch.isfinite needs four.
         torch.ne(number - number, 0, out=self._bad)
         bad_here = self._bad
         if self._agrees:
             bad_here = self._bad.clone()
             dist.all_reduce(self._bad, op=dist.ReduceOp.MAX)
+
         if self.skips:
             self._num_bad.add_(self._bad)
             self._num_since.add_(self._num_bad.sign())
@@ -485,6 +498,7 @@ class FiniteSteps:
             skipped = self._bad if self.skips else None
             if not (self._decides_here and self._bad):
                 self._optimizer.step()
+
         if skipped is not None:
             self._take_back_if(skipped > 0)
             if self._kept_sums is not None:
@@ -499,10 +513,10 @@ class FiniteSteps:
 
     @torch.no_grad()
     def _take_back_if(self, is_skipped: Tensor) -> None:
+        """Undo what the step did to buffers, without waiting for the device."""
         pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
-        self._buffers.put_back(
-            [
-                torch.where(is_skipped, before, now) if before.shape == now.shape else before
-                for before, now in pairs
-            ]
-        )
+        chosen = [
+            torch.where(is_skipped, before, now) if before.shape == now.shape else before
+            for before, now in pairs
+        ]
+        self._buffers.put_back(chosen)

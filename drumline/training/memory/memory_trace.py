@@ -31,7 +31,7 @@ from drumline.rank.torch_internals import (
     pytree,
 )
 from drumline.training.job.evaluation_job import make_autocast
-from drumline.training.job.optimizer import check_own_optimizer, make_optimizer
+from drumline.training.job.optimizer import optimizer_of
 from drumline.training.steps.eager import loss_function
 from drumline.training.tasks.base import Task
 
@@ -109,10 +109,7 @@ class FakeJob:
             recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
         with self._faked():
             _give_fake_tensors(self._model)
-            optimizer = task.optimizer(self._model)
-            if optimizer is None:
-                optimizer = make_optimizer(self._model, config.optim, lr=config.optim.lr)
-            check_own_optimizer(optimizer, self._model, maker=f"{type(task).__name__}.optimizer()")
+            optimizer = optimizer_of(task, self._model, config.optim, lr=config.optim.lr)
             self._blocks = list(find_blocks(self._model, wrap).values())
             temporary = _take_steps(self._model, optimizer)
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))

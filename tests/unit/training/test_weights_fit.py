@@ -98,7 +98,7 @@ def test_a_file_a_link_to_it_and_folders_are_read(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(file)
     for path in (file, folder / "model.safetensors", folder):
-        tensors = read_weights(path).tensors
+        tensors = read_weights(path)[1]
         assert tensors.keys() == saved.keys()
         assert all(torch.equal(tensor, saved[name]) for name, tensor in tensors.items())
 
@@ -119,7 +119,7 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     save_in_shards(
         tmp_path, saved, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     )
-    tensors = read_weights(tmp_path).tensors
+    tensors = read_weights(tmp_path)[1]
     assert tensors.keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in tensors.items())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
