@@ -30,9 +30,12 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
     step = catalog.check_sizes(checkpoint).step
     weights = weights_in(snapshot, averaged=averaged)
     size = tensor_file.num_bytes(weights)
-    contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}{', averaged (EMA)' if averaged else ''}"
+    contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}"
+    if averaged:
+        contents += ", averaged (EMA)"
     with state.translated("progress"):
         text = model_card(checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged)
+
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing(to) as file:
@@ -45,6 +48,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
         raise CheckpointError(
             f"{to} could not be written: {reason}", next_step=next_step
         ) from error
+
     summary = f"step {step}: {contents}"
     if averaged or average_in(snapshot) is None:
         return summary
@@ -65,20 +69,21 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
                 "the checkpoint holds no average of the weights",
                 next_step="leave --ema (ema=True) out, or train with drumline.EMA in the task's hooks()",
             )
-        tensors = {
-            name: average[name].to(tensor.dtype) if name in average else tensor
-            for name, tensor in tensors.items()
-        }
-        return {**tensors, **{name: tensors[stored] for name, stored in aliases.items()}}
+
+        weights = dict(tensors)
+        for name, tensor in average.items():
+            weights[name] = tensor.to(tensors[name].dtype)
+        for name, stored in aliases.items():
+            weights[name] = weights[stored]
+        return weights
 
 
 def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
     """The average of the weights that a hook such as EMA has saved; None: there is none."""
     tensors = snapshot.tensors.get(HOOKS_FILE, {})
     names = snapshot.tensors["model"].keys()
-    for entry in reversed(
-        snapshot.documents.get(HOOKS_FILE, [])
-    ):  # of several, evaluations are of the last
+    # Of several, evaluations are of the last.
+    for entry in reversed(snapshot.documents.get(HOOKS_FILE, [])):
         saved = decode_state(entry["state"], tensors.__getitem__)
         average = saved.get("average") if isinstance(saved, dict) else None
         if isinstance(average, dict) and average and average.keys() <= names:
@@ -124,11 +129,11 @@ def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:
     for path, value in config.items():
         if value is None or not scope_of(path).changes_result:
             continue
+
         name = _plain(path)
         if isinstance(value, dict):
-            yield from (
-                f"{name}.{_plain(option)} = {_as_json(entry)}" for option, entry in value.items()
-            )
+            for option, entry in value.items():
+                yield f"{name}.{_plain(option)} = {_as_json(entry)}"
         elif path not in FIELDS or _as_json(FIELDS[path].default) != _as_json(value):
             yield f"{name} = {_as_json(value)}"
 

@@ -82,13 +82,14 @@ def open_run(
     progress = catalog.read_document(checkpoint, "progress")
     facts = progress["facts"]
     cursor = progress["cursor"]
+
     spec = task if isinstance(task, str) else str(facts["task"])
     # Without a task of the user's the code is imported that the checkpoint names.
     task_class = task if isinstance(task, type) else load_task(spec)
     check_constructor(task_class)
-    config = resolve_task(
-        spec, task_class, Layers(overrides or Layer({}), _recorded(facts, task_class), Layer({}))
-    )
+
+    layers = Layers(overrides or Layer({}), _recorded(facts, task_class), Layer({}))
+    config = resolve_task(spec, task_class, layers)
     epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
     return SavedRun(checkpoint, progress["step"], epoch, spec, task_class, config)
 
@@ -104,9 +105,7 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
         )
     if which in ("best", "last"):
         newest, skipped = catalog.newest_valid(root, check_contents)
-        reasons = [
-            f"{checkpoint.path.name} was skipped: {checkpoint.reason}" for checkpoint in skipped
-        ]
+        reasons = [f"{entry.path.name} was skipped: {entry.reason}" for entry in skipped]
         if newest is None:
             raise CheckpointError(
                 as_list(f"there is no complete checkpoint in {run}", reasons),
@@ -117,6 +116,7 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
                 print_message(f"{'; '.join(reasons)}; {newest.name} is used as the last checkpoint")
             return newest
         which = _best_step(RunFolder(run), newest, reasons)
+
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
@@ -139,12 +139,10 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
         complete = checkpoints.complete
         if which in ("best", "last"):
             newest, _ = run.restore_newest(checkpoints, root)
-            facts = catalog.read_document(root / catalog.folder_name(newest), "progress").get(
-                "facts", {}
-            )
-            order = ranked(
-                complete, str(facts.get("best_metric")), bool(facts.get("higher_is_better"))
-            )
+            progress = catalog.read_document(root / catalog.folder_name(newest), "progress")
+            facts = progress.get("facts", {})
+            metric = str(facts.get("best_metric"))
+            order = ranked(complete, metric, bool(facts.get("higher_is_better")))
             if which == "best" and order and order[0] != newest:
                 run.fetch_checkpoint(order[0], complete[order[0]], root)
         elif str(which).isdecimal() and int(which) in complete:
@@ -159,37 +157,47 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
 
 
 def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
-    """`reasons`: why newer checkpoints were skipped."""
+    """The step of the best checkpoint. `reasons`: why newer checkpoints were skipped."""
     root = run.checkpoints
     progress = catalog.read_document(newest, "progress")
     facts = progress["facts"]
-    if (metric := facts.get("best_metric")) is not None:
+    metric = facts.get("best_metric")
+    if metric is None:
+        step = _best_step_of_old_run(run, progress["step"])
+        problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
+    else:
         step = best(root, metric=str(metric), higher_is_better=bool(facts.get("higher_is_better")))
         problem = f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best"
-    else:  # version 0.1 recorded it only at the end of a run
-        events = read_events(run.event_file(0)) if run.event_file(0).is_file() else ()
-        ends = [
-            event
-            for event in events
-            if (event.get("kind"), event.get("step")) == ("end", progress["step"])
-        ]
-        step = ends[-1].get("best_step") if ends else None
-        problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
+
     if type(step) is not int:
-        problem = as_list(problem, reasons) if reasons else problem
         raise UsageError(
-            problem, next_step='choose the last (--which last, which="last"), or one by its step'
+            as_list(problem, reasons) if reasons else problem,
+            next_step='choose the last (--which last, which="last"), or one by its step',
         )
     return step
+
+
+def _best_step_of_old_run(run: RunFolder, last_step: int) -> object:
+    """What version 0.1 recorded at the end of a run."""
+    best_step = None
+    if run.event_file(0).is_file():
+        for event in read_events(run.event_file(0)):
+            if event.get("kind") == "end" and event.get("step") == last_step:
+                best_step = event.get("best_step")
+    return best_step
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
     """The settings of the checkpoint; without those that there are no more."""
     fields_of_task = task_fields(task, Task)
+
+    def is_setting(path: str) -> bool:
+        return path in fields_of_task if is_in_task(path) else annotation_of(path) is not None
+
     return check_layer(
         Setting(path, value, where="the checkpoint")
         for path, value in facts["config"].items()
-        if path in fields_of_task or (annotation_of(path) is not None and not is_in_task(path))
+        if is_setting(path)
     )
 
 
@@ -201,6 +209,7 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
         model = saved.task(saved.config).model()
     snapshot = store.read(saved.checkpoint)
     state.load_model_state(model, weights_in(snapshot, averaged=averaged), {})
+
     if average_in(snapshot) is not None and not averaged:
         print_message(
             f"loaded step {saved.step} of {saved.checkpoint.parents[1]}: the weights as trained; ema=True loads their "
@@ -223,18 +232,21 @@ def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
             f"there is no file or folder {data} (looked in {Path.cwd()})",
             next_step="name the data, or a dataset of your own as path/to/file.py:Class",
         )
-    return evaluation_sets(type(task)(replace(config, data=replace(config.data, dir=data))))
+    moved = replace(config, data=replace(config.data, dir=data))
+    return evaluation_sets(type(task)(moved))
 
 
 def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> dict[str, Any]:
     """Collective: evaluate the checkpoint as the run itself does it. `data`: as for
     `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
-    if not (sets := evaluation_data(task, data)):
+    sets = evaluation_data(task, data)
+    if not sets:
         raise UsageError(
             f"{saved.task.__name__} has no evaluation data",
             next_step="return a dataset from its eval_data(), or name one: --data path/to/file.py:Class",
         )
+
     job = build_evaluation_job(saved.config, task, ddp, sets)
     try:
         restore_for_evaluation(job, saved)
@@ -255,20 +267,21 @@ def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> d
 def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation
     (EMA). Rank 0 reads, the others receive."""
-    read = (
-        store.read(saved.checkpoint, only=("model", HOOKS_FILE))
-        if job.ddp.is_main_process()
-        else None
-    )
-    snapshot = store.broadcast(read)
+    snapshot = None
+    if job.ddp.is_main_process():
+        snapshot = store.read(saved.checkpoint, only=("model", HOOKS_FILE))
+    snapshot = store.broadcast(snapshot)
     state.restore_model(snapshot, job.model)
+
     run = saved.checkpoint.parents[1]
-    if (hooks := make_hooks(job, saved.config, run, None, saved.step)) is not None:
-        hooks.restore(snapshot)
-        hooks.update(step=saved.step, epoch=saved.epoch, metrics={})
-        for hook in hooks.defining("before_evaluation"):
-            for moment in ("start", "before_evaluation"):
-                hooks.call(moment, hook)
+    hooks = make_hooks(job, saved.config, run, None, saved.step)
+    if hooks is None:
+        return
+    hooks.restore(snapshot)
+    hooks.update(step=saved.step, epoch=saved.epoch, metrics={})
+    for hook in hooks.defining("before_evaluation"):
+        for moment in ("start", "before_evaluation"):
+            hooks.call(moment, hook)
 
 
 Encoder = Callable[[Any, int], bytes]
@@ -312,17 +325,20 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
         while True:
             job.heartbeat.mark(Phase.EVALUATION)
             encoded = torch.empty(0, dtype=torch.uint8)
-            if (batch := next(batches, None)) is not None:
+            batch = next(batches, None)
+            if batch is not None:
                 with job.autocast:
                     outputs = job.task.predict(job.model, job.task.on_device(batch.data))
-                encoded = torch.frombuffer(
-                    bytearray(encode(outputs, batch.size)), dtype=torch.uint8
-                )
+                content = bytearray(encode(outputs, batch.size))
+                encoded = torch.frombuffer(content, dtype=torch.uint8)
+
             sizes = gather_json(len(encoded))
             if not any(sizes):
                 break
-            parts = gather_on_main(encoded, sizes)
-            yield from (part.numpy().tobytes() for part in parts if len(part))
+            for part in gather_on_main(encoded, sizes):
+                if len(part):
+                    yield part.numpy().tobytes()
+
     check_same(  # only a stream's: of anything else the samples were compared before
         {"the samples that they read": [loader.num_samples, loader.digest]},
         host=job.ddp.host,
@@ -341,18 +357,19 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
     """One entry for each of `size` samples. A tensor or an array has the samples in its first
     dimension, a list has an entry for each, and a mapping or a tuple consists of such parts."""
     if isinstance(outputs, Mapping) and outputs:
-        columns = {str(name): rows_of(part, size) for name, part in outputs.items()}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        names = list(map(str, outputs))
+        rows = rows_of(tuple(outputs.values()), size)
+        return [dict(zip(names, row, strict=True)) for row in rows]
     if isinstance(outputs, tuple) and outputs:
-        return [list(row) for row in zip(*(rows_of(part, size) for part in outputs), strict=True)]
+        columns = [rows_of(part, size) for part in outputs]
+        return [list(row) for row in zip(*columns, strict=True)]
     if isinstance(outputs, Tensor | np.ndarray):
         _check_samples(outputs, size)
         return list(outputs.tolist())
     if isinstance(outputs, list) and len(outputs) == size:
         arrays = (Tensor, np.ndarray, np.generic)
-        return [
-            pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), output) for output in outputs
-        ]
+        rows: list[Any] = pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), list(outputs))
+        return rows
     raise _unusable(f"a {type(outputs).__name__}", size)
 
 
@@ -378,8 +395,9 @@ def as_array(outputs: Any, size: int) -> bytes:
         )
     _check_samples(outputs, size)
     if isinstance(outputs, Tensor):
-        has_type = outputs.dtype is not torch.bfloat16  # numpy has no such type
-        outputs = (outputs if has_type else outputs.float()).cpu().numpy()
+        if outputs.dtype is torch.bfloat16:  # numpy has no such type
+            outputs = outputs.float()
+        outputs = outputs.cpu().numpy()
     file = io.BytesIO()
     np.save(file, outputs, allow_pickle=False)
     return file.getvalue()
@@ -395,6 +413,7 @@ def write_array(file: BinaryIO, parts: Iterator[bytes]) -> int:
         if first is None:
             first = array[:0]
             _write_header(file, first, 0)
+
         if (array.dtype, array.shape[1:]) != (first.dtype, first.shape[1:]):
             raise UsageError(
                 f"predictions of {first.dtype} {list(first.shape[1:])} are followed by {array.dtype} "
@@ -403,6 +422,7 @@ def write_array(file: BinaryIO, parts: Iterator[bytes]) -> int:
             )
         file.write(array.tobytes())
         count += len(array)
+
     if first is not None:
         file.seek(0)
         _write_header(file, first, count)
