@@ -74,13 +74,8 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.communication
-        )
+        state = self.parameters + self.gradients + self.optimizer
+        return state + self.activations + self.communication
 
     def fits(self, memory: int) -> bool:
         """Whether a GPU with so many bytes has room for it."""
@@ -118,12 +113,12 @@ class MemoryPlan:
 
     def cheapest(self, world_size: int, memory: int) -> RankMemory | None:
         """The first of `MODES` that fits in so many bytes on this number of ranks."""
-        fitting = (
-            rank_memory
+        fitting = {
+            rank_memory.mode: rank_memory
             for rank_memory in self.ranks
             if rank_memory.world_size == world_size and rank_memory.fits(memory)
-        )
-        return min(fitting, key=lambda rank_memory: MODES.index(rank_memory.mode), default=None)
+        }
+        return next((fitting[mode] for mode in MODES if mode in fitting), None)
 
 
 def plan_memory(
@@ -135,13 +130,13 @@ def plan_memory(
             "--train.exact elastic and --dist.sync are not planned",
             next_step="measure it on a GPU: drumline find-batch TASK",
         )
+    dist = config.dist
     data = task.train_data()
     ranks: list[RankMemory] = []
     impossible: dict[int, str] = {}
     batches: dict[int, Any] = {}
-    recomputes = config.model.activation_checkpointing is not False
     recompute: RecomputePlan | None = None
-    sharded_type = torch.bfloat16 if config.dist.shard_dtype == "bf16" else None
+    sharded_type = torch.bfloat16 if dist.shard_dtype == "bf16" else None
 
     @cache
     def job(gathered: torch.dtype | None) -> FakeJob:
@@ -157,24 +152,22 @@ def plan_memory(
         except UsageError as error:
             impossible[world_size] = error.what
             continue
+
         batches[micro.size] = micro.data
-        for mode, num_shards in modes_for(world_size, config.dist.shard_ranks or ranks_per_node):
-            step = traced(micro.size, None if mode == "ddp" else sharded_type)
+        for mode, num_shards in modes_for(world_size, dist.shard_ranks or ranks_per_node):
             if mode == "ddp":
-                memory_at = _in_replicas(
-                    step, world_size, config.dist, accumulates=micro.accumulates
-                )
+                step = traced(micro.size, None)
+                memory_at = _in_replicas(step, world_size, dist, accumulates=micro.accumulates)
             else:
-                memory_at = _in_shards(
-                    step, mode, num_shards, config.dist, accumulates=micro.accumulates
-                )
-            ranks.append(
-                _memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro)
-            )
-            if recomputes and recompute is None:
-                recompute = _compare_without(
-                    config, task, ranks[0], micro, blocks=job(None).recomputed()
-                )
+                step = traced(micro.size, sharded_type)
+                memory_at = _in_shards(step, mode, num_shards, dist, accumulates=micro.accumulates)
+            peak = _memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro)
+            ranks.append(peak)
+
+        if recompute is None and config.model.activation_checkpointing is not False:
+            blocks = job(None).recomputed()
+            recompute = _compare_without(config, task, ranks[0], micro, blocks=blocks)
+
     return MemoryPlan(
         num_parameters=job(None).num_parameters,
         ranks=ranks,
@@ -186,6 +179,7 @@ def plan_memory(
 def _memory_at_peak(
     step: StepMemory, memory_at: MemoryAt, *, mode: str, world_size: int, micro: _MicroBatch
 ) -> RankMemory:
+    """The moment at which the rank holds most."""
     peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
     peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
     return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
@@ -267,13 +261,10 @@ def _in_replicas(
     elif has_buckets and dist.comm != "none":
         # two buckets in half the bytes, on their way
         communication += int(dist.bucket_cap_mb * MIB)
-    parameters = (
-        sum(rounded(parameter.num_bytes) for parameter in step.parameters) + step.buffer_bytes
-    )
-    optimizer = (
-        sum(rounded(size) for parameter in step.parameters for size in parameter.state_bytes)
-        + step.scalar_bytes
-    )
+
+    weights, _, states = _shard_bytes(step.parameters, num_shards=1, on_host=False)
+    parameters = weights + step.buffer_bytes
+    optimizer = states + step.scalar_bytes
 
     def at(moment: MemoryMoment) -> dict[str, int]:
         return {
@@ -294,37 +285,34 @@ def _in_shards(
     end of the backward pass; a block only while it is computed, in zero1 as long as the rest.
     Gradients are whole until all of their block are there; zero1 adds them up before that, unless
     they are reduced in a type of their own."""
-    sizes: dict[int | None, float] = {None: 0.0}
+    sizes: Counter[int | None] = Counter()
+    trained = 0.0
     for parameter in step.parameters:
-        sizes[parameter.in_block] = (
-            sizes.get(parameter.in_block, 0) + parameter.num_bytes * step.gathered
-        )
-    rest = sizes.pop(None)
-    block = max(sizes.values(), default=0.0)
-    trained = (
-        sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
-        * step.gathered
-    )
+        sizes[parameter.in_block] += parameter.num_bytes
+        trained += parameter.num_bytes * step.gathered if parameter.is_trained else 0
+    rest = sizes.pop(None, 0) * step.gathered
+    block = max(sizes.values(), default=0) * step.gathered
+
     is_zero1 = mode == "zero1"
     reduces_each = dist.shard_dtype != "fp32"  # each micro-batch by itself, and adds up shards
-    gathered, copies = (rest + sum(sizes.values()), MESSAGES) if is_zero1 else (rest, GATHERED)
+    gathered = rest + sizes.total() * step.gathered if is_zero1 else rest
+    copies = MESSAGES if is_zero1 else GATHERED
     weights, gradients, optimizer = _shard_bytes(
         step.parameters, num_shards, on_host=dist.offload_optimizer
     )
 
     def at(moment: MemoryMoment) -> dict[str, int]:
-        if moment.phase == "optimizer":
-            whole = 0.0
-            reduced = 1.0
-            communication = 0.0
-        else:
-            whole = (
-                trained
-                if accumulates and is_zero1 and not reduces_each
-                else min(moment.gradients, rest + block)
-            )
-            reduced = 1.0 if accumulates else moment.gradients / max(1.0, trained)
+        whole = 0.0
+        reduced = 1.0
+        communication = 0.0
+        if moment.phase != "optimizer":
+            whole = min(moment.gradients, rest + block)
+            if accumulates and is_zero1 and not reduces_each:
+                whole = trained
+            if not accumulates:
+                reduced = moment.gradients / max(1.0, trained)
             communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
+
         return {
             "parameters": weights + step.buffer_bytes,
             "gradients": int(gradients * reduced + whole),
@@ -363,14 +351,12 @@ def settle_mode(
     gets its reason."""
     if config.dist.mode != "auto":
         return config
-    mode: Any
-    if ddp.world_size == 1 or ddp.device.type != "cuda":
-        mode = "ddp"
-        reason = (
-            "one process shards nothing"
-            if ddp.world_size == 1
-            else "memory is planned for GPUs only"
-        )
+
+    mode: Any = "ddp"
+    if ddp.world_size == 1:
+        reason = "one process shards nothing"
+    elif ddp.device.type != "cuda":
+        reason = "memory is planned for GPUs only"
     else:
         memory = _smallest_memory(ddp)
         chosen = _choose(config, task_class, ddp, memory) if ddp.is_main_process() else None
@@ -379,6 +365,7 @@ def settle_mode(
             raise UsageError(
                 f"--dist.mode auto: {reason}", next_step="give ddp, zero1, fsdp or hsdp"
             )
+
     if ddp.is_main_process():
         note(f"dist.mode auto is {mode}: {reason}")
     return replace(config, dist=replace(config.dist, mode=mode))
@@ -387,12 +374,8 @@ def settle_mode(
 def _smallest_memory(ddp: RunManager) -> int:
     """Collective: what the rank with the least has on its GPU, which ranks of one host may
     share."""
-    this_gpu = [
-        ddp.host,
-        ddp.device.index,
-        torch.cuda.get_device_properties(ddp.device).total_memory,
-    ]
-    everyone = gather_json(this_gpu)
+    memory = torch.cuda.get_device_properties(ddp.device).total_memory
+    everyone = gather_json([ddp.host, ddp.device.index, memory])
     sharing = Counter((host, index) for host, index, _ in everyone)
     return min(int(total) // sharing[host, index] for host, index, total in everyone)
 
@@ -408,9 +391,8 @@ def _choose(
             )
     except UsageError as error:
         return None, error.what
-    except (
-        Exception
-    ) as error:  # the task's own code, on tensors without data; the other ranks wait for the answer
+    # The task's own code, on tensors without data; the other ranks wait for the answer.
+    except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 
 
@@ -422,12 +404,12 @@ def choose_mode(
     plan = plan_memory(config, task, worlds=[world_size], ranks_per_node=ranks_per_node)
     if world_size in plan.impossible:
         raise UsageError(plan.impossible[world_size])
-    fitting = plan.cheapest(world_size, memory)
-    least = fitting or min(plan.ranks, key=lambda rank_memory: rank_memory.total)
-    fit = "the cheapest that fits" if fitting else "which needs least, but may not fit"
-    need = memory_size(least.total)
+    fit = "the cheapest that fits"
+    chosen = plan.cheapest(world_size, memory)
+    if chosen is None:
+        fit = "which needs least, but may not fit"
+        chosen = min(plan.ranks, key=lambda rank_memory: rank_memory.total)
+
     ranks = plural(world_size, "rank")
-    return (
-        least.mode,
-        f"{fit} on {ranks}; it needs {need} of {memory_size(memory)} at its peak (drumline plan)",
-    )
+    need = f"{memory_size(chosen.total)} of {memory_size(memory)}"
+    return chosen.mode, f"{fit} on {ranks}; it needs {need} at its peak (drumline plan)"

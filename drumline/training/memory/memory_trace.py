@@ -120,11 +120,11 @@ class FakeJob:
                 for value in state.values()
                 if not _is_like(value, parameter)
             )
-            before = sum(parameter.nbytes for parameter in self._model.parameters())
+
+            before = _parameter_bytes(self._model)
             _give_fake_tensors(self._model, gathered)
-            self._gathered = (
-                sum(parameter.nbytes for parameter in self._model.parameters()) / before
-            )
+            self._gathered = _parameter_bytes(self._model) / before
+
         trained = sum(parameter.num_bytes for parameter in self._parameters if parameter.is_trained)
         self._update = MemoryMoment("optimizer", in_blocks=False, live=temporary, gradients=trained)
 
@@ -162,8 +162,8 @@ class FakeJob:
 
     @contextmanager
     def _faked(self) -> Iterator[None]:
+        """In it new tensors are fake, and functions keep what they keep on a GPU."""
         fake = fake_tensors()
-
         try:
             with self._mode, _as_on_gpu():
                 yield
@@ -184,23 +184,26 @@ def _build(task: Task) -> nn.Module:
         return task.model()
 
 
+def _parameter_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
 def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Replace all parameters and buffers. `dtype`: of the parameters, if not their own."""
-    made: dict[
-        int, tuple[Tensor, Tensor]
-    ] = {}  # with the old one, so that no other object gets its id
+
+    def fake(old: Tensor) -> Tensor:
+        new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=DEVICE)
+        if isinstance(old, nn.Parameter):
+            return nn.Parameter(new.to(dtype or old.dtype), old.requires_grad)
+        return new
+
+    # Once for each tensor, which may be in several modules.
+    fakes = {tensor: fake(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         for tensors in (live_parameters(module), live_buffers(module)):
             for name, old in tensors.items():
-                if old is not None and id(old) not in made:
-                    new = torch.empty_strided(
-                        old.shape, old.stride(), dtype=old.dtype, device=DEVICE
-                    )
-                    if tensors is live_parameters(module):
-                        new = nn.Parameter(new.to(dtype or old.dtype), old.requires_grad)
-                    made[id(old)] = (old, new)
                 if old is not None:
-                    tensors[name] = made[id(old)][1]  # type: ignore[assignment]
+                    tensors[name] = fakes[old]  # type: ignore[assignment]
 
 
 def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
@@ -213,6 +216,7 @@ def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
         elif not isinstance(optimizer, Adam):
             # These fused kernels do not exist for fake tensors; the state is the same without them.
             group.update(fused=False, foreach=False)
+
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
@@ -227,9 +231,7 @@ def _parameters(
     model: nn.Module, optimizer: Optimizer, blocks: Iterable[nn.Module]
 ) -> Iterator[TracedParameter]:
     block_of = {
-        id(parameter): number
-        for number, block in enumerate(blocks)
-        for parameter in block.parameters()
+        parameter: number for number, block in enumerate(blocks) for parameter in block.parameters()
     }
     for parameter in model.parameters():
         states = optimizer.state.get(parameter, {}).values()
@@ -239,7 +241,7 @@ def _parameters(
             rows=parameter.shape[0] if parameter.dim() else 1,
             state_bytes=tuple(state.nbytes for state in states if _is_like(state, parameter)),
             is_trained=parameter.requires_grad,
-            in_block=block_of.get(id(parameter)),
+            in_block=block_of.get(parameter),
         )
 
 
@@ -248,11 +250,9 @@ def _is_like(state: Any, parameter: Tensor) -> bool:
 
 
 def _on_device(value: Any) -> int:
-    return (
-        rounded(value.nbytes)
-        if isinstance(value, Tensor) and value.device.type == DEVICE.type
-        else 0
-    )
+    """The bytes that it takes there."""
+    is_there = isinstance(value, Tensor) and value.device.type == DEVICE.type
+    return rounded(value.nbytes) if is_there else 0
 
 
 class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
@@ -263,7 +263,8 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
         self.moments: list[MemoryMoment] = []
         self.phase = "forward"
         self.in_blocks = False
-        self.live = self._gradients = 0
+        self.live = 0
+        self._gradients = 0
         self._sizes: dict[int, int] = {}
         self._gradient_sizes: dict[int, int] = {}
 
@@ -273,6 +274,7 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
         for storage in _storages(result):
             if storage._cdata not in storages_before:  # a view of what was there before
                 self._add(storage)
+
         inside = 0
         if func is flash_attention_backward:
             query = args[1]  # its gradient is added up in fp32, and there is a sum for each row
@@ -286,15 +288,16 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
         """The gradient of this parameter is complete."""
         key = None if parameter.grad is None else parameter.grad.untyped_storage()._cdata
         if key in self._sizes:
-            size = self._gradient_sizes[key] = self._sizes.pop(key)
-            self.live = self.live - size
-            self._gradients = self._gradients + size
+            size = self._sizes.pop(key)
+            self._gradient_sizes[key] = size
+            self.live -= size
+            self._gradients += size
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key not in self._sizes and key not in self._gradient_sizes:
-            size = self._sizes[key] = rounded(storage.nbytes())
-            self.live += size
+            self._sizes[key] = rounded(storage.nbytes())
+            self.live += self._sizes[key]
             weakref.finalize(storage, self._remove, key).atexit = False
 
     def _remove(self, key: int) -> None:
@@ -320,10 +323,11 @@ def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace)
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
                     leaf.register_hook(begin)  # type: ignore[no-untyped-call]
 
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    handles: list[Any] = []
-    for parameter in trained:
-        handles.append(parameter.register_post_accumulate_grad_hook(trace.keep_gradient))  # type: ignore[no-untyped-call]
+    handles: list[Any] = [
+        parameter.register_post_accumulate_grad_hook(trace.keep_gradient)  # type: ignore[no-untyped-call]
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
     for block in blocks:
         handles += [block.register_forward_pre_hook(begin), block.register_forward_hook(end)]
     yield
@@ -349,6 +353,8 @@ def _as_on_gpu() -> Iterator[None]:
 
 
 def _in_fp32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, which computes in fp32 under autocast."""
+
     def computed(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
         is_wider = torch.is_autocast_enabled(DEVICE.type) and inputs.dtype.itemsize < 4
         return function(inputs.float() if is_wider else inputs, *args, **options)
@@ -369,13 +375,14 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Any:
     inputs = (query, key, value)
     if torch.is_autocast_enabled(DEVICE.type):
         dtype = torch.get_autocast_dtype(DEVICE.type)
         inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
+
+    scale = options.get("scale")  # the other one, enable_gqa, changes no size
     if inputs[0].dtype.itemsize == 2 and attn_mask is None:
         return flash_attention(*inputs, dropout_p, is_causal, False, scale=scale)[0]
     return efficient_attention(*inputs, None, True, dropout_p, is_causal, scale=scale)[0]

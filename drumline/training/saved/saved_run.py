@@ -368,8 +368,8 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
         return list(outputs.tolist())
     if isinstance(outputs, list) and len(outputs) == size:
         arrays = (Tensor, np.ndarray, np.generic)
-        rows: list[Any] = pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), list(outputs))
-        return rows
+        plain: list[Any] = pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), list(outputs))
+        return plain
     raise _unusable(f"a {type(outputs).__name__}", size)
 
 
