@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +53,7 @@ class ShapesSeen:
 
     def __init__(self) -> None:
         self._num_steps = 0
-        self._num_seen: dict[Hashable, int] = {}
+        self._num_seen: Counter[Hashable] = Counter()
         self._observed: set[Hashable] = set()
 
     def __contains__(self, key: Hashable) -> bool:
@@ -67,7 +67,7 @@ class ShapesSeen:
         if key in self._observed:
             return "capture"
         self._num_steps += 1
-        self._num_seen[key] = self._num_seen.get(key, 0) + 1
+        self._num_seen[key] += 1
         if self._num_seen[key] < STEPS_OF_A_SHAPE or self._num_steps < STEPS_BEFORE:
             return "run"
         self._observed.add(key)
@@ -97,6 +97,7 @@ class GraphStep:
         if self._is_off:
             self._inner(step)
             return
+
         micro_batches = list(step.micro_batches)
         step = step._replace(micro_batches=iter(micro_batches))
         shape = Shape(step, micro_batches)
@@ -121,12 +122,14 @@ class GraphStep:
             if reason or len(self._seen) == _MOST_SHAPES:
                 self._inner(step)
                 return None
+
         stage = self._seen.next_stage(shape.key)
         if stage == "capture":
             return self._capture(shape, step, micro_batches)
         if stage == "run":
             self._inner(step)
             return None
+
         with observed(self._job.model, self._job.task) as reasons:
             self._inner(step)
         if reasons:
@@ -140,6 +143,7 @@ class GraphStep:
             self._turn_off(reason)
             self._inner(step)
             return None
+
         device = self._job.ddp.device
         meter = self._job.meter
         rng = torch.cuda.get_rng_state(device)
@@ -156,6 +160,7 @@ class GraphStep:
             self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
             self._inner(step._replace(micro_batches=iter(micro_batches)))
             return None
+
         self._job.captured_steps.add(captured)
         self._graphs[shape.key] = captured
         captured.host_weight = meter.host_weight - weight
@@ -173,21 +178,21 @@ class Shape:
     """What a graph depends on in a step, and its tensors, in order."""
 
     def __init__(self, step: Step, micro_batches: Sequence[MicroBatch]) -> None:
-        flat = [pytree.tree_flatten(micro.data) for micro in micro_batches]
-        self.leaves = [leaf for leaves, _ in flat for leaf in leaves]
+        self.leaves, self.nesting = pytree.tree_flatten([micro.data for micro in micro_batches])
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-        self.nesting = [nesting for _, nesting in flat]
         self.key: Hashable = (
             step.plan.global_size,
             tuple((micro.size, micro.is_last) for micro in micro_batches),
-            tuple(map(repr, self.nesting)),
-            tuple(
-                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad)
-                if isinstance(leaf, Tensor)
-                else repr(leaf)
-                for leaf in self.leaves
-            ),
+            repr(self.nesting),
+            tuple(map(_kind_of, self.leaves)),
         )
+
+
+def _kind_of(leaf: Any) -> Hashable:
+    """What a graph depends on in a leaf of a batch."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad
+    return repr(leaf)
 
 
 class CapturedStep:
@@ -209,14 +214,11 @@ class CapturedStep:
         """That of each replay."""
         self._inputs = [tensor.clone() for tensor in shape.tensors]
         inputs = iter(self._inputs)
-        leaves = iter([next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves])
-        batches = [
-            pytree.tree_unflatten([next(leaves) for _ in range(nesting.num_leaves)], nesting)
-            for nesting in shape.nesting
-        ]
-        fixed = [
-            micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)
-        ]
+        leaves = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves]
+        batches = pytree.tree_unflatten(leaves, shape.nesting)
+        pairs = zip(micro_batches, batches, strict=True)
+        fixed = [micro._replace(data=data) for micro, data in pairs]
+
         clear_cublas_workspaces()
         self._graph = torch.cuda.CUDAGraph()
         # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the
@@ -273,6 +275,7 @@ def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScal
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, set, dict, deque)
 _OF_TORCH = vars(nn.Module()).keys() - {"training"}
@@ -280,20 +283,23 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
 def find_hook(model: nn.Module, optimizer: Optimizer) -> str | None:
-    """A hook is Python that a replay would not call."""
-    for name, module in model.named_modules():
-        if any(getattr(module, hooks, None) for hooks in _HOOKS):
-            return (
-                f"{name or type(model).__name__} has a hook, which a replayed step would not call"
-            )
-    if any(getattr(module_hooks, hooks, None) for hooks in _GLOBAL_HOOKS):
-        return "there is a hook on all modules, which a replayed step would not call"
-    if any(getattr(optimizer, hooks, None) for hooks in _OPTIMIZER_HOOKS):
-        return "the optimizer has a hook, which a replayed step would not call"
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            return f"the gradient of {name} has a hook, which a replayed step would not call"
+    """A hook is Python that a replay would not call. The answer names what has one."""
+    for text, holder, names in _holders_of_hooks(model, optimizer):
+        if any(getattr(holder, name, None) for name in names):
+            return f"{text}, which a replayed step would not call"
     return None
+
+
+def _holders_of_hooks(
+    model: nn.Module, optimizer: Optimizer
+) -> Iterator[tuple[str, object, Sequence[str]]]:
+    """What may have a hook: how to say so, the holder, and its attributes for hooks."""
+    for name, module in model.named_modules():
+        yield f"{name or type(model).__name__} has a hook", module, _HOOKS
+    yield "there is a hook on all modules", module_hooks, _GLOBAL_HOOKS
+    yield "the optimizer has a hook", optimizer, _OPTIMIZER_HOOKS
+    for name, parameter in model.named_parameters():
+        yield f"the gradient of {name} has a hook", parameter, _GRADIENT_HOOKS
 
 
 def find_uncopyable(leaves: Iterable[Any], device: torch.device) -> str | None:
@@ -313,26 +319,23 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     """Take one eager step inside; afterwards the list holds the reasons against a capture."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught, host_changes(model, task) as reasons:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch warns that it does not detect every synchronization
-            torch.cuda.set_sync_debug_mode("warn")
+        # torch warns that it does not detect every synchronization
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
         try:
             yield reasons
         finally:
             torch.cuda.set_sync_debug_mode(before)
+
     waits = []
     for warning in caught:
+        file = warning.filename
+        line = warning.lineno
         if _SYNCHRONISING in str(warning.message):
-            waits.append(
-                f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}"
-            )
+            waits.append(f"it waits for the device at {Path(file).name}:{line}")
         else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
+            warnings.warn_explicit(warning.message, warning.category, file, line)
     reasons[:0] = waits
 
 
@@ -344,18 +347,15 @@ def host_changes(model: nn.Module, task: object) -> Iterator[list[str]]:
     attributes = _attributes(model, task)
     tensors = _tensors(model, task)
     yield reasons
-    reasons += [
-        f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
-        for name, _, _ in _differences(generators, _generators())
-    ]
-    reasons += [
-        f"{name} changes from step to step ({before}, then {now})"
-        for name, before, now in _differences(attributes, _attributes(model, task))
-    ]
-    reasons += [
-        f"{name} is replaced by another tensor in every step"
-        for name, _, _ in _differences(tensors, _tensors(model, task))
-    ]
+
+    for name, _, _ in _differences(generators, _generators()):
+        reasons.append(
+            f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
+        )
+    for name, before, now in _differences(attributes, _attributes(model, task)):
+        reasons.append(f"{name} changes from step to step ({before}, then {now})")
+    for name, _, _ in _differences(tensors, _tensors(model, task)):
+        reasons.append(f"{name} is replaced by another tensor in every step")
 
 
 def _generators() -> dict[str, Any]:
@@ -370,11 +370,9 @@ def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
     """The attributes of modules and the task, by name."""
     modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
-        yield from (
-            (f"{owner}.{name}", value)
-            for name, value in vars(holder).items()
-            if name not in _OF_TORCH
-        )
+        for name, value in vars(holder).items():
+            if name not in _OF_TORCH:
+                yield f"{owner}.{name}", value
 
 
 def _attributes(model: nn.Module, task: object) -> dict[str, str]:
@@ -407,18 +405,18 @@ def _tensors(model: nn.Module, task: object) -> dict[str, int]:
     return {**buffers, **attributes}
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    names = [name for name in before | now if before.get(name) != now.get(name)]
-    return [(name, before.get(name), now.get(name)) for name in names]
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The names whose values differ, and both values."""
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            yield name, before.get(name), now.get(name)
 
 
 def user_line(error: BaseException) -> str:
     """` at FILE:LINE`, where in the user's code an error came from, or nothing."""
     first = error.__context__ or error
     frames = traceback.extract_tb(first.__traceback__)
-    users_frames = [frame for frame in frames if is_users_file(frame.filename)]
-    return (
-        f" at {Path(users_frames[-1].filename).name}:{users_frames[-1].lineno}"
-        if users_frames
-        else ""
-    )
+    for frame in reversed(frames):
+        if is_users_file(frame.filename):
+            return f" at {Path(frame.filename).name}:{frame.lineno}"
+    return ""
