@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -99,24 +100,21 @@ def _possible(
 ) -> list[dict[int, CollectiveCall]]:
     first_end = min(call.end for call in row.values())
     last_call = max(call.call for call in row.values())
-    return (
-        [row]
-        if last_call - first_end <= clock_error_s
-        else [{rank: call} for rank, call in row.items()]
-    )
+    if last_call - first_end <= clock_error_s:
+        return [row]
+    return [{rank: call} for rank, call in row.items()]
 
 
 def clock_difference(trace: RankTrace, reference: RankTrace) -> float:
     """How far the clock of one rank's host is ahead of the other's: the median of the differences
     between the ends of collectives, which all ranks leave together; 0 if they have none."""
     base_s = (trace.base_ns - reference.base_ns) / 1e9
-    pairs = [pair for pair in matched({0: trace, 1: reference}) if len(pair.by_rank) == 2]
-    together = [pair.by_rank for pair in pairs if pair.kind.startswith(LEFT_TOGETHER)]
-    return (
-        float(np.median([calls[0].end - calls[1].end + base_s for calls in together]))
-        if together
-        else 0.0
-    )
+    differences_s = [
+        pair.by_rank[0].end - pair.by_rank[1].end + base_s
+        for pair in matched({0: trace, 1: reference})
+        if len(pair.by_rank) == 2 and pair.kind.startswith(LEFT_TOGETHER)
+    ]
+    return median(differences_s) if differences_s else 0.0
 
 
 def divided(

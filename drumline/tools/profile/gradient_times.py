@@ -3,8 +3,8 @@ what kept a rank from its work until then, from the traces of all ranks."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import fmean, mode
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +63,7 @@ def _computed_at(trace: RankTrace, step: TraceStep, host_times: Seconds) -> Seco
     """When what the host had launched at each of these times in a step was computed."""
     if not trace.is_device:
         return host_times
-    launches = trace.launches
-    of_step = launches[(launches[:, 1] >= step.start) & (launches[:, 1] < step.end)]
+    of_step = _launches_of(trace, step)
     of_step = of_step[np.argsort(of_step[:, 0])]
     computed = np.maximum.accumulate([step.start, *of_step[:, 2]])
     until: Seconds = computed[np.searchsorted(of_step[:, 0], host_times)]
@@ -72,16 +71,6 @@ def _computed_at(trace: RankTrace, step: TraceStep, host_times: Seconds) -> Seco
 
 
 # Buckets
-
-
-class BucketTimes(NamedTuple):
-    """A bucket in one step of one rank."""
-
-    num_bytes: float
-    ready_s: float
-    backward_s: float
-    host_s: float
-    reduce_s: float
 
 
 def buckets_of(
@@ -92,7 +81,7 @@ def buckets_of(
 ) -> list[Bucket]:
     """The n-th all-reduce of gradients in each step that has as many of them as most. `hosts`: the
     `host_intervals` of each rank."""
-    rows: list[list[BucketTimes]] = []
+    rows: list[list[Bucket]] = []
     for rank, trace in traces.items():
         reduced = {
             id(collective.by_rank[rank]): collective.reduce_s
@@ -110,28 +99,28 @@ def buckets_of(
                 ready_s = _computed_until(trace, step, call.host_call, call.start)
                 ready = ready_instant(trace, step, call)
                 row.append(
-                    BucketTimes(
-                        call.num_bytes or num_bytes,
-                        ready_s,
-                        max(0.0, ready_s - before_s),
-                        length(clipped(hosts[rank], step.start, ready)),
-                        reduced[id(call)],
+                    Bucket(
+                        num_bytes=call.num_bytes or num_bytes,
+                        ready_s=ready_s,
+                        backward_s=max(0.0, ready_s - before_s),
+                        host_s=length(clipped(hosts[rank], step.start, ready)),
+                        reduce_s=reduced[id(call)],
                     )
                 )
             rows.append(row)
-    usual = statistics.mode(len(row) for row in rows)
-    rows = [row for row in rows if len(row) == usual]
-    return [_mean_bucket(times) for times in zip(*rows, strict=True)]
+
+    usual = mode(len(row) for row in rows)
+    usual_rows = [row for row in rows if len(row) == usual]
+    return [_mean_bucket(buckets) for buckets in zip(*usual_rows, strict=True)]
 
 
-def _mean_bucket(times: Sequence[BucketTimes]) -> Bucket:
-    mean = BucketTimes(*np.mean(np.array(times), axis=0).tolist())
+def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
     return Bucket(
-        num_bytes=round(mean.num_bytes),
-        ready_s=mean.ready_s,
-        backward_s=mean.backward_s,
-        host_s=mean.host_s,
-        reduce_s=mean.reduce_s,
+        num_bytes=round(fmean(bucket.num_bytes for bucket in buckets)),
+        ready_s=fmean(bucket.ready_s for bucket in buckets),
+        backward_s=fmean(bucket.backward_s for bucket in buckets),
+        host_s=fmean(bucket.host_s or 0.0 for bucket in buckets),
+        reduce_s=fmean(bucket.reduce_s for bucket in buckets),
     )
 
 
@@ -154,12 +143,12 @@ def backward_start(
     the step."""
     if not calls or calls[0].host_call is None:
         return None
-    before = trace.data[trace.data[:, 1] <= calls[0].host_call]
-    since = before[-1, 1] if len(before) else step.start
-    begun = trace.backward[
-        (trace.backward[:, 1] > since) & (trace.backward[:, 0] <= calls[0].host_call)
-    ]
-    return float(begun[0, 0]) if len(begun) else None
+    first_call = calls[0].host_call
+    starts, ends = trace.backward.T
+    loaded = trace.data[trace.data[:, 1] <= first_call, 1]
+    since = loaded[-1] if len(loaded) else step.start
+    begun = starts[(ends > since) & (starts <= first_call)]
+    return float(begun[0]) if len(begun) else None
 
 
 def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float:
@@ -173,13 +162,18 @@ def _computed_until(
 ) -> float:
     """How long the work of a step takes that the host had launched at this time; before `start`, if
     it is not known."""
-    if host_time is None or not trace.is_device:
-        return length(clipped(trace.compute, step.start, start if host_time is None else host_time))
-    launches = trace.launches
-    chosen = launches[
-        (launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end)
-    ]
-    return length(union(chosen[:, 1:]))
+    if host_time is None:
+        return length(clipped(trace.compute, step.start, start))
+    if not trace.is_device:
+        return length(clipped(trace.compute, step.start, host_time))
+    of_step = _launches_of(trace, step)
+    return length(union(of_step[of_step[:, 0] < host_time, 1:]))
+
+
+def _launches_of(trace: RankTrace, step: TraceStep) -> Intervals:
+    """The kernels of a step, as rows of launch, start and end."""
+    starts = trace.launches[:, 1]
+    return trace.launches[(starts >= step.start) & (starts < step.end)]
 
 
 # Tensors
@@ -252,12 +246,9 @@ def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTime
     sent = np.cumsum([0, *(bucket.num_bytes for bucket in buckets)])
     bucket_ends = sent * ends[-1] / max(1, sent[-1])  # fewer bytes are sent where they are rounded
     first = buckets[0]
-    ready = np.interp(
-        ends,
-        bucket_ends,
-        [first.ready_s - first.backward_s, *(bucket.ready_s for bucket in buckets)],
-    )
-    backward = np.interp(ends, bucket_ends, [0.0, *(bucket.backward_s for bucket in buckets)])
-    idle = [bucket.host_s or 0.0 for bucket in buckets]
-    host = np.interp(ends, bucket_ends, [idle[0], *idle])
-    return [TensorTimes(*times) for times in zip(ready, backward, host, strict=True)]
+    rows = [
+        (first.ready_s - first.backward_s, 0.0, first.host_s or 0.0),
+        *((bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0) for bucket in buckets),
+    ]
+    columns = [np.interp(ends, bucket_ends, times) for times in zip(*rows, strict=True)]
+    return [TensorTimes(*times) for times in zip(*columns, strict=True)]

@@ -13,17 +13,18 @@ Intervals = NDArray[np.float64]
 def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     """The instants of any of these intervals, which may overlap; empty and reversed ones are left
     out."""
-    rows = np.array(
-        pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64
-    ).reshape(-1, 2)
+    if not isinstance(pairs, np.ndarray):
+        pairs = np.array(list(pairs), dtype=np.float64)
+    rows = pairs.reshape(-1, 2)
     rows = rows[rows[:, 1] > rows[:, 0]]
     if not len(rows):
         return rows
+
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     ends = np.maximum.accumulate(rows[:, 1])
-    is_first = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
-    last = np.concatenate([np.flatnonzero(is_first)[1:] - 1, [len(rows) - 1]])
-    return np.stack([rows[is_first, 0], ends[last]], axis=1)
+    is_after_gap = rows[1:, 0] > ends[:-1]
+    starts = rows[np.append(True, is_after_gap), 0]
+    return np.stack([starts, ends[np.append(is_after_gap, True)]], axis=1)
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
@@ -43,9 +44,11 @@ def difference(intervals: Intervals, removed: Intervals) -> Intervals:
     """The instants of the first that are not in the second."""
     if not len(intervals) or not len(removed):
         return intervals
+
     low = intervals[0, 0]
     high = intervals[-1, 1]
-    gaps = np.concatenate([[low], removed.reshape(-1).clip(low, high), [high]]).reshape(-1, 2)
+    edges = removed.reshape(-1).clip(low, high)
+    gaps = np.concatenate([[low], edges, [high]]).reshape(-1, 2)
     return intersection(intervals, gaps[gaps[:, 1] > gaps[:, 0]])
 
 
@@ -62,11 +65,12 @@ def length(intervals: Intervals) -> float:
 
 def length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """How much of the set is before each of these times."""
-    lengths = intervals[:, 1] - intervals[:, 0]
-    before = np.concatenate([[0.0], np.cumsum(lengths)])
-    number = np.searchsorted(intervals[:, 0], times, "right")
-    last = np.maximum(number - 1, 0)
     if not len(intervals):
         return np.zeros(len(times))
-    inside = np.minimum(times, intervals[last, 1]) - intervals[last, 0]
+
+    starts, ends = intervals.T
+    before = np.cumsum(ends - starts) - (ends - starts)
+    number = np.searchsorted(starts, times, "right")
+    last = np.maximum(number - 1, 0)
+    inside = np.minimum(times, ends[last]) - starts[last]
     return np.where(number > 0, before[last] + inside, 0.0)

@@ -47,6 +47,7 @@ from drumline.tools.profile.breakdown import (
 from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
 from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.phases import (
+    RankPhases,
     mean_known,
     mean_over_ranks,
     mean_phases,
@@ -158,10 +159,12 @@ def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
     counted = tuple(step for step in trace.steps if step.number not in paused)
     if counted:
         return counted
-    began = {pause.step: (pause.began_ns - trace.base_ns) / 1e9 for pause in reversed(facts.pauses)}
+
+    ends = {step.number: step.end for step in trace.steps}
+    for pause in reversed(facts.pauses):
+        ends[pause.step] = (pause.began_ns - trace.base_ns) / 1e9
     return tuple(
-        step._replace(end=min(step.end, max(step.start, began.get(step.number, step.end))))
-        for step in trace.steps
+        step._replace(end=min(step.end, max(step.start, ends[step.number]))) for step in trace.steps
     )
 
 
@@ -181,20 +184,7 @@ def result_of(
     hosts = {
         rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
     }
-    critical = critical_ranks(steps)
-    ranks = [
-        RankSteps(
-            **_mean_steps(steps[rank], hosts[rank]),
-            rank=rank,
-            host=facts[rank].host,
-            critical_steps=critical.count(rank),
-            waited_for_s=waited_for(rank, steps),
-            cpu_wait_s=facts[rank].cpu_wait_s,
-            phases_s=phases[rank].phases_s,
-            lines=phases[rank].lines,
-        )
-        for rank in traces
-    ]
+    ranks = _rank_steps(facts, steps, phases, hosts)
     buckets = buckets_of(facts, traces, collectives, hosts)
     all_steps = [step for steps_of_rank in steps.values() for step in steps_of_rank]
     all_traces = list(traces.values())
@@ -236,15 +226,35 @@ def result_of(
     )
 
 
-def _mean_steps(steps: Sequence[StepParts], host: Intervals) -> dict[str, Any]:
-    """The fields of `RankSteps` that are of each step, or means over them."""
-    return {
-        "step_s": tuple(step.step.end - step.step.start for step in steps),
-        "compute_s": tuple(step.parts_s["compute"] for step in steps),
-        "host_s": tuple(length(clipped(host, step.step.start, step.step.end)) for step in steps),
-        "parts_s": {part: fmean(step.parts_s[part] for step in steps) for part in PARTS},
-        "hidden_communication_s": fmean(step.hidden_s for step in steps),
-    }
+def _rank_steps(
+    facts: Mapping[int, RankFacts],
+    steps_by_rank: Mapping[int, Sequence[StepParts]],
+    phases: Mapping[int, RankPhases],
+    hosts: Mapping[int, Intervals],
+) -> list[RankSteps]:
+    """Lengths of the steps of each rank, and means over them."""
+    critical = critical_ranks(steps_by_rank)
+    ranks = []
+    for rank, steps in steps_by_rank.items():
+        ranges = [step.step for step in steps]
+        host = hosts[rank]
+        ranks.append(
+            RankSteps(
+                rank=rank,
+                host=facts[rank].host,
+                step_s=tuple(step.end - step.start for step in ranges),
+                compute_s=tuple(step.parts_s["compute"] for step in steps),
+                host_s=tuple(length(clipped(host, step.start, step.end)) for step in ranges),
+                parts_s={part: fmean(step.parts_s[part] for step in steps) for part in PARTS},
+                hidden_communication_s=fmean(step.hidden_s for step in steps),
+                critical_steps=critical.count(rank),
+                waited_for_s=waited_for(rank, steps_by_rank),
+                cpu_wait_s=facts[rank].cpu_wait_s,
+                phases_s=phases[rank].phases_s,
+                lines=phases[rank].lines,
+            )
+        )
+    return ranks
 
 
 def reductions_of(facts: RankFacts, num_calls: int) -> int:
@@ -330,18 +340,18 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
         seconds = (when - trace.base_ns) / 1e9
         last = bisect_right(syncs, seconds, key=lambda event: event.end) - 1
         if last >= named and seconds - syncs[last].end < LINE_AFTER_S:
+            sources[last] = place
             copy = syncs[last - 1]
-            is_of_copy = (
-                copy.name.startswith("cudaMemcpy") and syncs[last].start - copy.end < SAME_CALL_S
-            )
-            first = last - 1 if is_of_copy and last > named else last
-            sources[first : last + 1] = [place] * (last + 1 - first)
+            is_copied_before = syncs[last].start - copy.end < SAME_CALL_S
+            if last > named and is_copied_before and copy.name.startswith("cudaMemcpy"):
+                sources[last - 1] = place
         named = max(named, last + 1)
-    named_syncs = (
+
+    named_syncs = tuple(
         event._replace(details=Details(source=source))
         for event, source in zip(syncs, sources, strict=True)
     )
-    return replace(trace, syncs=tuple(named_syncs))
+    return replace(trace, syncs=named_syncs)
 
 
 @contextmanager

@@ -80,56 +80,48 @@ BETWEEN = b"\n  },\n  {"
 else wrote in another way is decoded in one part."""
 
 
-class TraceReader:
-    """Reads the entries of a torch.profiler trace. One of some steps has a hundred MB: it is unpacked
-    and decoded in parts, and arguments stay as they are until somebody asks for them. A trace is a
-    file of a run folder: it may be damaged, hostile or huge, and is read within limits. Raises
-    OSError for a file that cannot be read, ValueError for one that is no trace."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.base_ns = 0
-        """The Unix time that all times are relative to: torch writes it before the entries."""
-
-    def parts(self) -> Iterator[list[TraceEntry]]:
-        """The entries, in parts; those of other types are left out."""
-        return map(self._entries_of, self._documents())
-
-    def _documents(self) -> Iterator[bytes]:
-        """The trace as documents with some of its entries each."""
-        opening = b""
-        begun: list[bytes] = []
-        size = 0
-        num_values = 0
-        for part in unpacked(self._path):
-            end = part.rfind(BETWEEN)
-            if end < 0:
-                begun.append(part)
-                size += len(part)
-                num_values += part.count(b"{") + part.count(b"[")
-                check_values(num_values, size)
-                continue
-            last = end + len(b"\n  }")
-            yield b"".join([opening, *begun, part[:last], CLOSING])
-            opening = OPENING
-            begun = [part[last + len(b",") :]]
-            size = 0
-            num_values = 0
-        yield b"".join([opening, *begun])
-
-    def _entries_of(self, content: bytes) -> list[TraceEntry]:
+def read_parts(path: Path) -> Iterator[tuple[list[TraceEntry], int]]:
+    """The entries of a torch.profiler trace, in parts, and the Unix time in ns that their times are
+    relative to; entries of other types are left out. A trace of some steps has a hundred MB:
+    arguments stay as they are until somebody asks for them."""
+    base_ns = 0
+    for content in _documents(path):
         try:
             document = DOCUMENT.decode(content)
             entries = document.entries
-            base_ns = document.base_ns
+            written_ns = document.base_ns
         except (msgspec.MsgspecError, RecursionError):
             raw_document: Document = decoded(content, Document)
             entries = list(decodable(raw_document.raw_entries))
-            base_ns = raw_document.base_ns
-        if not 0 <= base_ns < 1 << 62:
+            written_ns = raw_document.base_ns
+        if not 0 <= written_ns < 1 << 62:
             raise ValueError("its base time is no time")
-        self.base_ns = base_ns or self.base_ns
-        return entries
+        base_ns = written_ns or base_ns  # torch writes it before the entries
+        yield entries, base_ns
+
+
+def _documents(path: Path) -> Iterator[bytes]:
+    """The trace as documents with some of its entries each."""
+    opening = b""
+    begun: list[bytes] = []
+    size = 0
+    num_values = 0
+    for part in unpacked(path):
+        end = part.rfind(BETWEEN)
+        if end < 0:
+            begun.append(part)
+            size += len(part)
+            num_values += part.count(b"{") + part.count(b"[")
+            check_values(num_values, size)
+            continue
+
+        last = end + len(b"\n  }")
+        yield b"".join([opening, *begun, part[:last], CLOSING])
+        opening = OPENING
+        begun = [part[last + len(b",") :]]
+        size = 0
+        num_values = 0
+    yield b"".join([opening, *begun])
 
 
 def check_values(num_values: int, size: int) -> None:
@@ -159,7 +151,8 @@ def unpacked(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
     size = 0
     try:
         with open_regular(path) as file, gzip.open(file) as packed:
-            most = min(most, DOCUMENT_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size)
+            packed_size = os.fstat(file.fileno()).st_size
+            most = min(most, DOCUMENT_BYTES + MAX_RATIO * packed_size)
             while part := packed.read(PART_BYTES):
                 size += len(part)
                 if size > most:
@@ -355,15 +348,11 @@ class EventColumns:
         return np.stack([self.start, self.end], axis=1)
 
     def events(self) -> list[Event]:
+        columns = (self.start, self.end, self.label, self.number)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
             Event(start, end, self.labels[label], self.details.get(number, NO_DETAILS))
-            for start, end, label, number in zip(
-                self.start.tolist(),
-                self.end.tolist(),
-                self.label.tolist(),
-                self.number.tolist(),
-                strict=True,
-            )
+            for start, end, label, number in rows
         ]
 
 
@@ -428,13 +417,13 @@ def read_events(
     """The ranges of a trace, and the Unix time in ns that they are relative to. `then` gets all
     entries and this time, part by part, and may change them. Raises OSError for a file that cannot
     be read, ValueError for one that is no trace."""
-    reader = TraceReader(path)
     builder = ColumnBuilder()
-    for entries in reader.parts():
+    base_ns = 0
+    for entries, base_ns in read_parts(path):
         builder.add(entries)
         if then is not None:
-            then(entries, reader.base_ns)
-    return builder.columns(), reader.base_ns
+            then(entries, base_ns)
+    return builder.columns(), base_ns
 
 
 def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
@@ -591,50 +580,60 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
     is_gloo = columns.named(lambda name: name.startswith("gloo:"))
     is_nccl = columns.of_kinds({"kernel"}) & columns.named(is_communication)
     for event in columns.where(is_gloo | is_nccl).events():
-        if event.name.startswith("gloo:"):
-            works[_plain(event.name[5:])].append(event)
-        else:
-            works[_plain(event.name.split("_")[1] if "_" in event.name else event.name)].append(
-                event
-            )
+        works[_kind_of_work(event.name)].append(event)
     inside: dict[str, list[Event]] = defaultdict(list)
     for event in host.where(host.named(lambda name: name == ACCUMULATES)).events():
         inside[event.label.thread].append(event)
+
     collectives = []
     for kind, done in works.items():
-        begun: Sequence[Event | None] = (
-            calls[kind] if len(calls[kind]) == len(done) else [None] * len(done)
-        )
-        collectives += [
-            _joined(kind, call, work, inside) for call, work in zip(begun, done, strict=True)
-        ]
+        begun: Sequence[Event | None] = calls[kind]
+        if len(begun) != len(done):
+            begun = [None] * len(done)
+        for call, work in zip(begun, done, strict=True):
+            collectives.append(_joined(kind, call, work, inside))
     return sorted(collectives, key=lambda collective: collective.call)
 
 
 def _joined(
     kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]
 ) -> CollectiveCall:
-    details = work.details
-    count = details.num_items
-    item = ITEM_BYTES.get(str(details.dtype), 0)
-    group = details.group
-    on_device = work.label.kind == "kernel"  # where a rank joins when the kernel starts
+    """`inside`: where the gradients of parameters are accumulated, by thread."""
+    count = work.details.num_items
+    group = work.details.group
+    num_bytes = 0
+    if isinstance(count, int) and 0 < count < 1 << 50:
+        num_bytes = count * ITEM_BYTES.get(str(work.details.dtype), 0)
+
+    host_call = None
+    joined = work.start
+    is_bucket = False
+    if call is not None:
+        host_call = call.start
+        is_bucket = kind == "allreduce" and _is_inside(call, inside.get(call.label.thread, ()))
+        if work.label.kind != "kernel":  # which a rank joins when it starts
+            joined = call.start
     return CollectiveCall(
         kind=f"{kind}:{group}" if isinstance(group, str) else kind,
-        call=work.start if call is None or on_device else call.start,
+        call=joined,
         start=work.start,
         end=work.end,
-        host_call=None if call is None else call.start,
-        is_bucket=call is not None
-        and kind == "allreduce"
-        and _is_inside(call, inside.get(call.label.thread, ())),
-        num_bytes=count * item if isinstance(count, int) and 0 < count < 1 << 50 else 0,
+        host_call=host_call,
+        is_bucket=is_bucket,
+        num_bytes=num_bytes,
     )
 
 
 def _is_inside(call: Event, ranges: Sequence[Event]) -> bool:
     place = bisect_right(ranges, call.start, key=lambda event: event.start)
     return place > 0 and call.end <= ranges[place - 1].end
+
+
+def _kind_of_work(name: str) -> str:
+    """`allreduce` of `gloo:all_reduce` and of `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
+    if name.startswith("gloo:"):
+        return _plain(name[5:])
+    return _plain(name.split("_")[1] if "_" in name else name)
 
 
 def _plain(name: str) -> str:
