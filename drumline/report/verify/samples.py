@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from drumline.base import untrusted
 from drumline.base.text import join_names, plural, span
@@ -24,30 +26,45 @@ from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps
 FILE = "ledger.jsonl"
 NAMED_FAULTS = 5
 NAMED_SAMPLES = 5
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 # The ledger
 
 
 class LostSteps(NamedTuple):
+    """Steps of a rank that was lost."""
+
     rank: int
     first: int
     last: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LedgerStart:
-    line: int
-    step: int
-    epoch: int
-    position: int
-    world_size: int
-    batch_size: int
-    samples: int | None
+    """A start of the job, as the ledger has it."""
+
+    line: int = 0
+    step: Count
+    epoch: Count
+    position: Count
+    world_size: Count
+    batch_size: Count
+    samples: Count | None = None
     """None: a stream of unknown length."""
     seed: int
-    lost: tuple[LostSteps, ...] = field(default=(), kw_only=True)
+    lost: tuple[LostSteps, ...] = ()
     """What was lost with nodes that the others continued without."""
+
+
+@dataclass(frozen=True)
+class StepsRecord:
+    """Some steps, as the ledger has them."""
+
+    first: Count
+    last: Count
+    ranks: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    unsaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,8 @@ class StepRange:
     last: int
     ranks: tuple[tuple[LedgerEntry, ...], ...]
     start: LedgerStart
+    is_saved: bool
+    """Whether there may be a checkpoint of the last step."""
 
     def cut(self, last: int) -> StepRange:
         """The same up to an earlier step."""
@@ -85,6 +104,7 @@ class History:
 
     @property
     def last_step(self) -> int:
+        """The last that is recorded, or that the run resumed from."""
         last_recorded = self.ranges[-1].last if self.ranges else 0
         last_start = self.starts[-1].step if self.starts else 0
         return max(0, last_recorded, last_start)
@@ -105,61 +125,42 @@ def read_history(path: Path, section: Section) -> History:
             section.problem(where, str(error))
             continue
         if isinstance(entry, LedgerStart):
-            _add_start(history, entry, section, where)
+            _add_start(history, entry, section)
         else:
-            _add_range(history, entry, section, where, is_saved=not line.record.get("unsaved"))
+            _add_range(history, entry, section)
     return history
 
 
 def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart | StepRange:
+    """What a line records; a ValueError says what is wrong with it."""
     kind = record.get("kind")
-    if kind == "start":
-        counts = _numbers(record, "step", "epoch", "position", "world_size", "batch_size")
-        samples = [None] if record.get("samples") is None else _numbers(record, "samples")
-        return LedgerStart(
-            line, *counts, *samples, *_numbers(record, "seed", least=None), lost=_lost(record)
-        )
-    if kind != "steps":
+    if kind not in ("start", "steps"):
         raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
-    if not history.starts:
+    if kind == "steps" and not history.starts:
         raise ValueError("steps, but no start of a job above them")
-    first, last = _numbers(record, "first", "last")
-    ranks = record.get("ranks")
-    if not isinstance(ranks, list) or not ranks:
-        raise ValueError("damaged: it names no ranks")
     try:
-        entries = tuple(tuple(from_json(entry)) for entry in ranks)
+        if kind == "start":
+            return replace(untrusted.from_json(LedgerStart, record), line=line)
+        return _step_range(line, untrusted.from_json(StepsRecord, record), history.starts[-1])
     except ValueError as error:
         raise ValueError(f"damaged: {error}") from None
-    for rank, runs in enumerate(entries):
-        if num_steps(runs) != last - first + 1:
-            raise ValueError(
-                f"damaged: {span(first, last, 'step')}, but rank {rank} has {num_steps(runs)}"
-            )
-    return StepRange(line, first, last, entries, history.starts[-1])
 
 
-def _lost(record: dict[str, Any]) -> tuple[LostSteps, ...]:
-    lost = record.get("lost", [])
-    try:
-        entries = untrusted.from_json(list[tuple[int, int, int]], lost)
-    except ValueError:
-        raise ValueError(f"damaged: lost is {lost!r}") from None
-    return tuple(LostSteps(*entry) for entry in entries)
+def _step_range(line: int, record: StepsRecord, start: LedgerStart) -> StepRange:
+    ranks = tuple(tuple(from_json(entries)) for entries in record.ranks)
+    for rank, runs in enumerate(ranks):
+        if num_steps(runs) != record.last - record.first + 1:
+            steps = span(record.first, record.last, "step")
+            raise ValueError(f"{steps}, but rank {rank} has {num_steps(runs)}")
+    return StepRange(line, record.first, record.last, ranks, start, is_saved=not record.unsaved)
 
 
-def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list[int]:
-    for name in names:
-        value = record.get(name)
-        if type(value) is not int or (least is not None and value < least):
-            raise ValueError(f"damaged: {name} is {value!r}")
-    return [record[name] for name in names]
-
-
-def _add_start(history: History, start: LedgerStart, section: Section, where: str) -> None:
+def _add_start(history: History, start: LedgerStart, section: Section) -> None:
+    """Steps after it are void: they are repeated."""
     if start.step > history.last_step:
         lost = span(history.last_step + 1, start.step, "step")
-        section.problem(where, f"the run resumed from step {start.step:,}; not recorded: {lost}")
+        what = f"the run resumed from step {start.step:,}; not recorded: {lost}"
+        section.problem(line_of(start), what)
     history.starts.append(start)
     history.saved_steps.add(start.step)
     history.ranges = [
@@ -169,23 +170,24 @@ def _add_start(history: History, start: LedgerStart, section: Section, where: st
     ]
 
 
-def _add_range(
-    history: History, steps: StepRange, section: Section, where: str, *, is_saved: bool
-) -> None:
+def _add_range(history: History, steps: StepRange, section: Section) -> None:
+    where = line_of(steps)
     expected = history.last_step + 1
-    if len(steps.ranks) != steps.start.world_size:
-        section.problem(
-            where, f"{len(steps.ranks)} ranks, but the job had {steps.start.world_size}"
-        )
+    world_size = steps.start.world_size
+    if len(steps.ranks) != world_size:
+        section.problem(where, f"{len(steps.ranks)} ranks, but the job had {world_size}")
     if steps.first > expected:
         section.problem(where, f"not recorded above it: {span(expected, steps.first - 1, 'step')}")
     elif steps.first < expected:
-        section.problem(
-            where, f"recorded twice: {span(steps.first, min(expected - 1, steps.last), 'step')}"
-        )
+        again = span(steps.first, min(expected - 1, steps.last), "step")
+        section.problem(where, f"recorded twice: {again}")
     history.ranges.append(steps)
-    if is_saved:
+    if steps.is_saved:
         history.saved_steps.add(steps.last)
+
+
+def line_of(entry: LedgerStart | StepRange | EpochPiece) -> str:
+    return f"{FILE}, line {entry.line}"
 
 
 # Pieces of epochs
@@ -210,10 +212,6 @@ class EpochPiece:
     def last(self) -> int:
         return self.step_at(self.high - 1)
 
-    @property
-    def where(self) -> str:
-        return f"{FILE}, line {self.line}"
-
     def step_at(self, position: int) -> int:
         return self.first + (position - self.low) // self.stride
 
@@ -221,15 +219,14 @@ class EpochPiece:
         """The steps and ranks that covered these positions."""
         first = self.step_at(low)
         last = self.step_at(high - 1)
-        steps = range(first, min(last, first + 2) + 1)  # three consecutive steps include every rank
-        moved = [
-            (rank, run.slice(step - self.first, 1))
-            for rank, run in enumerate(self.runs)
-            for step in steps
-        ]
-        ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
-        named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        return f"{span(first, last, 'step')} on {named}"
+        ranks = set()
+        for step in range(first, min(last, first + 2) + 1):  # three steps include every rank
+            for rank, run in enumerate(self.runs):
+                moved = run.slice(step - self.first, 1)
+                if max(moved.low, low) < min(moved.high, high):
+                    ranks.add(rank)
+        named = ", ".join(map(str, sorted(ranks)))
+        return f"{span(first, last, 'step')} on rank{'' if len(ranks) == 1 else 's'} {named}"
 
 
 class CoverageFault(NamedTuple):
@@ -305,10 +302,10 @@ def _check_batch(piece: EpochPiece, section: Section) -> None:
     if not (is_alike and fits and size == piece.stride):
         had = "; ".join(
             f"rank {rank} had {run.high - run.low:,} from position {run.low:,} of epoch {run.epoch + 1}"
-            for rank, run in list(enumerate(piece.runs))[:NAMED_FAULTS]
+            for rank, run in enumerate(piece.runs[:NAMED_FAULTS])
         )
         what = f"step {piece.first:,}: the ranks' samples are not one global batch: {had}"
-        section.problem(piece.where, what)
+        section.problem(line_of(piece), what)
 
 
 # An epoch
@@ -327,23 +324,21 @@ def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_l
     _report_faults(epoch, "covered twice", list(_overlaps(ordered)), start, section)
     if start.samples is not None and reached > start.samples:
         what = f"epoch {epoch + 1} reaches position {reached - 1:,}, but there are {_describe_samples(start)}"
-        section.problem(ordered[-1].where, what)
+        section.problem(line_of(ordered[-1]), what)
     if len(section.problems) == num_problems:
         _check_steps(epoch, pieces, section)
 
 
 def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
+    """The order follows from the length of the dataset and the seed."""
     starts = list(dict.fromkeys(piece.start for piece in pieces))
     for before, now in pairwise(starts):
-        when = f"before step {now.step + 1:,}"
-        changed = []
-        if before.samples != now.samples:
-            changed.append(f"{_describe_samples(before)} {when}, {_describe_samples(now)} after")
-        if before.seed != now.seed:
-            changed.append(f"the seed {before.seed} {when}, {now.seed} after")
-        for change in changed:
-            what = f"the order of epoch {epoch + 1} changed, so samples may be missing or repeated: {change}"
-            section.problem(f"{FILE}, line {now.line}", what)
+        was, became = (f"{_describe_samples(start)}, seed {start.seed}" for start in (before, now))
+        if was != became:
+            what = f"the order of epoch {epoch + 1} changed, so samples may be missing or repeated"
+            section.problem(
+                line_of(now), f"{what}: {was} before step {now.step + 1:,}, {became} after"
+            )
 
 
 def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
@@ -384,11 +379,8 @@ def _report_faults(
     unnamed = faults[NAMED_FAULTS:]
     if unnamed:
         count = sum(fault.high - fault.low for fault in unnamed)
-        positions = f"{plural(count, 'more position')} {kind}"
-        last = unnamed[-1]
-        section.problem(
-            FILE, f"epoch {epoch + 1}: {positions}, the last at {last.high - 1:,}: {last.how}"
-        )
+        last = f"the last at {unnamed[-1].high - 1:,}"
+        section.problem(FILE, f"epoch {epoch + 1}: {plural(count, 'more position')} {kind}, {last}")
 
 
 def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
@@ -415,10 +407,10 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
     for before, piece in pairwise(pieces):
         if piece.low != before.high:
             began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"
-            section.problem(
-                piece.where, f"{began}, but step {before.last:,} ended at {before.high:,}"
-            )
+            what = f"{began}, but step {before.last:,} ended at {before.high:,}"
+            section.problem(line_of(piece), what)
             return
+
     for piece in pieces:
         batch_size = piece.start.batch_size
         samples = piece.start.samples
@@ -427,7 +419,7 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
         )
         if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
             what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
-            section.problem(piece.where, what)
+            section.problem(line_of(piece), what)
 
 
 def _describe_samples(start: LedgerStart) -> str:
@@ -451,16 +443,17 @@ def _check_positions(
         covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
+
         epoch, end = max(
             (piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride)
             for piece in covering
         )
         samples = covering[-1].start.samples
-        allowed = [(epoch, end)] if samples is None or end < samples else []
-        if samples is None or end >= samples:
-            allowed.append((epoch + 1, 0))
+        allowed = [(epoch, end), (epoch + 1, 0)]
+        if samples is not None:
+            allowed = allowed[:1] if end < samples else allowed[1:]
         if (saved.epoch, saved.position) not in allowed:
-            (epoch, end), *_ = allowed
+            epoch, end = allowed[0]
             saved_at = f"is at position {saved.position:,} of epoch {saved.epoch + 1}"
             what = f"the checkpoint of step {saved.step:,} {saved_at}, but the ledger at {end:,} of {epoch + 1}"
             section.problem(FILE, what)
@@ -475,9 +468,7 @@ def _count_lost(history: History, section: Section) -> int:
             earlier = [steps for steps in history.ranges if steps.start is not start]
             count = sum(_samples_of(lost, steps) for steps in earlier)
             what = f"{plural(count, 'sample')} of {span(lost.first, lost.last, 'step')} were lost with rank {lost.rank}"
-            section.note(
-                f"{FILE}, line {start.line}", f"{what}, which the others continued without"
-            )
+            section.note(line_of(start), f"{what}, which the others continued without")
             total += count
     return total
 
@@ -501,7 +492,7 @@ def _summarise_samples(
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
             sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"
-            section.note(f"{FILE}, line {now.line}", f"the dataset changed: {sizes}")
+            section.note(line_of(now), f"the dataset changed: {sizes}")
     section.counts = {
         "steps": history.last_step,
         "positions": sum(piece.high - piece.low for piece in pieces),

@@ -193,7 +193,7 @@ def test_many_faults_are_summed_up(tmp_path: Path) -> None:
     del job.lines[2::2]
     texts = [text for text in job.texts(tmp_path) if "missing" in text]
     assert len(texts) == 6
-    assert "epoch 1: 1,952 more positions missing, the last at 3,983: " in texts[-1]
+    assert "epoch 1: 1,952 more positions missing, the last at 3,983" in texts[-1]
 
 
 def test_whole_epochs_that_are_lost_are_named(tmp_path: Path) -> None:
@@ -253,9 +253,9 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         ({"kind": "leap"}, "its kind is 'leap', which this version of Drumline does not know"),
-        ({"first": -1}, "damaged: first is -1"),
+        ({"first": -1}, "damaged: Expected `int` >= 0 - at `$.first`"),
         ({"last": 3}, "damaged: steps 1 to 3, but rank 0 has 2"),
-        ({"ranks": []}, "damaged: it names no ranks"),
+        ({"ranks": []}, "damaged: Expected `array` of length >= 1 - at `$.ranks`"),
         ({"ranks": [[[0, 0, 8, 8]]]}, "damaged: [0, 0, 8, 8] is not a ledger entry"),
         ({"ranks": [[[0, 0, 8, 8, 2]]]}, "1 ranks, but the job had 2"),
     ],
@@ -324,8 +324,7 @@ def test_an_order_that_changes_within_an_epoch_is_reported(tmp_path: Path) -> No
     part = job.check(tmp_path)
     changed = "ledger.jsonl, line 3: the order of epoch 1 changed, so samples may be missing or repeated: "
     assert list(map(str, part.problems)) == [
-        f"{changed}37 samples before step 3, 40 samples after",
-        f"{changed}the seed 3 before step 3, 4 after",
+        f"{changed}37 samples, seed 3 before step 3, 40 samples, seed 4 after"
     ]
 
 
@@ -414,4 +413,6 @@ def test_samples_that_were_lost_with_a_node_are_counted(tmp_path: Path) -> None:
         in part.summary
     )
     job.lines[3]["lost"] = [[1, 4]]
-    assert job.texts(tmp_path)[0] == "ledger.jsonl, line 4: damaged: lost is [[1, 4]]"
+    assert job.texts(tmp_path)[0].startswith(
+        "ledger.jsonl, line 4: damaged: Expected `array` of length 3"
+    )
