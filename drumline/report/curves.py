@@ -59,6 +59,7 @@ class Curves:
             if event.get("type") == "scalar" and isinstance(event.get("name"), str):
                 self._put(event["name"], "logged", step, event.get("value"))
             return
+
         is_training = event["kind"] == "train"
         for name, value in event.items():
             is_number = type(value) in (int, float) or value in ("nan", "inf", "-inf")
@@ -99,13 +100,16 @@ class Curves:
 
 
 def thinned(
-    steps: Sequence[int], values: Sequence[float | None], most: int
+    steps: Sequence[int],
+    values: Sequence[float | None],
+    most: int,
 ) -> list[tuple[int, float | None]]:
     """At most this many points: the first, the last, and the lowest and highest of each bucket, so
     that no peak is lost. A value that is not finite stays in its bucket as a gap."""
     points = list(zip(steps, values, strict=True))
     if len(points) <= most:
         return points
+
     num_buckets = max(1, (most - 2) // 3)
     shown_places = {0, len(points) - 1}
     for bucket in range(num_buckets):
@@ -117,6 +121,7 @@ def thinned(
             shown_places |= {min(finite)[1], max(finite)[1]}
         if len(finite) < high - low:
             shown_places.add(next(place for place in range(low, high) if values[place] is None))
+
     return [points[place] for place in sorted(shown_places)]
 
 

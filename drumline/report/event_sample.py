@@ -32,7 +32,10 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 
 def sampled_events(
-    path: Path, *, most_bytes: int, kind: str | None = None
+    path: Path,
+    *,
+    most_bytes: int,
+    kind: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The events with a usable time and step, in the order of the file; only those of a kind, if
     one is given. A file that cannot be read has none."""
@@ -57,6 +60,7 @@ def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
         file.seek(0)
         yield file.read(most_bytes).split(b"\n")
         return
+
     count = max(2, most_bytes // WINDOW_BYTES)
     for number in range(count):
         begin = number * (size - WINDOW_BYTES) // (count - 1)

@@ -87,6 +87,7 @@ def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
             if lost_steps > 0:
                 num_steps = before.last_step - before.resumed_at
                 repeated_s += before.steps_s * lost_steps / num_steps
+
     return Goodput(
         training_s=max(0.0, sum(attempt.steps_s for attempt in attempts) - repeated_s),
         evaluation_s=sum(attempt.evaluation_s for attempt in attempts),

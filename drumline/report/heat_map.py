@@ -105,6 +105,7 @@ def make_heat_map(
         )
         step_s = mean_phases(phases[rank])
         rows.append(HeatRow(rank=rank, host=hosts.get(rank, ""), cells=cells, step_s=step_s))
+
     slowest = sorted(rows, key=lambda row: row.slowness, reverse=True)[:most_rows]
     shown = sorted(slowest, key=lambda row: row.rank)
     return HeatMap(rows=tuple(shown), num_hidden=len(rows) - len(shown), column_s=column_s)
@@ -117,7 +118,10 @@ def _usual_fraction(fractions: Iterable[Mapping[int, float]], column: int) -> fl
 
 
 def _own_fractions(
-    times: Sequence[PhaseTimes], clock: RunClock, column_s: float, most: int
+    times: Sequence[PhaseTimes],
+    clock: RunClock,
+    column_s: float,
+    most: int,
 ) -> dict[int, float]:
     """By column: the fraction of the time in steps that was the rank's own work. A long interval is
     in many columns."""
@@ -136,6 +140,7 @@ def _own_fractions(
             if overlap > 0:
                 own_work_s[column] += fraction * overlap
                 total_s[column] += overlap
+
     return {column: own_work_s[column] / total_s[column] for column in total_s}
 
 
@@ -150,4 +155,5 @@ def mean_phases(times: Sequence[PhaseTimes]) -> dict[str, float]:
             num_steps += after.step - before.step
             for name in STEP_PHASES:
                 sums[name] += after.phases_s.get(name, 0.0)
+
     return {name: seconds / num_steps for name, seconds in sums.items() if seconds > 0}

@@ -68,9 +68,11 @@ class LiveServer(ThreadingTCPServer):
         with self._changing:
             self._idle.pop(connection, None)
             self._served.add(connection)
+
         with self._rendering:
             began = time.monotonic()
             content = self._render().encode(errors="backslashreplace")
+
         send(content)
         with self._rendering:
             self.served_at = max(self.served_at, began)
@@ -85,6 +87,7 @@ class LiveServer(ThreadingTCPServer):
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             self._idle[request] = None
+
         return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -117,6 +120,7 @@ class PageHandler(BaseHTTPRequestHandler):
         if not is_own or not hmac.compare_digest(requested_path, self.server.hidden_path.encode()):
             self.send_error(404)
             return
+
         self.server.send_page(self.connection, self._send)
 
     def _send(self, content: bytes) -> None:

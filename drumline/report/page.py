@@ -103,6 +103,7 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
     by_set = metrics_by_set(runs[0])
     settings = [row for row in compare([run.settings for run in runs]) if row.differs]
     environment = [row for row in compare([run.environment for run in runs]) if row.differs]
+
     return _template().render(
         views=views,
         names=names,
@@ -125,6 +126,7 @@ def _view(run: RunData, name: str, *, num_runs: int) -> RunView:
     heat_map = None
     if len(run.phases) > 1:
         heat_map = make_heat_map(run.phases, run.hosts, clock, most_rows=most_rows)
+
     return RunView(
         run=run,
         name=name,
@@ -154,10 +156,12 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
         last = clock.at(attempt.last) * scale
         marks.append(StripMark("starting", begin, started - begin, "start"))
         marks.append(StripMark("steps", started, last - started, "training"))
+
     for moment in run.moments:
         if moment.kind not in ("start", "resume"):
             x = min(STRIP_WIDTH - 3, clock.at(moment.time) * scale)
             marks.append(StripMark(moment.kind, x, 3, moment.text[:200] or moment.kind))
+
     return marks
 
 
@@ -205,6 +209,7 @@ def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
         facts["goodput"] = f"{goodput.share:.1%}"
         facts["restarts"] = str(run.num_restarts)
         facts["saves"] = f"{run.num_saves:,}"
+
     stopped = text(run.end.get("stopped"))[:200]
     if stopped and run.state == "done":
         facts["stopped"] = stopped
@@ -236,6 +241,7 @@ def _speeds(run: RunData) -> dict[str, str]:
     for name, chart in (("tokens_per_s", "tokens/s"), ("tflop_per_s", "TFLOP/s"), ("mfu", "MFU")):
         if value := number(run.end.get(name)) or last.get(chart):
             facts[chart] = f"{value:.1%}" if name == "mfu" else number_text(value)
+
     return facts
 
 
@@ -245,9 +251,11 @@ def _job_facts(run: RunData) -> dict[str, str]:
     if "world_size" in job:
         place = ", ".join(filter(None, (job.get("device"), job.get("backend"))))
         facts["ranks"] = f"{job['world_size']:,} ({place})"
+
     for name, label in (("batch_size", "batch"), ("model_parameters", "parameters")):
         if name in job:
             facts[label] = f"{job[name]:,}"
+
     if "train_samples" in job:
         facts["data"] = plural(job["train_samples"], "sample")
     if "precision" in job:
@@ -283,6 +291,7 @@ def _curves_of_run(run: RunData) -> list[DrawnCurve]:
     """Training and each evaluation set have a colour, in all charts the same."""
     labels = dict.fromkeys([TRAINING, *(curve.label for curve in run.curves)])
     places = {label: place for place, label in enumerate(labels)}
+
     return [
         DrawnCurve(
             curve, curve.chart, curve.label, colour=places[curve.label], dash=places[curve.label]
@@ -298,6 +307,7 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
     for run in runs:
         for curve in run.curves:
             labels.setdefault(curve.chart, set()).add(curve.label)
+
     drawn = []
     for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
         for curve in run.curves:
@@ -311,6 +321,7 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
                     dash=int(curve.label != TRAINING),
                 )
             )
+
     charts = list(dict.fromkeys(drawn_curve.curve.chart for drawn_curve in drawn))
     return sorted(drawn, key=lambda drawn_curve: charts.index(drawn_curve.curve.chart))
 
@@ -323,6 +334,7 @@ def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:
         _series(drawn_curve, shown(drawn_curve.label)[:MAX_LABEL], most) for drawn_curve in drawn
     ]
     is_share = metric in SHARES or metric.endswith("accuracy")
+
     return ChartView(
         title=title,
         axis=axis,
@@ -336,6 +348,7 @@ def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:
 
 def _series(drawn: DrawnCurve, label: str, most: int) -> dict[str, Any]:
     points = thinned(drawn.curve.steps, drawn.curve.values, most)
+
     return {
         "label": label,
         "colour": drawn.colour,

@@ -136,10 +136,12 @@ def read_run(path: Path) -> RunData:
     if not run.attempts and folder_state(folder, has_events=False) == OWN_LOOP:
         run.state = OWN_LOOP
         run.step = newest_step(folder)
+
     for rank, file in files.items():
         most_bytes = max(1 << 16, OTHER_BYTES // (len(files) + 1))
         for event in sampled_events(file, most_bytes=most_bytes, kind="phases"):
             _add_phases(run, rank, event)
+
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
     _add_faults(run, _diagnoses(folder.diagnoses))
@@ -150,6 +152,7 @@ def read_run(path: Path) -> RunData:
         run.profile_headline = headline(profile)
         run.profile_advice = list(what_to_change(advise(profile)))
         run.profile = profile
+
     return run
 
 
@@ -184,6 +187,7 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
     attempt.last = max(attempt.last, moment)
     attempt.last_step = max(attempt.last_step, step)
     run.step = step if kind == "resume" else max(run.step, step)
+
     match kind:
         case "start":
             run.facts = {
@@ -210,6 +214,7 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
             run.num_saves += 1
         case "end":
             run.end = dict(event)
+
     if kind in _SHOWN:
         run.moments.append(Moment(time=moment, kind=kind, step=step, text=_line_of(event)))
 
@@ -223,6 +228,7 @@ def _line_of(event: Mapping[str, Any]) -> str:
             return "done"
         case "error":
             return text(event.get("message"))
+
     try:
         return event_line(event) or ""
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -233,6 +239,7 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
     spent = event.get("phases_s")
     if not isinstance(spent, dict):
         return
+
     numbers = {name: number(spent[name]) for name in _PHASES & spent.keys()}
     phases_s = {name: seconds for name, seconds in numbers.items() if seconds is not None}
     if all(0 <= seconds < MAX_SECONDS for seconds in phases_s.values()):
@@ -245,6 +252,7 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
 
 def _diagnoses(folder: Path) -> list[Moment]:
     records = read_diagnoses(folder) if folder.is_dir() else []
+
     return [
         Moment(
             time=float(record["time"]),
@@ -273,6 +281,7 @@ def _read_scaling(path: Path) -> list[Curve]:
         if sizes:
             values = [points[ranks] for ranks in sizes]
             curves.append(Curve(SCALING, name, sizes, values))
+
     return curves
 
 
@@ -297,6 +306,7 @@ def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
         record = from_json(_Environment, parse_json(read_regular(path)))
     except (OSError, ValueError):
         return {}, {}
+
     places: dict[str, list[int]] = {}
     for entry in record["ranks"]:
         places.setdefault(f"{entry['host']} ({entry['device']})", []).append(entry["rank"])
@@ -315,6 +325,7 @@ def _read_settings(path: Path) -> dict[str, str]:
         record = parse_toml(read_regular(path, most=TEXT_BYTES).decode())
     except (OSError, ValueError):
         return {}
+
     settings = {}
     for section, values in record.items():
         if not isinstance(values, dict):
@@ -322,4 +333,5 @@ def _read_settings(path: Path) -> dict[str, str]:
         for name, value in values.items():
             shown = value if isinstance(value, str) else json.dumps(value, default=str)
             settings[f"{section}.{name}"] = shown
+
     return dict(list(settings.items())[:MAX_SETTINGS])

@@ -63,6 +63,7 @@ def listed(path: Path) -> ListedRun:
         final_metrics = {}
     state = folder_state(folder, has_events=bool(events))
     stopped = text(end.get("stopped"))[:MAX_REASON] if state == "done" else ""
+
     return ListedRun(
         run=path,
         task=text(start.get("task")),
@@ -83,10 +84,12 @@ def newest_step(folder: RunFolder) -> int:
         named = {STEP_NAME.fullmatch(path.name): path for path in folders(folder.checkpoints)}
     except CheckpointError:
         return 0
+
     steps = {int(match[1]): path for match, path in named.items() if match is not None}
     for step in sorted(steps, reverse=True):
         if step < MAX_STEP and _is_complete(steps[step]):
             return step
+
     return 0
 
 
@@ -106,9 +109,11 @@ def folder_state(folder: RunFolder, *, has_events: bool) -> FolderState:
         has_settings = False
     except (OSError, ValueError):
         return "corrupt"
+
     state = RunStatusReader(folder.path).read().state
     if has_events or state == "running":
         return state
+
     return "corrupt" if has_settings or os.path.lexists(folder.event_file(0)) else OWN_LOOP
 
 
@@ -122,4 +127,5 @@ def _extent(path: Path) -> tuple[int, float]:
                 status = Path(folder, name).lstat()
                 num_bytes += status.st_size
                 changed = max(changed, status.st_mtime)
+
     return num_bytes, changed

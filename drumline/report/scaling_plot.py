@@ -32,6 +32,7 @@ def efficiency_lines(result: Prediction | Measurement) -> Mapping[str, Line]:
     if isinstance(result, Prediction):
         predicted = [EfficiencyPoint(size.ranks, *size.efficiency) for size in result.sizes]
         return {f"predicted, {result.network}": predicted}
+
     lines: dict[str, list[EfficiencyPoint]] = {}
     for size in result.sizes:
         spread = min(0.9, size.spread_s / size.step_s)
@@ -39,6 +40,7 @@ def efficiency_lines(result: Prediction | Measurement) -> Mapping[str, Line]:
         high = size.efficiency / (1 - spread)
         line = lines.setdefault(f"measured, {size.scaling} scaling", [])
         line.append(EfficiencyPoint(size.ranks, low, size.efficiency, high))
+
     return lines
 
 
@@ -65,6 +67,7 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
     for count, usual in USUAL.items():
         if ranks[0] <= count <= ranks[-1]:
             parts.append(_bar(x(count), *usual, "#bbb", 12))
+
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(f"{x(point.ranks):.1f},{_y(point.efficiency):.1f}" for point in line)
@@ -72,6 +75,7 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
         for point in line:
             parts.append(_bar(x(point.ranks), point.low, point.high, colour, 2))
         parts.append(_label(LEFT + 200 * number, 36, name, f'fill="{colour}"'))
+
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -111,6 +111,7 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
     unprofiled_s = result.unprofiled_step_s
     if not is_gpu(result) or unprofiled_s is None:
         return result
+
     extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
     return replace(
         result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra}
@@ -134,6 +135,7 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     waited = running.parts_s["data"]
     if waited < MIN_GAIN * result.step_s:
         return
+
     loading = Loading.of(running)
     text = f"a rank waits {of_step(result, waited)} for its batch"
     if loading.workers:
@@ -149,6 +151,7 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
         yield removable("data", text, remedy, waited, what="the wait")
         return
+
     most_s = loading.saved_s(0.0)
     if loading.load is not None:
         most_s = likely + 0.1 * (result.step_s - likely)
@@ -192,12 +195,14 @@ class Loading:
         elif line is not None and line.own_s > waited / 2:
             # With the time in the queue for a core, which `loading_cores` leaves out.
             load = line.cpu_s / max(line.own_s, 1e-9)
+
         batch_s = workers * result.step_s if workers else waited
         cores = result.cores_per_rank or USUAL_CORES
         is_storage = load is not None and load < 0.5
         most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if is_storage else cores)))
         if cores <= 1 and load is not None and not is_storage and not is_gpu(result):
             most = 0  # the training needs the core
+
         return cls(
             workers=workers,
             load=load,
@@ -212,6 +217,7 @@ class Loading:
         """By more workers that each keep so much of a core busy."""
         if self.more_workers <= self.workers:
             return 0.0
+
         all_cores_s = (self.computes_s + load * self.batch_s) / self.cores
         waited_s = (
             self.batch_s if not self.workers else self.batch_s / self.workers - self.working_s
@@ -237,6 +243,7 @@ def _uneven_ranks(result: ProfileResult) -> Advice:
     if blame(late, result) >= CRITICAL_SHARE:
         whom = f"rank {late.rank} on {late.host}, whose own work takes no longer"
         remedy = "it joins collectives late: look for what else uses its device and its cores"
+
     return Advice(
         bottleneck="uneven_ranks",
         text=f"ranks wait {of_step(result, waiting)} for {whom}",
@@ -258,6 +265,7 @@ def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
     )
     if line is not None:
         remedy = "the other ranks do not run this line for as long: find out why this one does"
+
     return Advice(
         bottleneck="slow_rank",
         text=f"rank {rank.rank} on {rank.host} {OWN_PARTS[part]} {latency(rank.parts_s[part])} a step"
@@ -282,6 +290,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     runs ahead of it, and a captured graph needs no host."""
     if not is_gpu(result):
         return
+
     step_s = result.step_s
     gaps = result.parts_s["gaps"]
     idle = gaps + result.parts_s["host_sync"]
@@ -291,6 +300,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     blocked = sum(sync.seconds for sync in syncs)
     gained = min(idle, blocked)
     can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
+
     if gained > max(MIN_GAIN * step_s, idle / 4):
         lines = ", ".join(
             f"{sync.source} ({sync.call}, {sync.calls:.3g} times)" for sync in syncs[:3]
@@ -323,6 +333,7 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
     """No bottleneck, so it is last."""
     if not is_gpu(result) or result.precision not in (None, "fp32"):
         return
+
     products = [kernel for kernel in result.kernels if MATRIX_KERNELS.search(kernel.name)]
     seconds = sum(kernel.seconds for kernel in products if not HALF_KERNELS.search(kernel.name))
     saved_s = Savings(
@@ -382,6 +393,7 @@ def _one_reduction(result: ProfileResult, exposed: float) -> Advice:
     cost_s = exposed + waiting
     fewer = 1 - 1 / times
     hidden = _freed_s(result, result.hidden_communication_s, result.hidden_communication_s / times)
+
     return Advice(
         bottleneck="micro_batches",
         text=f"gradients are reduced {times} times in each step, in every micro-batch: {of_step(result, cost_s)} is "
@@ -405,6 +417,7 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     part = sent_part(result.settings)
     if part is None:
         return
+
     buckets = result.buckets
     total = sum(bucket.reduce_s for bucket in buckets)
     costs = fit_costs(
@@ -420,6 +433,7 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     cap = f"{best.cap_mb:g}"
     if best.cap_mb == result.bucket_cap_mb:
         return
+
     place = plans[0].index(best)
     saved = [exposed - min(exposed, plan[place].exposed_s * scale) for plan in plans]
     freed = _freed_s(result, total, best.reduce_s)
@@ -473,6 +487,7 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
     """Gradients in half the bytes."""
     if is_script(result) or result.settings.get("dist.comm", "none") != "none":
         return
+
     costs = fit_costs(
         result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
     )
@@ -508,13 +523,16 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
             f"accumulate {factor} times the samples with no_sync()",
             "or halve the bytes: model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
         ]
+
     if doctors and 0 < speed < SLOWER_LINK * doctors:
         remedies.append(f"doctor measured {bit_rate(doctors)}: look for what else uses the link")
     elif result.num_nodes > 1 and not doctors:
         remedies.append("drumline doctor --hosts measures the link")
+
     fewer = 1 - 1 / factor
     saved = fewer * exposed
     waiting = fewer * _wait_in_collectives_s(result)
+
     return Advice(
         bottleneck="network",
         text=_on_network(result, exposed),
@@ -548,11 +566,13 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
     )
     lines = result.collective_lines
     cost_s = exposed + waiting
+
     if lines and not is_sync:
         cost_s = min(cost_s, sum(line.seconds for line in lines))
         exposed = min(exposed, cost_s)
     elif not is_sync:
         return
+
     is_setting = result.settings.get("dist.sync_batchnorm") == "true"
     remedy = "call it less often, join several into one, or wait for it (async_op=True) when its result is needed"
     if is_sync:

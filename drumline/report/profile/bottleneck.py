@@ -97,7 +97,12 @@ class Advice:
 
 
 def removable(
-    bottleneck: Bottleneck, text: str, remedy: str, cost_s: float, *, what: str = "it"
+    bottleneck: Bottleneck,
+    text: str,
+    remedy: str,
+    cost_s: float,
+    *,
+    what: str = "it",
 ) -> Advice:
     """Advice against something that a step can do without, at best."""
     return Advice(
@@ -120,6 +125,7 @@ def flags_of(settings: Mapping[str, str]) -> str:
             flags.append(f"--no-{path}")
         else:
             flags.append(f"--{path} {value}")
+
     return " ".join(flags)
 
 
@@ -149,7 +155,11 @@ def is_script(result: ProfileResult) -> bool:
 
 
 def by_setting(
-    result: ProfileResult, settings: Mapping[str, str], *, script: str, task: str = ""
+    result: ProfileResult,
+    settings: Mapping[str, str],
+    *,
+    script: str,
+    task: str = "",
 ) -> dict[str, Any]:
     """The remedy where a setting makes the change: of a script its author does, as `script` says.
     `task`: what else to know of the setting."""
@@ -189,6 +199,7 @@ def blame(rank: RankSteps, result: ProfileResult) -> float:
     anything may happen, is left out; of an earlier version's profile the steps are counted."""
     if not rank.waited_for_s:
         return rank.critical_steps / result.num_steps
+
     worst = rank.waited_for_s.index(max(rank.waited_for_s))
 
     def waited_s(peer: RankSteps) -> float:
@@ -201,6 +212,7 @@ def blame(rank: RankSteps, result: ProfileResult) -> float:
 def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
         return None
+
     slow = max(result.ranks, key=lambda rank: (blame(rank, result), _busy_s(rank)))
     peers = [rank for rank in result.ranks if rank is not slow]
     waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
@@ -209,6 +221,7 @@ def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     cost_s = min(longer_s - max(0.0, crowding), waited_s)
     if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_GAIN * result.step_s:
         return None
+
     return SlowRank(slow, peers, cost_s, waited_s)
 
 

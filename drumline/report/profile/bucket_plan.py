@@ -38,7 +38,10 @@ class ReadyGradients:
 
 
 def filled(
-    sizes: Sequence[int], cap_bytes: float, *, first_bytes: float | None = None
+    sizes: Sequence[int],
+    cap_bytes: float,
+    *,
+    first_bytes: float | None = None,
 ) -> list[range]:
     """Which tensors DDP puts into each bucket: in this order, and never a part of one, until a
     bucket has reached the cap. `first_bytes`: the cap of the first bucket."""
@@ -52,6 +55,7 @@ def filled(
             buckets.append(range(first, number + 1))
             first = number + 1
             num_bytes = 0
+
     return [*buckets, range(first, len(sizes))] if first < len(sizes) else buckets
 
 
@@ -78,7 +82,10 @@ class ReduceCost:
 
 
 def fit_costs(
-    buckets: Sequence[Bucket], *, network_bytes_per_s: float | None, world_size: int
+    buckets: Sequence[Bucket],
+    *,
+    network_bytes_per_s: float | None,
+    world_size: int,
 ) -> tuple[ReduceCost, ...]:
     """The cost of an all-reduce: one where the buckets' sizes differ enough to tell latency and
     bandwidth apart, or where `doctor` has measured the bandwidth. Otherwise two, the likely one
@@ -86,6 +93,7 @@ def fit_costs(
     sizes = [bucket.num_bytes for bucket in buckets]
     mean_size = sum(sizes) / len(sizes)
     mean_s = sum(bucket.reduce_s for bucket in buckets) / len(buckets)
+
     if max(sizes) >= MIN_SPREAD * min(sizes):
         spread = sum((size - mean_size) ** 2 for size in sizes)
         slope = (
@@ -94,6 +102,7 @@ def fit_costs(
         )
         slope = min(max(slope, 0.0), mean_s / mean_size)  # neither term of the sum is negative
         return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)
+
     all_of_it = mean_s / mean_size
     speeds = [network_bytes_per_s] if network_bytes_per_s else [math.inf, SLOWEST_LINK]
     slopes = [min(2 * (world_size - 1) / world_size / speed, all_of_it) for speed in speeds]
@@ -123,7 +132,9 @@ class CapPlan(NamedTuple):
 
 
 def exposed_by_cap(
-    tensors: Sequence[ReadyGradients], sent_part: float, cost: Callable[[float], float]
+    tensors: Sequence[ReadyGradients],
+    sent_part: float,
+    cost: Callable[[float], float],
 ) -> Iterator[CapPlan]:
     """For each of CAPS_MB. `sent_part`: the bytes that are sent for a byte of gradients, which the
     size of a bucket counts."""
@@ -141,6 +152,7 @@ def backward_gradients(result: ProfileResult, sent_part: float) -> list[ReadyGra
             ReadyGradients(num_bytes=tensor.num_bytes, compute_s=tensor.backward_s)
             for tensor in result.tensors
         ]
+
     return [
         ReadyGradients(num_bytes=round(bucket.num_bytes / sent_part), compute_s=bucket.backward_s)
         for bucket in result.buckets

@@ -187,6 +187,7 @@ def _on_device(result: ProfileResult) -> Iterator[Advice]:
     cost_s = result.phases_s.get("on_device", 0.0)
     if line is None:
         return
+
     least = MIN_GAIN if line.own_s > cost_s / 2 and is_waiting(line) else MIN_PHASE
     if cost_s >= least * result.step_s:
         yield removable(
@@ -224,6 +225,7 @@ def _collections(result: ProfileResult) -> Iterator[Advice]:
     collections = result.collections
     if collections is None:
         return
+
     remedy = (
         "call gc.freeze() when the model and the data are made, or gc.disable(), and gc.collect() every so many "
         "steps"
@@ -245,12 +247,14 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
     cost_s = result.phases_s.get("optimizer", 0.0)
     if optimizer is None or cost_s < MIN_PHASE * result.step_s:
         return
+
     line = first_line(result, "optimizer")
     kind = ""
     if optimizer.name in FUSED and not optimizer.is_fused:
         kind = "fused"
     elif optimizer.name in FOREACH and not optimizer.is_foreach:
         kind = "foreach"
+
     text = (
         f"the optimizer ({one_line(optimizer.name)}, {plural(optimizer.num_tensors, 'tensor')} of "
         f"{file_size(optimizer.num_bytes / max(1, optimizer.num_tensors))} on average) takes {of_step(result, cost_s)}"
@@ -307,6 +311,7 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     optimizer = result.optimizer
     if optimizer is None or optimizer.num_tensors < MANY_TENSORS:
         return
+
     mean_bytes = optimizer.num_bytes / optimizer.num_tensors
     phases_s = result.phases_s
     passes_s = sum(phases_s.get(phase, 0.0) for phase in PASSES)
@@ -324,6 +329,7 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     cost_s = gaps_s + computes * optimizer_s
     if mean_bytes > SMALL_BYTES or cost_s < 2 * MIN_PHASE * result.step_s:
         return
+
     yield removable(
         "small_tensors",
         f"{plural(optimizer.num_tensors, 'parameter')} of {file_size(mean_bytes)} on average: "
@@ -373,6 +379,7 @@ def _fewer(
 ) -> Advice:
     """Advice to do something a tenth as often."""
     saved_s = cost_s * (1 - 1 / FEWER)
+
     return Advice(
         bottleneck=bottleneck,
         text=text,
@@ -400,10 +407,12 @@ def _workers(result: ProfileResult) -> Iterator[Advice]:
     cores = result.cores_per_rank or USUAL_CORES
     if workers is None or crowded is None or crowded.part < MIN_CROWDED or workers.number <= cores:
         return
+
     cost_s = min(0.5, crowded.part) * result.step_s
     num_workers = max(1, min(int(cores), math.ceil(1.2 * workers.cores)))
     if num_workers >= workers.number:
         return
+
     yield Advice(
         bottleneck="workers",
         text=f"there are too many workers: a rank with {cores:.3g} core{'' if cores == 1 else 's'} has "
@@ -429,6 +438,7 @@ def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
     starts = result.worker_starts
     if starts is None:
         return
+
     yield Advice(
         bottleneck="worker_starts",
         text=f"the workers start again in {starts.num_steps} of {plural(result.num_steps, 'step')}, as in every epoch: "

@@ -69,6 +69,7 @@ def headline(result: ProfileResult) -> str:
     largest = max(advice, key=lambda item: item.cost_s, default=None)
     if largest is not None and largest.cost_s:
         return _sentence(largest, result)
+
     compute = f"the ranks compute {_share(result.parts_s['compute'], result)} of the step"
     gaps_s = result.parts_s["gaps"]
     if gaps_s >= LITTLE * result.step_s:
@@ -118,6 +119,7 @@ def _parts(result: ProfileResult) -> Iterator[str]:
     for part in ("compute", *order):
         if result.parts_s[part] > 0:
             yield f"  {PART_NAMES[part]:<28} {_ms(result.parts_s[part]):>11}  {_share(result.parts_s[part], result):>4}"
+
     if result.world_size > 1:
         yield f"  beside compute: {_ms(result.hidden_communication_s)} of communication, hidden"
     if result.unprofiled_step_s:
@@ -131,6 +133,7 @@ def _of_all_steps(result: ProfileResult) -> Iterator[str]:
     times = result.run_steps
     if times is None or times.count < FEW_STEPS:
         return
+
     yield (
         f"  of {times.count:,} steps since the start (evaluations and saves left out): median "
         f"{_ms(times.median_s)}, 99th percentile {_ms(times.p99_s)}"
@@ -148,11 +151,13 @@ def _utilization(result: ProfileResult) -> Iterator[str]:
     """The MFU, by the time of a step without the profiler where it is known."""
     if result.step_tflop is None:
         return
+
     tflop_per_s = result.step_tflop / (result.unprofiled_step_s or result.step_s)
     of_peak = ""
     if result.peak_tflop_per_s:
         share = tflop_per_s / result.peak_tflop_per_s
         of_peak = f", {share:.1%} of the {result.peak_tflop_per_s:,.0f} of its devices (MFU)"
+
     yield f"  the model computes {two_digits(tflop_per_s)} TFLOP/s{of_peak}"
 
 
@@ -160,6 +165,7 @@ def _phases(result: ProfileResult) -> Iterator[str]:
     """Short phases are one line."""
     if not result.phases_s:
         return
+
     yield ""
     yield "the same step by phase"
     shown = [
@@ -209,18 +215,21 @@ def _of_ranks(result: ProfileResult) -> Iterator[str]:
 def _of_buckets(result: ProfileResult) -> Iterator[str]:
     if not result.buckets:
         return
+
     total = sum(bucket.num_bytes for bucket in result.buckets)
     measured = result.network_bytes_per_s
     yield ""
     against = "" if measured is None else f"; doctor measured {bit_rate(measured)}"
     size = f"{file_size(total)} a step" if total else "of unknown bytes"
     yield f"{plural(len(result.buckets), 'bucket')} of gradients, {size}{against}"
+
     for number, bucket in enumerate(result.buckets[:MOST_SHOWN], 1):
         num_bytes = file_size(bucket.num_bytes) if total else "?"
         yield (
             f"  {number}: {num_bytes:>8}, ready after {_ms(bucket.ready_s)} of compute, "
             f"all-reduce {_ms(bucket.reduce_s)}{_rate(bucket, result)}"
         )
+
     if len(result.buckets) > MOST_SHOWN:
         yield f"  and {len(result.buckets) - MOST_SHOWN} more"
 

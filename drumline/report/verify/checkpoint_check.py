@@ -33,7 +33,10 @@ class SavedPosition:
 
 
 def check_checkpoints(
-    root: Path, section: Section, progress: Progress, verify: Verify = catalog.verify
+    root: Path,
+    section: Section,
+    progress: Progress,
+    verify: Verify = catalog.verify,
 ) -> list[SavedPosition]:
     """Read all checkpoints; returns the positions of the complete ones, in the order of their
     steps."""
@@ -44,6 +47,7 @@ def check_checkpoints(
         section.problem(root.name, error.what)
         section.summary = "cannot be listed"
         return []
+
     complete: list[SavedPosition] = []
     saved: list[int] = []
     num_bytes = 0
@@ -63,10 +67,12 @@ def check_checkpoints(
         position = _position(path, manifest, section)
         if position is not None:
             complete.append(position)
+
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(
             f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it"
         )
+
     # Without one that a running job has just removed.
     count = sum((root / catalog.folder_name(step)).is_dir() for step in steps)
     section.counts = {
@@ -99,6 +105,7 @@ def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
         if unlisted:
             section.note(where, f"has files that are not in its manifest: {', '.join(unlisted)}")
         return manifest
+
     return None
 
 
@@ -118,13 +125,18 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
         if path.is_dir():
             section.problem(where, "has no valid step and position")
         return None
+
     if saved.step != int(path.name.removeprefix("step-")):
         section.problem(where, f"belongs to step {saved.step}")
     return saved
 
 
 def check_newest_save(
-    root: Path, section: Section, reported: RankEvents, *, is_at_work: bool
+    root: Path,
+    section: Section,
+    reported: RankEvents,
+    *,
+    is_at_work: bool,
 ) -> None:
     """The checkpoint of the latest save is kept until a newer one is complete. (A running job may
     be saving.)"""
@@ -133,12 +145,14 @@ def check_newest_save(
     saves = reported.of_kinds("checkpoint", "resume")
     if not saves or is_at_work:
         return
+
     newest = saves[-1]
     name = catalog.folder_name(newest.step)
     # A save that was killed while it replaced a checkpoint of the same step leaves the earlier one
     # under that name.
     if (root / name).exists() or (root / f".{name}.replaced").exists():
         return
+
     how = "saved it" if newest.kind == "checkpoint" else "resumed from it"
     where = f"events/rank-00000.jsonl, line {newest.line}"
     section.problem(f"{root.name}/{name}", f"is missing, though the run {how} ({where})")

@@ -47,7 +47,11 @@ class RankEvents:
 
 
 def check_events(
-    folder: Path, section: Section, *, saved_steps: set[int], hosts: dict[int, str]
+    folder: Path,
+    section: Section,
+    *,
+    saved_steps: set[int],
+    hosts: dict[int, str],
 ) -> RankEvents:
     """Read all event files; returns what rank 0 has reported. `saved_steps`: those of the ledger;
     `hosts`: by rank, of the latest start."""
@@ -79,27 +83,35 @@ def read_rank(path: Path, section: Section) -> RankEvents:
             unread = line if line.record is None else None
     except OSError as error:
         section.problem(events.where, f"cannot be read: {error.strerror}")
+
     if unread is not None and unread.is_ended:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
     elif unread is not None:
         section.note(f"{events.where}, line {unread.number}", "cut off by a kill, or being written")
+
     return events
 
 
 def _add(
-    events: RankEvents, line: int, record: dict[str, Any], unread: Line | None, section: Section
+    events: RankEvents,
+    line: int,
+    record: dict[str, Any],
+    unread: Line | None,
+    section: Section,
 ) -> None:
     """Add an event to its attempt. `unread`: the line above, if it is incomplete."""
     where = f"{events.where}, line {line}"
     expected = events.next_number
     number = record["number"] if _is_count(record.get("number")) else expected
     begins = number == 0 or not events.num_attempts
+
     if unread is not None:
         above = f"{events.where}, line {unread.number}"
         if begins:
             section.note(above, "cut off by a kill, at the end of an attempt")
         else:
             section.problem(above, UNREADABLE)
+
     missing = number - expected - (unread is not None)  # the unreadable line has been reported
     if not begins and number == expected - 1:
         section.problem(where, f"event {number} occurs twice")
@@ -112,12 +124,14 @@ def _add(
         what = f"the first {plural(number, 'event')} of an attempt missing above it"
         section.problem(where, what)
         begins = True
+
     events.num_attempts += begins
     events.next_number = number + 1
     events.num_events += 1
     if (damage := _damage(record)) is not None:
         section.problem(where, f"damaged: {damage}")
         return
+
     events.events.append(SeenEvent(line, record["kind"], record.get("step", 0)))
     if record["kind"] == "start":
         events.world_size = max(events.world_size, record.get("world_size", 1))
@@ -128,13 +142,16 @@ def _damage(record: dict[str, Any]) -> str | None:
     world_size = record.get("world_size", 1)
     if not isinstance(record.get("kind"), str):
         return f"kind is {record.get('kind')!r}"
+
     for name in ("number", "step"):
         if name in record and not _is_count(record[name]):
             return f"{name} is {record[name]!r}"
+
     if "number" not in record:
         return "it has no number"
     if record["kind"] == "start" and not (_is_count(world_size) and world_size):
         return f"world_size is {world_size!r}"
+
     return None
 
 
@@ -143,11 +160,15 @@ def _is_count(value: Any) -> bool:
 
 
 def _check_no_file_is_missing(
-    folder: str, ranks: dict[int, RankEvents], section: Section, hosts: dict[int, str]
+    folder: str,
+    ranks: dict[int, RankEvents],
+    section: Section,
+    hosts: dict[int, str],
 ) -> None:
     world_size = max((events.world_size for events in ranks.values()), default=0) or len(hosts)
     shared = {hosts.get(rank) for rank in ranks}
     absent = (rank for rank in range(world_size) if rank not in ranks)
+
     for rank in islice(absent, MOST_NAMED):
         where = f"{folder}/rank-{rank:05d}.jsonl"
         host = hosts.get(rank)

@@ -58,6 +58,7 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
     if saved and all(position.in_own_loop for position in saved):
         checkpoints.note(folder.checkpoints.name, SAVED_BY_OWN_LOOP)
         return RunReport(run, [checkpoints], holder, last)
+
     history = check_samples(folder.ledger, samples, saved)
     may_lack = is_at_work or not checkpoints.counts.get("checkpoints")
     hosts = _check_settings(folder, settings, may_lack=may_lack)
@@ -65,11 +66,13 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
     reported = check_events(folder.events, events, saved_steps=saved_steps, hosts=hosts)
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
     has_saved = bool(saved) or bool(reported.of_kinds("checkpoint"))
+
     if history is None and not samples.problems:
         if has_saved and events.counts["events"]:
             samples.problem(FILE, "is missing, though the run has taken steps")
         else:
             samples.note(FILE, "is missing: `drumline train` saved no step here")
+
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
 
 
@@ -83,6 +86,7 @@ def _check_settings(folder: RunFolder, section: Section, *, may_lack: bool) -> d
     section.summary = (
         "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
     )
+
     try:
         return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -110,4 +114,5 @@ def _read_table(path: Path, section: Section, *, may_lack: bool) -> dict[str, An
         if isinstance(content, dict):
             return content
         section.problem(path.name, "is damaged: it is not a table of settings")
+
     return None

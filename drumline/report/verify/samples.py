@@ -90,6 +90,7 @@ class StepRange:
                     entries.append(run.slice(0, min(run.steps, left)))
                 left -= run.steps
             ranks.append(tuple(entries))
+
         return replace(self, last=last, ranks=tuple(ranks))
 
 
@@ -128,6 +129,7 @@ def read_history(path: Path, section: Section) -> History:
             _add_start(history, entry, section)
         else:
             _add_range(history, entry, section)
+
     return history
 
 
@@ -138,6 +140,7 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
         raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
     if kind == "steps" and not history.starts:
         raise ValueError("steps, but no start of a job above them")
+
     try:
         if kind == "start":
             return replace(untrusted.from_json(LedgerStart, record), line=line)
@@ -161,6 +164,7 @@ def _add_start(history: History, start: LedgerStart, section: Section) -> None:
         lost = span(history.last_step + 1, start.step, "step")
         what = f"the run resumed from step {start.step:,}; not recorded: {lost}"
         section.problem(line_of(start), what)
+
     history.starts.append(start)
     history.saved_steps.add(start.step)
     history.ranges = [
@@ -181,6 +185,7 @@ def _add_range(history: History, steps: StepRange, section: Section) -> None:
     elif steps.first < expected:
         again = span(steps.first, min(expected - 1, steps.last), "step")
         section.problem(where, f"recorded twice: {again}")
+
     history.ranges.append(steps)
     if steps.is_saved:
         history.saved_steps.add(steps.last)
@@ -225,6 +230,7 @@ class EpochPiece:
                 moved = run.slice(step - self.first, 1)
                 if max(moved.low, low) < min(moved.high, high):
                     ranks.add(rank)
+
         named = ", ".join(map(str, sorted(ranks)))
         return f"{span(first, last, 'step')} on rank{'' if len(ranks) == 1 else 's'} {named}"
 
@@ -249,16 +255,19 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         section.problem(FILE, f"cannot be read: {error.strerror}")
         section.summary = "cannot be read"
         return None
+
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
     pieces = [piece for steps in history.ranges for piece in pieces_of(steps)]
     for piece in pieces:
         _check_batch(piece, section)
         epochs[piece.epoch].append(piece)
+
     for epoch in sorted(epochs):
         _check_epoch(epoch, epochs[epoch], section, is_last=epoch == max(epochs))
     for left, right in pairwise([-1, *sorted(epochs)]):
         if right > left + 1:
             section.problem(FILE, f"{span(left + 2, right, 'epoch')} missing")
+
     _check_positions(pieces, history, section, checkpoints)
     num_lost = _count_lost(history, section)
     _summarise_samples(pieces, history, section, num_lost)
@@ -299,6 +308,7 @@ def _check_batch(piece: EpochPiece, section: Section) -> None:
     fits = all(left[1] == right[0] for left, right in pairwise(batch_parts))
     size = batch_parts[-1][1] - batch_parts[0][0] if batch_parts else 0
     is_alike = len({(run.epoch, run.stride) for run in piece.runs}) == 1
+
     if not (is_alike and fits and size == piece.stride):
         had = "; ".join(
             f"rank {rank} had {run.high - run.low:,} from position {run.low:,} of epoch {run.epoch + 1}"
@@ -325,6 +335,7 @@ def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_l
     if start.samples is not None and reached > start.samples:
         what = f"epoch {epoch + 1} reaches position {reached - 1:,}, but there are {_describe_samples(start)}"
         section.problem(line_of(ordered[-1]), what)
+
     if len(section.problems) == num_problems:
         _check_steps(epoch, pieces, section)
 
@@ -352,6 +363,7 @@ def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
         if piece.high > reached:
             reached = piece.high
             before = f"step {piece.last:,} ended there"
+
     if reached < end:
         yield CoverageFault(reached, end, before)
 
@@ -370,12 +382,17 @@ def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
 
 
 def _report_faults(
-    epoch: int, kind: str, faults: list[CoverageFault], start: LedgerStart, section: Section
+    epoch: int,
+    kind: str,
+    faults: list[CoverageFault],
+    start: LedgerStart,
+    section: Section,
 ) -> None:
     for fault in faults[:NAMED_FAULTS]:
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
         section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {kind}: {fault.how}")
+
     unnamed = faults[NAMED_FAULTS:]
     if unnamed:
         count = sum(fault.high - fault.low for fault in unnamed)
@@ -387,6 +404,7 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
     """The samples at some positions, by their index in the dataset; a stream has no index."""
     if start.samples is None or fault.low >= start.samples:
         return ""
+
     import numpy as np
 
     from drumline.data.sharding import permute
@@ -432,13 +450,17 @@ def _describe_samples(start: LedgerStart) -> str:
 
 
 def _check_positions(
-    pieces: list[EpochPiece], history: History, section: Section, saves: list[SavedPosition]
+    pieces: list[EpochPiece],
+    history: History,
+    section: Section,
+    saves: list[SavedPosition],
 ) -> None:
     beyond = [saved.step for saved in saves if saved.step > history.last_step]
     if beyond:
         ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
         have = "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
         section.problem(FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}")
+
     for saved in saves:
         covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
@@ -470,6 +492,7 @@ def _count_lost(history: History, section: Section) -> int:
             what = f"{plural(count, 'sample')} of {span(lost.first, lost.last, 'step')} were lost with rank {lost.rank}"
             section.note(line_of(start), f"{what}, which the others continued without")
             total += count
+
     return total
 
 
@@ -477,22 +500,28 @@ def _samples_of(lost: LostSteps, steps: StepRange) -> int:
     """How many samples of this range the lost rank had in its lost steps."""
     if lost.rank >= len(steps.ranks):
         return 0
+
     count = 0
     for begin, runs in _blocks(steps):
         run = runs[lost.rank]
         first = max(lost.first, begin)
         last = min(lost.last, begin + run.steps - 1)
         count += max(0, last - first + 1) * (run.high - run.low)
+
     return count
 
 
 def _summarise_samples(
-    pieces: list[EpochPiece], history: History, section: Section, num_lost: int
+    pieces: list[EpochPiece],
+    history: History,
+    section: Section,
+    num_lost: int,
 ) -> None:
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
             sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"
             section.note(line_of(now), f"the dataset changed: {sizes}")
+
     section.counts = {
         "steps": history.last_step,
         "positions": sum(piece.high - piece.low for piece in pieces),
@@ -501,6 +530,7 @@ def _summarise_samples(
     if not pieces:
         section.summary = "no step is recorded yet"
         return
+
     last = max(pieces, key=lambda piece: (piece.epoch, piece.high))
     is_ended = last.high == last.start.samples
     so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"

@@ -96,6 +96,7 @@ def search_batch(
             f"find-batch cannot try batches in mode {config.dist.mode} on several ranks",
             next_step="use `drumline plan TASK`, which predicts the memory of every mode",
         )
+
     config = replace(config, train=replace(config.train, accumulate=1, micro_batch_size=None))
     job = build_job(config, task_class(config), ddp, step_kind=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"
@@ -128,6 +129,7 @@ def search_batch(
         job.close()
         if on_gpu:
             torch.cuda.set_per_process_memory_fraction(1.0, ddp.device)
+
     return BatchSearch(trials, limit, job.batch.size, on_gpu)
 
 
@@ -140,9 +142,11 @@ def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
         low, high = high, min(2 * high, limit)
         if low == limit:
             return low
+
     while low and high - low > max(1, low // PRECISION):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
+
     return low
 
 
@@ -154,10 +158,12 @@ def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: flo
         step(_make_step(job, plan, smallest, count=1, syncs=True))
     except torch.OutOfMemoryError:
         return False
+
     if margin is not None:
         free, total = torch.cuda.mem_get_info(job.ddp.device)
         usable = (free + torch.cuda.memory_reserved(job.ddp.device)) * (1 - margin)
         torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), job.ddp.device)
+
     return True
 
 
@@ -181,6 +187,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
         if not is_out_of_memory(error):
             raise
         seconds = 0.0
+
     # After the error is released, which holds the tensors of the step.
     job.optimizer.zero_grad(set_to_none=True)
     gc.collect()
@@ -188,6 +195,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
         memory = torch.cuda.max_memory_reserved(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+
     measured = gather_json([seconds, memory])
     seconds_of_ranks = [rank_seconds for rank_seconds, _ in measured]
     fits = all(seconds_of_ranks)

@@ -84,6 +84,7 @@ class RangeTest:
         lowest = self.lowest
         before = zip(self.losses[: lowest + 1], smooth[: lowest + 1], strict=True)
         apart = [loss - mean for loss, mean in before if math.isfinite(mean)]
+
         if not smooth[0] - smooth[lowest] > max(
             NOISE * pstdev(apart or [0.0]), LEAST_FALL * abs(smooth[0])
         ):
@@ -92,11 +93,13 @@ class RangeTest:
                 f"from step to step: {smooth[0]:.4g} at the lowest rate, {smooth[lowest]:.4g} at best",
                 next_step="give more --steps, another range with --low and --high, or a larger --train.batch_size",
             )
+
         if not self.has_diverged and lowest >= len(smooth) - 1 - REACH:
             raise TrainingError(
                 f"the loss was still falling at the highest rate, {self.rates[-1]:.2g}, so the best is above it",
                 next_step=f"give --high {100 * self.rates[-1]:.2g}",
             )
+
         return float(f"{self.rates[lowest] / SAFETY:.2g}")
 
 
@@ -131,6 +134,7 @@ def measure_range(
                     break
     finally:
         job.close()
+
     return RangeTest(
         [options.rate(step) for step in range(len(losses))],
         losses,

@@ -71,6 +71,7 @@ class ShortRuns:
         log = self.folder / "output.txt"
         name = f"the run with {flags_of(settings) or 'unchanged settings'}"
         shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
+
         try:
             run_to_the_end(Leg(name, tuple(arguments), run, log, self.procs))
             events = [
@@ -80,10 +81,12 @@ class ShortRuns:
             ]
         finally:
             shutil.rmtree(run, ignore_errors=True)
+
         first = next(event for event in events if event["step"] >= lap)
         timed = [event for event in events if event["step"] > first["step"]]
         if not self.has_pauses or "train.accumulate" in settings:  # which has more samples a step
             return median(self.batch_size / float(event["samples_per_s"]) for event in timed)
+
         num_steps = int(timed[-1]["step"] - first["step"])
         return float(timed[-1]["time"] - first["time"]) / num_steps
 
@@ -159,6 +162,7 @@ def try_advice(
             else:
                 trial.before_s.append(before_s)
                 trial.after_s.append(after_s)
+
     return trials
 
 

@@ -80,6 +80,7 @@ def matched(
     for rank, trace in traces.items():
         for call in trace.collectives:
             by_kind[call.kind][rank].append(call)
+
     collectives = []
     for kind, of_ranks in by_kind.items():
         if len({len(calls) for calls in of_ranks.values()}) == 1:
@@ -92,6 +93,7 @@ def matched(
         if kind.startswith(LEFT_TOGETHER):
             rows = [part for row in rows for part in _possible(row, clock_error_s)]
         collectives += [MatchedCollective(kind=kind, by_rank=row) for row in rows]
+
     return collectives
 
 
@@ -118,7 +120,10 @@ def clock_difference(trace: RankTrace, reference: RankTrace) -> float:
 
 
 def divided(
-    low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str
+    low: float,
+    high: float,
+    claims: Sequence[tuple[str, Intervals]],
+    rest: str,
 ) -> dict[str, float]:
     """The time from `low` to `high` in parts: each instant belongs to the first claim that has it,
     or to the rest."""
@@ -128,6 +133,7 @@ def divided(
         taken = intersection(left, clipped(claim, low, high))
         parts[name] = length(taken)
         left = difference(left, taken)
+
     parts[rest] = length(left)
     return parts
 
@@ -150,7 +156,9 @@ def waiting_of(rank: int, collectives: Sequence[MatchedCollective]) -> Intervals
 
 
 def divide_steps(
-    rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]
+    rank: int,
+    trace: RankTrace,
+    collectives: Sequence[MatchedCollective],
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
@@ -167,6 +175,7 @@ def divide_steps(
     other_calls = [call for call in calls if not call.is_bucket]
     other_collectives = union((call.call, call.end) for call in other_calls)
     idle = {last: difference(union(pairs), trace.compute) for last, pairs in sorted(waits.items())}
+
     return [
         StepParts(
             step=step,

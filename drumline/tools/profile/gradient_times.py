@@ -47,6 +47,7 @@ def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
         if buckets:
             last_end = max(call.end for call in buckets)
             waits.append((ready_instant(trace, step, buckets[-1]), last_end))
+
     return difference(rest, union(waits))
 
 
@@ -137,12 +138,15 @@ def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[Co
 
 
 def backward_start(
-    trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]
+    trace: RankTrace,
+    step: TraceStep,
+    calls: Sequence[CollectiveCall],
 ) -> float | None:
     """When the host began the backward pass in which gradients are reduced: after the last batch of
     the step."""
     if not calls or calls[0].host_call is None:
         return None
+
     first_call = calls[0].host_call
     starts, ends = trace.backward.T
     loaded = trace.data[trace.data[:, 1] <= first_call, 1]
@@ -158,7 +162,10 @@ def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[Collec
 
 
 def _computed_until(
-    trace: RankTrace, step: TraceStep, host_time: float | None, start: float
+    trace: RankTrace,
+    step: TraceStep,
+    host_time: float | None,
+    start: float,
 ) -> float:
     """How long the work of a step takes that the host had launched at this time; before `start`, if
     it is not known."""
@@ -198,6 +205,7 @@ def tensors_of(
     sizes = facts[min(facts)].tensor_bytes
     if not _are_buckets_of(facts[min(facts)]):
         return []
+
     rows = [
         row
         for rank, trace in traces.items()
@@ -205,6 +213,7 @@ def tensors_of(
         if len(row := _tensor_row(trace, step, len(sizes), hosts[rank]))
     ]
     times = np.mean(np.array(rows), axis=0).tolist() if rows else _between(sizes, buckets)
+
     return [
         GradientTensor(num_bytes=size, ready_s=ready_s, backward_s=backward_s, host_s=host_s)
         for size, (ready_s, backward_s, host_s) in zip(sizes, times, strict=True)
@@ -229,6 +238,7 @@ def _tensor_row(trace: RankTrace, step: TraceStep, num_tensors: int, host: Inter
     calls = bucket_calls(trace, step, 0)
     if not calls or len(times) < num_tensors or len(times) % num_tensors:
         return np.empty((0, 3))
+
     ready = _computed_at(trace, step, times[-num_tensors:])
     ready_s = _since(step.start, trace.compute, ready)
     backward_s = np.maximum(0.0, ready_s - _before_backward_s(trace, step, calls))

@@ -94,6 +94,7 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     for name, intervals in host.named.items():
         if len(intervals):
             phases_s[name] = length(intervals) / num_steps
+
     unsampled_s = length(host.steps) / num_steps - sum(phases_s.values())
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
 
@@ -216,6 +217,7 @@ class SampleTimes:
         for step in trace.steps:
             has_start = length(clipped(starts, step.start, step.end)) > 0
             waits[has_start].append(length(clipped(loading, step.start, step.end)))
+
         if not waits[True]:
             return None
 
@@ -308,6 +310,7 @@ def costliest(
                 operations=cost.operations[number],
             )
         )
+
     return _costliest_first(costs)
 
 
@@ -326,7 +329,11 @@ class _Computation:
     """By the numbers of phases and lines."""
 
     def add(
-        self, sample: StackSample, seconds: float, computes_s: float, differentiated_s: float
+        self,
+        sample: StackSample,
+        seconds: float,
+        computes_s: float,
+        differentiated_s: float,
     ) -> None:
         self.seconds += seconds
         self.computes_s += computes_s
@@ -344,6 +351,7 @@ class _Computation:
         """Its time, at its costliest line."""
         phase, number = costliest_key(self.lines_s)
         line = stacks.lines[number]
+
         return LineCost(
             phase=stacks.phases[phase],
             source=place_of(line),
@@ -357,12 +365,16 @@ class _Computation:
 
 
 def without_gradient(
-    stacks: StackSamples, seconds: Seconds, computes_s: Seconds, differentiated_s: Seconds
+    stacks: StackSamples,
+    seconds: Seconds,
+    computes_s: Seconds,
+    differentiated_s: Seconds,
 ) -> Iterator[LineCost]:
     """The user's statements that compute with torch and have no gradient, and functions in the
     others, by their costliest line. The times are of each sample."""
     if not stacks.statements or not differentiated_s.any():  # a captured step has no operations
         return
+
     columns = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
     rows = [
         (sample, statement, times)
@@ -383,6 +395,7 @@ def without_gradient(
         line = stacks.lines[sample.line]
         if line.file and statements[statement].has_gradient:
             functions[line.file, line.function].add(sample, *times)
+
     for computation in functions.values():
         if not computation.has_gradient:
             yield computation.cost(stacks, caller="")
@@ -401,12 +414,14 @@ def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Coll
     """The garbage collections of a step, which take this long together."""
     if not stacks.collections:
         return None
+
     full = [row for row in stacks.collections if row.generation == 2]
     lasts_ns: dict[SampledLine, float] = defaultdict(float)
     for row in full:
         lasts_ns[stacks.lines[row.line]] += row.ended_ns - row.began_ns
     users_ns = {line: lasts for line, lasts in lasts_ns.items() if line.file}
     line = costliest_key(users_ns) if users_ns else None
+
     return Collections(
         seconds=seconds,
         full=len(full) / num_steps,
@@ -481,6 +496,7 @@ def _mean_collections(ranks: Sequence[RankPhases]) -> Collections | None:
     costs = [rank.collections for rank in ranks if rank.collections is not None]
     if not costs:
         return None
+
     return replace(
         max(costs, key=lambda cost: cost.seconds),
         seconds=sum(cost.seconds for cost in costs) / len(ranks),

@@ -122,6 +122,7 @@ def read_ranks(
             f"{folder} has no trace that can be read ({'; '.join(reasons[:4])})",
             next_step="profile the job again",
         )
+
     return {rank: facts[rank] for rank in traces}, traces, missing
 
 
@@ -254,6 +255,7 @@ def _rank_steps(
                 lines=phases[rank].lines,
             )
         )
+
     return ranks
 
 
@@ -276,6 +278,7 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
                 waited[last] += seconds
         if any(waited.values()):
             slowest_ranks.append(max(waited, key=lambda rank: waited[rank]))
+
     return slowest_ranks
 
 
@@ -298,6 +301,7 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
         for operation in trace.operations
         if operation.step in {step.number for step in trace.steps}
     )
+
     return [
         Kernel(name=name, seconds=seconds, calls=calls)
         for name, seconds, calls in _per_step(rows, traces)
@@ -310,6 +314,7 @@ def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
         for trace in traces
         for event in trace.syncs
     )
+
     return [
         HostSync(source=source, call=call, seconds=seconds, calls=calls)
         for (source, call), seconds, calls in _per_step(rows, traces)
@@ -325,6 +330,7 @@ def _per_step(
     for key, lasts_s, count in rows:
         seconds[key] += lasts_s
         calls[key] += count
+
     num_steps = sum(len(trace.steps) for trace in traces)
     means = [(key, seconds[key] / num_steps, calls[key] / num_steps) for key in seconds]
     return sorted(means, key=lambda row: -row[1])
@@ -433,6 +439,7 @@ class MergedRank:
                 self._kernels.append(entry)
             else:
                 written.append(entry)
+
         self._merged.write(written)
 
     def _new_number(self, process: int) -> int:
@@ -450,6 +457,7 @@ class MergedRank:
             what = f"rank {self._rank} on {self._host}{gpu}"
             names.append(process_fact(number, "process_name", {"name": what}))
             names.append(process_fact(number, "process_sort_index", {"sort_index": number}))
+
         self._merged.write(names)
 
 

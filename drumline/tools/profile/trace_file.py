@@ -121,6 +121,7 @@ def _documents(path: Path) -> Iterator[bytes]:
         begun = [part[last + len(b",") :]]
         size = 0
         num_values = 0
+
     yield b"".join([opening, *begun])
 
 
@@ -384,6 +385,7 @@ class ColumnBuilder:
             # Operations on the host, which most events are, have none that are read.
             if entry.cat != "cpu_op":
                 self._details[number] = decoded(entry.args, Details)
+
         self._num_events += len(ranges)
 
     def columns(self) -> EventColumns:
@@ -393,6 +395,7 @@ class ColumnBuilder:
         ends = (starts_us + lasts_us) / 1e6
         order = np.lexsort((-ends, starts))
         order = order[(_are_times(starts_us) & _are_times(lasts_us))[order]]
+
         return EventColumns(
             start=starts[order],
             end=ends[order],
@@ -447,7 +450,9 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         seconds = _self_times(work)
         compute = difference(union(work.times()), data)
         launches = np.empty((0, 3))
+
     steps = tuple(_steps(columns, work, launches))
+
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
@@ -488,7 +493,9 @@ def is_communication(name: str) -> bool:
 
 
 def _steps(
-    columns: EventColumns, work: EventColumns, launches: NDArray[np.float64]
+    columns: EventColumns,
+    work: EventColumns,
+    launches: NDArray[np.float64],
 ) -> Iterator[TraceStep]:
     """A step lasts until the next one starts. On a GPU it starts with the first kernel that it
     launches on the stream that computes most: the host may be ahead by whole steps."""
@@ -498,21 +505,26 @@ def _steps(
         number = whole_number(event.name.removeprefix(STEP_MARK))
         if number is not None:
             starts.setdefault(number, event.start)
+
     ends = columns.end[columns.named(lambda name: name == END_MARK)]
     if not starts or not len(ends):
         raise ValueError("it has no steps, or no end of the last one")
+
     end = ends[-1]
     times = list(starts.values())
     if len(launches):
         times = _device_starts(times, work, launches)
     if any(later <= earlier for earlier, later in itertools.pairwise([*times, end])):
         raise ValueError("its steps are not in order")
+
     for number, start, until in zip(starts, times, [*times[1:], float(end)], strict=True):
         yield TraceStep(number, start, until)
 
 
 def _device_starts(
-    host: list[float], work: EventColumns, launches: NDArray[np.float64]
+    host: list[float],
+    work: EventColumns,
+    launches: NDArray[np.float64],
 ) -> list[float]:
     """As those on the host if a step has no kernel."""
     streams, _ = work.numbered(lambda label: label.thread)
@@ -522,6 +534,7 @@ def _device_starts(
     for low, high in zip(host, [*host[1:], np.inf], strict=True):
         of_step = main[(main[:, 0] >= low) & (main[:, 0] < high), 1]
         first_kernels.append(float(of_step.min()) if len(of_step) else None)
+
     starts = [start for start in first_kernels if start is not None]
     return starts if len(starts) == len(first_kernels) else host
 
@@ -553,11 +566,14 @@ def _outer_places(rows: EventColumns, is_first: Mask) -> NDArray[np.int64]:
         left = left[rows.end[outer[left]] <= rows.start[left]]
         outer[left] = outer[outer[left]]
         left = left[outer[left] >= 0]
+
     return outer
 
 
 def _operation_times(
-    work: EventColumns, seconds: NDArray[np.float64], steps: Sequence[TraceStep]
+    work: EventColumns,
+    seconds: NDArray[np.float64],
+    steps: Sequence[TraceStep],
 ) -> Iterator[OperationTime]:
     ends = np.array([step.end for step in steps])
     places = np.searchsorted([step.start for step in steps], work.start, "right") - 1
@@ -592,11 +608,15 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
             begun = [None] * len(done)
         for call, work in zip(begun, done, strict=True):
             collectives.append(_joined(kind, call, work, inside))
+
     return sorted(collectives, key=lambda collective: collective.call)
 
 
 def _joined(
-    kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]
+    kind: str,
+    call: Event | None,
+    work: Event,
+    inside: Mapping[str, Sequence[Event]],
 ) -> CollectiveCall:
     """`inside`: where the gradients of parameters are accumulated, by thread."""
     count = work.details.num_items
@@ -613,6 +633,7 @@ def _joined(
         is_bucket = kind == "allreduce" and _is_inside(call, inside.get(call.label.thread, ()))
         if work.label.kind != "kernel":  # which a rank joins when it starts
             joined = call.start
+
     return CollectiveCall(
         kind=f"{kind}:{group}" if isinstance(group, str) else kind,
         call=joined,

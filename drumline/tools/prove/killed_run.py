@@ -126,6 +126,7 @@ def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
             is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
             return progress.has_begun(kill) and not is_evaluated
         time.sleep(POLL_S)
+
     return False
 
 
@@ -145,12 +146,14 @@ class LegProgress:
         for line in self._tail.new():
             self.latest[line["kind"]] = line["step"]
             self.seen_at = [self.seen_at[-1], time.monotonic()]
+
         if kill.moment != "save":
             # There must be a complete checkpoint, which a busy machine may write late: otherwise
             # the next leg cannot resume.
             return self.latest[kill.moment] >= kill.step and any(
                 self._folder.checkpoints.glob("step-*")
             )
+
         partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
         return self.latest["step"] >= kill.step and partial.exists()
 

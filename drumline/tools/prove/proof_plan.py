@@ -55,15 +55,18 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
     if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
         legs = plural(len(options.worlds), "leg")
         yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
+
     for mode in options.modes:
         if mode not in MODES:
             yield f"--modes: {mode!r} is not one of {', '.join(MODES)}"
+
     if kill_steps and len(kill_steps) != kills:
         legs = ",".join(map(str, options.worlds))
         yield f"--kill-at: {plural(len(kill_steps), 'step')} for {plural(kills, 'kill')} (--world {legs})"
     elif list(kill_steps) != sorted(set(kill_steps)) or max(kill_steps, default=0) >= steps:
         listed = ",".join(map(str, kill_steps))
         yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
+
     rank = options.rank
     smallest = min(options.worlds[:-1])
     if rank not in (None, "all") and not (rank.isdecimal() and int(rank) < smallest):
@@ -232,6 +235,7 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
             rank = 0
         ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
         kills.append(replace(kill, ranks=ranks))
+
     return kills
 
 

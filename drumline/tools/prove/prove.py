@@ -101,6 +101,7 @@ def read_trace(folder: Path) -> RunTrace:
             f"there is no trace in {folder}: the run wrote none",
             next_step="read its output, in the .log files beside its folder",
         )
+
     start = ranks[0][0]
     steps: dict[int, StepTrace] = {}
     for line in (line for lines in ranks for line in lines if line["kind"] == "step"):
@@ -114,6 +115,7 @@ def read_trace(folder: Path) -> RunTrace:
             indices = batch["indices"] or [None] * len(positions)
             for position, index, bits in zip(positions, indices, batch["samples"], strict=True):
                 step.samples[position] = SampleTrace(index, bits)
+
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
         for line in ranks[0]
@@ -185,6 +187,7 @@ def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDiffer
         if saved is not None:
             when = f"as restored from the checkpoint of step {leg.from_step}"
             yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
+
         for number, step in leg.steps.items():
             yield from _samples(reference.steps[number], step, is_complete=leg.is_complete(number))
 
@@ -203,6 +206,7 @@ def weight_distance(reference: Path, resumed: Path) -> float:
         weights = tensor.double()
         difference += float((weights - actual[name].double()).square().sum())
         size += float(weights.square().sum())
+
     return float((difference / size) ** 0.5) if size else 0.0
 
 
@@ -244,13 +248,17 @@ def _states(
 
 
 def _samples(
-    expected: StepTrace, actual: StepTrace, *, is_complete: bool
+    expected: StepTrace,
+    actual: StepTrace,
+    *,
+    is_complete: bool,
 ) -> Iterator[RunDifference]:
     step = expected.step
     if expected.epoch != actual.epoch:
         sentence = f"step {step} is in epoch {actual.epoch + 1}, not in epoch {expected.epoch + 1}"
         yield RunDifference("order", step, sentence, f"epoch {actual.epoch + 1}")
         return
+
     for position in sorted(
         actual.samples.keys() | (expected.samples.keys() if is_complete else ())
     ):
@@ -272,6 +280,7 @@ def _samples(
             )
             place = "" if expected_sample.number is None else f" ({where})"
             yield RunDifference("sample", step, f"{name}{place} differs at step {step}", name)
+
     for (low, high), rest in actual.rests.items():
         if expected.rests.get((low, high), rest) != rest:
             name = f"the micro-batch of positions {low} to {high - 1}"
@@ -280,7 +289,10 @@ def _samples(
 
 
 def _tensors(
-    expected: Mapping[str, str], actual: Mapping[str, str], step: int, when: str
+    expected: Mapping[str, str],
+    actual: Mapping[str, str],
+    step: int,
+    when: str,
 ) -> Iterator[RunDifference]:
     if names := _unequal(expected, actual):
         num_others = len(names) - 1
@@ -289,7 +301,9 @@ def _tensors(
 
 
 def _metrics(
-    expected: Mapping[str, str] | None, actual: Mapping[str, str] | None, step: int
+    expected: Mapping[str, str] | None,
+    actual: Mapping[str, str] | None,
+    step: int,
 ) -> Iterator[RunDifference]:
     """Compares the evaluation after a step. A killed attempt may lack its last one."""
     if expected is None or actual is None:
@@ -312,7 +326,11 @@ RANDOM = "rng.safetensors"
 
 
 def compare_checkpoints(
-    reference: Path, resumed: Path, step: int, *, same_world: bool
+    reference: Path,
+    resumed: Path,
+    step: int,
+    *,
+    same_world: bool,
 ) -> RunDifference | None:
     """Compare the folders of one step. `same_world`: the random state of every rank must be equal
     too."""
@@ -353,21 +371,25 @@ def not_repeatable(difference: RunDifference) -> DifferenceCause:
             f"draw from {GENERATORS}, which are seeded for every sample, or from the draws that a BatchDataset "
             "is given; seed your own generator from the index",
         )
+
     if difference.kind == "order":
         return DifferenceCause(
             "the dataset is not the same twice: the order of samples follows from its length, the seed and the epoch",
             SAME_LENGTH,
         )
+
     if difference.step == 0:
         return DifferenceCause(
             f"unseeded randomness in model(): {difference.name} starts from different values each time",
             "draw initial weights from torch's global generator, which is seeded before model() is called",
         )
+
     where, repeated = (
         ("evaluation", "weights")
         if difference.kind == "evaluation"
         else ("the model or its loss", "samples")
     )
+
     return DifferenceCause(
         f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {repeated} are the "
         f"same twice, but {difference.name} is not, even without a kill",
@@ -383,12 +405,14 @@ def lost_in_the_kill(difference: RunDifference, *, worlds: tuple[int, int]) -> D
             "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
             SAME_LENGTH,
         )
+
     if difference.kind in ("sample", "batch"):
         return DifferenceCause(
             f"state outside the checkpoint, in the dataset: {REMEMBERS}",
             "let a sample depend on its index and the seeded generators alone, not on earlier samples; a stream's "
             "state_dict() and load_state_dict() must hold everything that decides the next sample",
         )
+
     used = ", used in evaluation" if difference.kind == "evaluation" else ""
     if worlds[0] != worlds[1]:
         return DifferenceCause(
@@ -396,12 +420,14 @@ def lost_in_the_kill(difference: RunDifference, *, worlds: tuple[int, int]) -> D
             f"checkpoint{used}",
             f"prove it with --world {worlds[0]} first: if that holds, it is the number of ranks",
         )
+
     if difference.unsaved:
         buffer = difference.unsaved[0]
         return DifferenceCause(
             f"state outside the checkpoint{used}: the buffer {buffer} has persistent=False and is not saved",
             "register it without persistent=False, or compute it again from what is saved",
         )
+
     return DifferenceCause(
         f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: {REMEMBERS}",
         f"keep what {'evaluation' if used else 'the loss'} depends on in a buffer of the model (register_buffer) or in "
@@ -429,6 +455,7 @@ class Proof:
         if (last := max(reference.steps, default=options.steps)) < options.steps:
             self.show(f"a hook of the task ended it after step {last}: so must the killed run")
             return replace(self, options=replace(options, steps=last))._compare(reference)
+
         return self._compare(reference)
 
     def _compare(self, reference: RunTrace) -> bool:
@@ -440,6 +467,7 @@ class Proof:
         compared = [compare(reference, leg) for leg in legs]
         # A difference is in the last leg: no leg is started after one that differs.
         difference = self._difference(reference, legs) or self._missing(reference, legs)
+
         if difference is None:
             last = folder_name(options.steps)
             reference_folder = RunFolder(self.root / "reference").checkpoints / last
@@ -449,18 +477,21 @@ class Proof:
             difference = compare_checkpoints(
                 reference_folder, killed_folder, options.steps, same_world=not options.is_elastic
             )
+
         if difference is not None:
             cause = self._cause(difference, reference, legs)
             self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")
             self.show(f"  likely cause: {cause.what}")
             self.show(f"  try: {cause.next_step}")
             return False
+
         self.show(f"proved: {steps}, {reference.extent()}: the same bits after {kills}")
         for name in dict.fromkeys(name for comparison in compared for name in comparison.unsaved):
             self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
                 "nothing that was compared depends on it"
             )
+
         return True
 
     def _difference(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
@@ -471,25 +502,35 @@ class Proof:
         return compare(reference, legs[-1]).difference
 
     def _compare_weights(
-        self, reference: RunTrace, reference_folder: Path, killed_folder: Path
+        self,
+        reference: RunTrace,
+        reference_folder: Path,
+        killed_folder: Path,
     ) -> bool:
         """Show how far the weights are from those of the reference."""
         options = self.options
         distance = weight_distance(reference_folder, killed_folder)
         text = f"the weights after step {options.steps} differ by {distance:.1e} of their size"
+
         if distance > MOST_DISTANCE:
             self.show(f"not proved: {text} from the run without a kill in mode {options.modes[0]}")
             self.show(
                 f"  try: --modes {','.join(options.modes[:1] * 2)} first; a lower --optim.lr, if training diverges"
             )
             return False
+
         self.show(
             f"proved: {reference.extent()}: each mode resumed with the bits that the one before had saved; {text}"
         )
         return True
 
     def _leg(
-        self, name: str, folder: str, world: int, log: str | None = None, mode: str | None = None
+        self,
+        name: str,
+        folder: str,
+        world: int,
+        log: str | None = None,
+        mode: str | None = None,
     ) -> Leg:
         if mode is None and self.options.modes:
             mode = self.options.modes[0]
@@ -512,6 +553,7 @@ class Proof:
             raise ConfigError(
                 [problem], next_step="--checkpoint.every_steps sets how often the job saves here"
             )
+
         if self.options.moment == "evaluation" and not pattern["evaluation"]:
             self.show("the job has no evaluation data: it is killed between steps instead")
         for attempt in range(MAX_ATTEMPTS):
@@ -519,6 +561,7 @@ class Proof:
             if legs is not None:
                 return legs
             shutil.rmtree(self.root / "killed")
+
         raise RunFailedError(
             f"the job ended before it could be killed, {MAX_ATTEMPTS} times",
             next_step="give it more --steps, or larger batches",
@@ -551,6 +594,7 @@ class Proof:
             self.show(f"leg {number}: {ranks}{where}, {end}")
             if differs:
                 break
+
         return legs
 
     def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
@@ -562,10 +606,14 @@ class Proof:
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"
                 return RunDifference("evaluation", step, f"{name} was never done", name)
+
         return None
 
     def _cause(
-        self, difference: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]
+        self,
+        difference: RunDifference,
+        reference: RunTrace,
+        legs: Sequence[RunTrace],
     ) -> DifferenceCause:
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(difference)

@@ -86,6 +86,7 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
         for ranks in worlds[1:]:
             batch = base.batch_size * ranks // worlds[0] if scaling == "weak" else base.batch_size
             sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
+
     room = (cores if base.device == "cpu" else gpus) or worlds[-1]
     shares = not runs.options.hosts and worlds[-1] > room
     return Measurement(
@@ -100,6 +101,7 @@ def _size(scaling: str, profile: ProfileResult, run: Path, base: ProfileResult) 
     assert profile.batch_size is not None
     assert base.batch_size is not None
     speedup = profile.batch_size / step_s / (base.batch_size / base_s)
+
     return MeasuredSize(
         scaling=scaling,
         nodes=profile.num_nodes,

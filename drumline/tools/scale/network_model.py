@@ -167,7 +167,11 @@ def usual_inside(device: str) -> Link:
 
 
 def link_from_points(
-    name: str, points: Sequence[tuple[float, float]], *, world_size: int, backend: str
+    name: str,
+    points: Sequence[tuple[float, float]],
+    *,
+    world_size: int,
+    backend: str,
 ) -> Link:
     """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives
     the latency of a hop, the larger ones the bandwidth by size."""
@@ -183,6 +187,7 @@ def link_from_points(
     if backend == "nccl":
         rates = ()
         latency_s = max(0.0, latency_s - NCCL[0]["network"][RING] * 1e-6)
+
     source = f"measured with {backend} on {world_size} ranks"
     return Link(
         name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates
@@ -210,6 +215,7 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
             f"{flag}: {path} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
             next_step=f"make it: drumline doctor --collectives --json > {path}, or with --hosts a,b",
         ) from None
+
     return ranks
 
 
@@ -234,6 +240,7 @@ def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -
             next_step="give one of these, a file that `drumline doctor --json` wrote, or for --network "
             "a rate and a latency as in 60mbit,0.2ms",
         )
+
     return links[name]
 
 
@@ -268,6 +275,7 @@ def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> T
         return Transfer(alone_s=0.0, busy_s=0.0)
     if network.backend == "gloo":
         return gloo_ring(network, num_bytes, nodes, per_node)
+
     transfers = (
         nccl_transfer(network, protocol, way, num_bytes, nodes, per_node)
         for protocol in NCCL

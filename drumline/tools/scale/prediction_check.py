@@ -76,6 +76,7 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
             f"there is no prediction in {', '.join(map(str, runs))}",
             next_step="make one: drumline scale predict RUN --nodes 2,8 --network 100gbit",
         )
+
     steps = [step for run in runs for step in _measured_steps(run)]
     steps.sort(key=lambda step: step.made_at)
     checked: list[CheckedSize] = []
@@ -103,13 +104,16 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
                         run=step.run,
                     )
                 )
+
     return PredictionCheck(
         sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(other_networks))
     )
 
 
 def _newest_step(
-    prediction: Prediction, size: PredictedSize, steps: Sequence[MeasuredStep]
+    prediction: Prediction,
+    size: PredictedSize,
+    steps: Sequence[MeasuredStep],
 ) -> MeasuredStep | None:
     """The last of these steps, sorted by time, that measured a predicted size after it was
     predicted."""
@@ -135,6 +139,7 @@ def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
                 size.ranks,
             )
             yield MeasuredStep(measurement.made_at, job, size.step_s, size.run)
+
     if (run / PROFILE_FOLDER / PROFILE_FILE).is_file():
         profile = read_profile(run)
         batch = None if profile.batch_size is None else profile.batch_size / profile.world_size

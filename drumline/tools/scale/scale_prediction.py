@@ -132,6 +132,7 @@ class StepShape:
         last = self.buckets[-1]
         compute_s = (times - 1) * last.compute_s
         host_s = (times - 1) * last.host_s
+
         return replace(
             self,
             compute_s=self.compute_s + compute_s,
@@ -145,7 +146,9 @@ class StepShape:
 
 
 def _later(
-    gradients: Sequence[ReadyGradients], compute_s: float, host_s: float
+    gradients: Sequence[ReadyGradients],
+    compute_s: float,
+    host_s: float,
 ) -> tuple[ReadyGradients, ...]:
     return tuple(
         replace(gradient, compute_s=gradient.compute_s + compute_s, host_s=gradient.host_s + host_s)
@@ -163,6 +166,7 @@ def shape_of(profile: ProfileResult) -> StepShape:
     host_s = _host_s(profile)
     if not compute_s > 0 or not all(map(math.isfinite, [compute_s, host_s, *_times(profile)])):
         raise UsageError("the profile has no compute time", next_step="profile the job again")
+
     part = _unprofiled_part(profile, compute_s + host_s)
     # Where it was not recorded what the host does until then, it is spread over the step.
     usual_host = host_s / compute_s
@@ -182,6 +186,7 @@ def shape_of(profile: ProfileResult) -> StepShape:
         )
         for tensor in profile.tensors
     ]
+
     return StepShape(
         data_s=profile.parts_s.get("data", 0.0),
         compute_s=compute_s * part,
@@ -203,11 +208,13 @@ def _without_stalls(profile: ProfileResult) -> ProfileResult:
     say that they are no part of the job: another program that used the CPU, say."""
     if profile.unprofiled_step_s is None:
         return profile
+
     by_rank = (rank.step_s for rank in profile.ranks)
     lengths = [max(seconds) for seconds in zip(*by_rank, strict=True)]
     usual_steps = _usual_steps(lengths, profile.unprofiled_step_s)
     if len(usual_steps) == len(lengths):
         return profile
+
     ranks = tuple(_of_steps(rank, usual_steps) for rank in profile.ranks)
     usual = replace(profile, ranks=ranks, step_s=fmean(lengths[step] for step in usual_steps))
     host_s = _host_s(profile)
@@ -215,6 +222,7 @@ def _without_stalls(profile: ProfileResult) -> ProfileResult:
         compute=_compute_s(usual) / _compute_s(profile),
         host=_host_s(usual) / host_s if host_s else 1.0,
     )
+
     return replace(
         usual,
         buckets=tuple(_at_pace(bucket, pace) for bucket in profile.buckets),
@@ -232,6 +240,7 @@ def _usual_steps(lengths: Sequence[float], unprofiled_s: float) -> list[int]:
         if not is_stall or abs(shorter_s - unprofiled_s) >= abs(mean_s - unprofiled_s):
             break
         by_length.pop()
+
     return sorted(by_length)
 
 
@@ -314,6 +323,7 @@ def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pac
             Pace(compute=compute / compute_s, host=host / host_s if host_s else 1.0)
             for compute, host in zip(rank.compute_s, host_times, strict=True)
         ]
+
     paces.sort(key=lambda pace: compute_s * pace.compute + host_s * pace.host)
     return tuple(evenly(paces, MAX_PACES))
 
@@ -340,6 +350,7 @@ def _check_buckets(profile: ProfileResult) -> None:
             "all-reduces of gradients, and only those are simulated",
             next_step="profile the job with DistributedDataParallel, if the model fits so",
         )
+
     what = "bytes" if profile.buckets else "buckets"
     raise UsageError(
         f"the profile has no {what} of gradients, so nothing is known about communication",
@@ -416,6 +427,7 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
             if ends[number] > later
         }
         now = later
+
     return now
 
 
@@ -433,7 +445,11 @@ def _shared(limits: Mapping[int, float]) -> dict[int, float]:
 
 
 def predict(
-    profile: ProfileResult, network: Network, options: ScaleOptions, *, source: str
+    profile: ProfileResult,
+    network: Network,
+    options: ScaleOptions,
+    *,
+    source: str,
 ) -> Prediction:
     """From the profile of one job; the same profile gives the same numbers."""
     shape = shape_of(profile)
@@ -448,8 +464,10 @@ def predict(
     if options.bucket_cap_mb is not None:
         _check_buckets_can_change(shape)
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
+
     ranks = profile.world_size * max(1, profile.accumulate)
     batch = None if profile.batch_size is None else profile.batch_size / ranks * shape.accumulate
+
     return Prediction(
         made_at=time.time(),
         task=profile.task,
@@ -486,6 +504,7 @@ def _cpu_wait_part(profile: ProfileResult) -> float | None:
             f"for a CPU in {crowded.part:.0%} of its steps, and above {MOST_CPU_WAIT:.0%} nothing is predicted",
             next_step="profile the job again when nothing else runs there, on as many cores as it has ranks or more",
         )
+
     return max(0.0, crowded.part)
 
 
@@ -495,6 +514,7 @@ def _check_buckets_can_change(shape: StepShape) -> None:
             "--bucket-cap-mb: what PowerSGD sends with another bucket size is not known",
             next_step="leave it out, or profile the job with --dist.comm none",
         )
+
     if not shape.tensors:
         raise UsageError(
             "--bucket-cap-mb: the profile does not have the sizes of the tensors, which DDP does not split",
@@ -526,6 +546,7 @@ def _size(
     best_bucket = _best_bucket(shape, typical_s)
     best_accumulation = _best_accumulation(shape, typical_s)
     useful = goodput(mean_s, nodes, options)
+
     return PredictedSize(
         nodes=nodes,
         ranks=ranks,
@@ -602,4 +623,5 @@ def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> 
         gain = (rates[more_nodes] - rates[fewer]) / (more_nodes - fewer)
         if gain < least:
             return fewer
+
     return None

@@ -61,6 +61,7 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
             f"the profile was taken on a crowded machine: a rank waited for a CPU in {prediction.cpu_wait_part:.0%} "
             "of its steps, so the intervals are wider by as much on both sides; profile it again when nothing else runs"
         )
+
     yield ""
     interval = "(90%)" if prediction.is_model_compared else "(interval)"
     headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,samples/day,cost/day"
@@ -76,12 +77,14 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
             f"more nodes stop paying after {prediction.stops_paying:,}: each of the next brings less "
             f"than {limit} of one"
         )
+
     error = f"the intervals have the model's worst error, {prediction.model_error:.1%}"
     if not prediction.is_model_compared:
         error = (
             f"the intervals add {prediction.model_error:.0%} on both sides: NCCL's model was not "
             "compared with a cluster"
         )
+
     yield (
         f"assumed: a node fails every {options.mtbf_hours:,.0f} h, a restart takes {duration(options.restart_s)}, "
         f"a checkpoint every {plural(options.checkpoint_every, 'step')} pauses {duration(options.checkpoint_pause_s)}; "
@@ -113,6 +116,7 @@ def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
             f"{where}: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by {saved:.0%}, to "
             f"{step_text(size.best_bucket_step_s)}"
         )
+
     if size.best_accumulate_efficiency - size.efficiency[1] >= WORTH_A_BATCH:
         yield (
             f"{where}: --train.accumulate {size.best_accumulate} would raise the efficiency to "
@@ -160,6 +164,7 @@ def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
     usual = usual_efficiency(size.ranks)
     if usual is None or size.efficiency >= usual[0]:
         return None
+
     # With one shared batch, a rank of more ranks has less to compute.
     shrink = 1.0 if size.scaling == "weak" else base.ranks / size.ranks
     lost = {
@@ -168,6 +173,7 @@ def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
     }
     part = max(lost, key=lambda name: lost[name])
     longer = ", which takes longer than on the fewest ranks" if part == "compute" else ""
+
     return (
         f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {usual[0]:.0%}; the largest loss is "
         f"{PART_NAMES[part]}{longer}: {step_text(max(0.0, lost[part]))} of a step "
@@ -195,6 +201,7 @@ def check_lines(check: PredictionCheck) -> Iterator[str]:
     elif check.unmeasured:
         missing = plural(check.unmeasured, "predicted size")
         yield f"none of {missing} was measured since with the same task, device, batch, nodes and ranks"
+
     if check.other_networks:
         yield (
             f"not compared: predictions for {join_names(check.other_networks)}; if the measured runs used that "
