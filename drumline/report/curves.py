@@ -54,6 +54,7 @@ class Curves:
         self._curves: dict[tuple[str, str], Curve] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
+        """Take the numbers of one event."""
         step = event["step"]
         if event["kind"] == "logged":
             if event.get("type") == "scalar" and isinstance(event.get("name"), str):
@@ -74,12 +75,14 @@ class Curves:
             self._put(UNITS.get(metric, metric), label, step, value)
 
     def _put(self, chart: str, label: str, step: int, value: Any) -> None:
+        """Append a value to a curve; it replaces those from its step on."""
         curve = self._curves.setdefault((chart, label), Curve(chart, label))
         curve.cut(step - 1)  # a start without a checkpoint repeats all
         curve.steps.append(step)
         curve.values.append(number(value))
 
     def cut(self, step: int) -> None:
+        """Drop what came after this step from all curves."""
         for curve in self._curves.values():
             curve.cut(step)
 
@@ -139,6 +142,7 @@ def table_rows(
     steps = sorted({step for curve in curves for step in curve.steps})
 
     def value_at(curve: Curve, step: int) -> float | None:
+        """The value at a step, or the last one before it."""
         place = bisect_right(curve.steps, step) - 1
         return curve.values[place] if place >= 0 else None
 

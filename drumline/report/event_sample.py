@@ -55,6 +55,7 @@ def sampled_events(
 
 
 def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
+    """The lines of the file, or of windows of it."""
     size = file.seek(0, os.SEEK_END)
     if size <= most_bytes:
         file.seek(0)
@@ -75,6 +76,7 @@ def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
 
 
 def _usable(line: bytes, kind: str | None) -> dict[str, Any] | None:
+    """The event in a line; None: it has another kind, or no usable time and step."""
     event = parse_line(line) if line.strip() else None
     if event is None or type(event.get("kind")) is not str or kind not in (None, event["kind"]):
         return None
@@ -105,4 +107,5 @@ def unix_time(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
+    """A text; empty for anything else."""
     return value if isinstance(value, str) else ""

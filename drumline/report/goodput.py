@@ -34,6 +34,7 @@ class AttemptTimes:
 
     @property
     def steps_s(self) -> float:
+        """The seconds in steps."""
         if self.first_step_at is None:
             return 0.0
         return max(0.0, self.last - self.first_step_at - self.evaluation_s - self.save_s)
@@ -54,6 +55,7 @@ class Goodput:
 
     @property
     def total_s(self) -> float:
+        """All seconds that count."""
         return sum(seconds for _, seconds in self.parts())
 
     @property
@@ -63,6 +65,7 @@ class Goodput:
         return (self.training_s + self.evaluation_s) / self.total_s if self.total_s > 0 else 0.0
 
     def parts(self) -> list[tuple[str, float]]:
+        """Each part with its name, in the order in which they are shown."""
         return [
             ("training", self.training_s),
             ("evaluation", self.evaluation_s),
@@ -74,6 +77,7 @@ class Goodput:
 
 
 def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
+    """Where the time of these attempts went."""
     start_s = 0.0
     restart_s = 0.0
     repeated_s = 0.0
@@ -112,5 +116,6 @@ class RunClock:
         self.seconds = self.at(max((attempt.last for attempt in attempts), default=0.0))
 
     def at(self, moment: float) -> float:
+        """The seconds of the run at a Unix time."""
         paused = sum(min(moment, end) - begin for begin, end in self._pauses if moment > begin)
         return max(0.0, moment - self._begin - paused)

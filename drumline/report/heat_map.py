@@ -50,6 +50,7 @@ class HeatRow:
 
     @property
     def slow_cells(self) -> int:
+        """In how many intervals it was slow."""
         return sum(cell is not None and cell >= MIN_EXCESS for cell in self.cells)
 
     @property
@@ -66,6 +67,8 @@ class HeatRow:
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap:
+    """The excess of each rank, by time."""
+
     rows: tuple[HeatRow, ...]
     """Of many ranks those that are slowest, in the order of ranks."""
     num_hidden: int
@@ -91,6 +94,7 @@ def make_heat_map(
     *,
     most_rows: int = MAX_ROWS,
 ) -> HeatMap:
+    """From the `phases` events of each rank."""
     num_columns = min(MAX_COLUMNS, max((len(times) for times in phases.values()), default=1))
     column_s = max(clock.seconds / max(1, num_columns), 1e-9)
     fractions = {

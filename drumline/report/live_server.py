@@ -59,6 +59,7 @@ class LiveServer(ThreadingTCPServer):
         self._thread.start()
 
     def close(self) -> None:
+        """End the server and its threads."""
         self.shutdown()
         self._thread.join()
         self.server_close()
@@ -78,6 +79,7 @@ class LiveServer(ThreadingTCPServer):
             self.served_at = max(self.served_at, began)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether to answer a new connection; it may replace an idle one."""
         with self._changing:
             if len(self._idle) + len(self._served) >= MAX_CONNECTIONS:
                 oldest = next(iter(self._idle), None)
@@ -91,6 +93,7 @@ class LiveServer(ThreadingTCPServer):
         return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one connection, then forget it."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -99,6 +102,7 @@ class LiveServer(ThreadingTCPServer):
                 self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong with one connection."""
         error = sys.exception()
         if not isinstance(error, ConnectionError):  # that is a closed tab
             print_message(
@@ -113,6 +117,7 @@ class PageHandler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
 
     def do_GET(self) -> None:  # the name that http.server calls
+        """The page, for its path and host alone."""
         port = self.server.server_address[1]
         # A page of another site that resolves to the loopback address has another host.
         is_own = self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")

@@ -121,6 +121,7 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
 
 
 def _view(run: RunData, name: str, *, num_runs: int) -> RunView:
+    """What the template shows of a run."""
     clock = RunClock(run.attempts)
     most_rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
     heat_map = None
@@ -177,6 +178,7 @@ class ComparedRow:
 
     @property
     def differs(self) -> bool:
+        """Whether the runs have different values."""
         return len(set(self.values)) > 1
 
 
@@ -246,6 +248,7 @@ def _speeds(run: RunData) -> dict[str, str]:
 
 
 def _job_facts(run: RunData) -> dict[str, str]:
+    """The ranks, the batch, the model and the data, as text."""
     job = run.facts
     facts = {}
     if "world_size" in job:
@@ -279,6 +282,7 @@ class DrawnCurve(NamedTuple):
 
 
 def _charts(runs: Sequence[RunData], names: Sequence[str]) -> list[ChartView]:
+    """A chart for each title, with the curves of all runs."""
     drawn = _curves_of_run(runs[0]) if len(runs) == 1 else _curves_of_runs(runs, names)
     most = min(MAX_SERIES_POINTS, MAX_POINTS // max(1, len(drawn)))
     by_title: dict[str, list[DrawnCurve]] = {}
@@ -327,6 +331,7 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
 
 
 def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:
+    """One chart, with the table of its values."""
     curves = [drawn_curve.curve for drawn_curve in drawn]
     metric = curves[0].chart
     axis = "ranks" if metric == SCALING else "step"
@@ -347,6 +352,7 @@ def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:
 
 
 def _series(drawn: DrawnCurve, label: str, most: int) -> dict[str, Any]:
+    """One curve, as page.js draws it."""
     points = thinned(drawn.curve.steps, drawn.curve.values, most)
 
     return {
@@ -363,6 +369,7 @@ def _series(drawn: DrawnCurve, label: str, most: int) -> dict[str, Any]:
 
 @cache
 def _template() -> Template:
+    """The template with its filters, styles, scripts and policy."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -402,6 +409,7 @@ def _template() -> Template:
 
 
 def _hash(content: str) -> str:
+    """As the Content-Security-Policy names a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 

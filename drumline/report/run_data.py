@@ -122,6 +122,7 @@ class RunData:
 
     @property
     def num_restarts(self) -> int:
+        """How often the launcher started it again."""
         return sum(attempt.is_restart for attempt in self.attempts)
 
 
@@ -169,6 +170,7 @@ def _add_faults(run: RunData, faults: list[Moment]) -> None:
 
 
 def _add_rank_0(run: RunData, file: Path) -> None:
+    """Read the events of rank 0, which has most of what a page shows."""
     curves = Curves()
     run.num_bytes = file.lstat().st_size
     run.num_bytes_read = min(run.num_bytes, RANK_0_BYTES)
@@ -178,6 +180,7 @@ def _add_rank_0(run: RunData, file: Path) -> None:
 
 
 def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
+    """Take what the page shows of one event."""
     kind = event["kind"]
     step = event["step"]
     moment = float(event["time"])
@@ -236,6 +239,7 @@ def _line_of(event: Mapping[str, Any]) -> str:
 
 
 def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
+    """Take the times of a `phases` event, if they are times."""
     spent = event.get("phases_s")
     if not isinstance(spent, dict):
         return
@@ -251,6 +255,7 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
 
 
 def _diagnoses(folder: Path) -> list[Moment]:
+    """The faults that were diagnosed."""
     records = read_diagnoses(folder) if folder.is_dir() else []
 
     return [
@@ -286,6 +291,8 @@ def _read_scaling(path: Path) -> list[Curve]:
 
 
 class _RankPlace(TypedDict):
+    """Where a rank runs."""
+
     rank: int
     host: str
     device: str
@@ -321,6 +328,7 @@ def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
 
 
 def _read_settings(path: Path) -> dict[str, str]:
+    """The settings in config.toml, as text."""
     try:
         record = parse_toml(read_regular(path, most=TEXT_BYTES).decode())
     except (OSError, ValueError):

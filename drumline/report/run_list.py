@@ -26,6 +26,8 @@ MAX_REASON = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
+    """A row of `drumline runs`."""
+
     run: Path
     task: str
     state: FolderState
@@ -94,6 +96,7 @@ def newest_step(folder: RunFolder) -> int:
 
 
 def _is_complete(checkpoint: Path) -> bool:
+    """Whether its files have the sizes of its manifest."""
     try:
         check_sizes(checkpoint)
     except CorruptCheckpointError:
@@ -102,6 +105,7 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def folder_state(folder: RunFolder, *, has_events: bool) -> FolderState:
+    """The state of a run, also of a folder that is damaged or of an own loop."""
     try:
         parse_toml(read_regular(folder.config_file, most=TEXT_BYTES).decode())
         has_settings = True

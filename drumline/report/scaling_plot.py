@@ -18,6 +18,8 @@ COLOURS = ("#2a6f97", "#c05621")
 
 
 class EfficiencyPoint(NamedTuple):
+    """An efficiency with its interval."""
+
     ranks: int
     low: float
     efficiency: float
@@ -51,6 +53,7 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
     high = max(math.log2(ranks[-1]), low + 1)
 
     def x(count: float) -> float:
+        """The place of a number of ranks."""
         return LEFT + (math.log2(count) - low) / (high - low) * (WIDTH - LEFT - 24)
 
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
@@ -80,13 +83,16 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
 
 
 def _y(efficiency: float) -> float:
+    """The height of an efficiency in the plot."""
     return TOP + (1.1 - min(efficiency, 1.1)) / 1.1 * (HEIGHT - TOP - 46)
 
 
 def _label(x: float, y: float, label: str, attributes: str = 'text-anchor="middle"') -> str:
+    """A text in the plot."""
     return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(label)}</text>'
 
 
 def _bar(x: float, low: float, high: float, colour: str, width: int) -> str:
+    """A vertical line from one efficiency to another."""
     ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{_y(low):.1f}" y2="{_y(high):.1f}"'
     return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'

@@ -184,6 +184,7 @@ class Loading:
 
     @classmethod
     def of(cls, result: ProfileResult) -> Loading:
+        """From the wait, the workers and the cores of a profile."""
         waited = result.parts_s["data"]
         working_s = result.step_s - waited
         workers = int(result.settings.get("data.workers", "0"))
@@ -235,6 +236,7 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _uneven_ranks(result: ProfileResult) -> Advice:
+    """Advice against waits for ranks that are late in turn."""
     for_cores_s = fmean(crowding_s(rank, result) for rank in result.ranks)
     waiting = max(0.0, result.parts_s["waiting_for_rank"] - for_cores_s)
     late = max(result.ranks, key=lambda rank: blame(rank, result))
@@ -255,6 +257,7 @@ def _uneven_ranks(result: ProfileResult) -> Advice:
 
 
 def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
+    """Advice against a rank whose own work takes longer."""
     rank = slow.steps
     usual = {part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS}
     part = max(OWN_PARTS, key=lambda name: rank.parts_s[name] - usual[name])
@@ -477,6 +480,7 @@ def _freed_s(result: ProfileResult, total: float, planned_s: float) -> float:
 
 
 def _on_network(result: ProfileResult, exposed: float) -> str:
+    """What is exposed, with the bytes and the bandwidth."""
     size = sum(bucket.num_bytes for bucket in result.buckets)
     speed = bus_bytes_per_s(result.buckets, result.world_size)
     sent = f": {file_size(size)} of gradients at {bit_rate(speed)}" if size else ""
@@ -547,6 +551,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
 
 
 def _larger_batch(result: ProfileResult, factor: int) -> dict[str, str]:
+    """The settings for so many times the samples in a step."""
     per_rank = "train.batch_size_per_rank"
     path = per_rank if per_rank in result.settings else "train.batch_size"
     batch_size = int(result.settings.get(path, result.batch_size or 1))

@@ -85,6 +85,7 @@ class Advice:
 
     @property
     def predicted_step_s(self) -> float:
+        """The step with the change."""
         return self.step_s - self.saved_s.likely
 
     @property
@@ -151,6 +152,7 @@ def of_step(result: ProfileResult, seconds: float) -> str:
 
 
 def is_script(result: ProfileResult) -> bool:
+    """Whether the job is a script, which has no settings."""
     return result.batch_size is None
 
 
@@ -203,6 +205,7 @@ def blame(rank: RankSteps, result: ProfileResult) -> float:
     worst = rank.waited_for_s.index(max(rank.waited_for_s))
 
     def waited_s(peer: RankSteps) -> float:
+        """How long the others waited for a rank, without the worst step."""
         return sum(peer.waited_for_s[:worst]) + sum(peer.waited_for_s[worst + 1 :])
 
     total_s = sum(map(waited_s, result.ranks))
@@ -210,6 +213,7 @@ def blame(rank: RankSteps, result: ProfileResult) -> float:
 
 
 def find_slow_rank(result: ProfileResult) -> SlowRank | None:
+    """None: no rank is late in most steps by its own work."""
     if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
         return None
 
@@ -233,6 +237,7 @@ def slower_line(slow: SlowRank) -> LineCost | None:
             usual[line.phase, line.function] += line.seconds / len(slow.peers)
 
     def excess_s(line: LineCost) -> float:
+        """How much longer this rank takes for the function of a line."""
         return line.seconds - usual[line.phase, line.function]
 
     # The pauses of a task are not in the step; a script's are.

@@ -34,6 +34,7 @@ class ReadyGradients:
 
     @property
     def ready_s(self) -> float:
+        """When it is ready, if the rank waits for nothing."""
         return self.compute_s + self.host_s
 
 

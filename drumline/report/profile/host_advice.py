@@ -83,6 +83,7 @@ def at_line(line: LineCost) -> str:
 
 
 def mostly_at(line: LineCost | None) -> str:
+    """The end of a sentence that names a line, if there is one."""
     return "" if line is None else f", mostly at {at_line(line)}"
 
 
@@ -169,6 +170,7 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _anomaly_detection(result: ProfileResult) -> Iterator[Advice]:
+    """It is for finding a NaN, and slows each operation down."""
     passes_s = sum(result.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
     yield Advice(
         bottleneck="anomaly_detection",
@@ -199,6 +201,7 @@ def _on_device(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _python_remedy(line: LineCost) -> str:
+    """What to do about a line that waits, or runs Python."""
     if is_waiting(line):
         return (
             "do it less often, in a thread, or in the dataset, where workers do it beside the step"
@@ -207,6 +210,7 @@ def _python_remedy(line: LineCost) -> str:
 
 
 def _hooks(result: ProfileResult) -> Iterator[Advice]:
+    """Hooks of the task, by their phase's name."""
     for phase, seconds in result.phases_s.items():
         line = first_line(result, phase)
         if not phase.startswith("hook ") or line is None:
@@ -222,6 +226,7 @@ def _hooks(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _collections(result: ProfileResult) -> Iterator[Advice]:
+    """Full collections go through all objects of the process."""
     collections = result.collections
     if collections is None:
         return
@@ -243,6 +248,7 @@ def _collections(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _optimizer(result: ProfileResult) -> Iterator[Advice]:
+    """One that updates tensor by tensor, or a slow one of the user."""
     optimizer = result.optimizer
     cost_s = result.phases_s.get("optimizer", 0.0)
     if optimizer is None or cost_s < MIN_PHASE * result.step_s:
@@ -341,6 +347,7 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _log(result: ProfileResult) -> Iterator[Advice]:
+    """Each log line waits for the device and for all ranks."""
     cost_s = result.phases_s.get("log", 0.0) + result.communication_phases_s.get("log", 0.0)
     every = int(result.settings.get("log.every_steps", "0"))
     if not every:
@@ -392,6 +399,7 @@ def _fewer(
 
 
 def _fewer_pauses(result: ProfileResult, phase: str) -> Mapping[str, str] | None:
+    """The setting for a tenth of the pauses; None: no setting makes them."""
     steps, epochs = EVERY[phase]
     for path in (steps, epochs):
         every = int(result.settings.get(path, "0"))

@@ -50,6 +50,7 @@ def words_of(result: ProfileResult) -> list[str]:
 
 
 def _heading(result: ProfileResult) -> Iterator[str]:
+    """What was profiled, and which ranks are missing."""
     last = result.first_step + result.num_steps - 1
     nodes = "" if result.num_nodes == 1 else f" on {plural(result.num_nodes, 'node')}"
     backend = f", {one_line(result.backend)}" if result.world_size > 1 else ""
@@ -78,6 +79,7 @@ def headline(result: ProfileResult) -> str:
 
 
 def _sentence(largest: Advice, result: ProfileResult) -> str:
+    """The largest loss in a sentence."""
     share = f"{largest.cost_s / largest.step_s:.0%}"
     slowest = find_slow_rank(result)
     slow = "a rank" if slowest is None else f"rank {slowest.steps.rank}"
@@ -114,6 +116,7 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
 
 
 def _parts(result: ProfileResult) -> Iterator[str]:
+    """The parts of a step, the longest after computing first."""
     yield f"{'an average step':<30} {_ms(result.step_s):>11}"
     order = sorted(PARTS[1:], key=lambda part: -result.parts_s[part])
     for part in ("compute", *order):
@@ -191,6 +194,7 @@ def _lines(result: ProfileResult) -> Iterator[str]:
 
 
 def _of_cpu_waits(result: ProfileResult) -> Iterator[str]:
+    """A rank that waited for a CPU, if one did for long."""
     crowded = most_crowded(result)
     if crowded is not None and crowded.part >= CROWDED:
         yield (
@@ -200,6 +204,7 @@ def _of_cpu_waits(result: ProfileResult) -> Iterator[str]:
 
 
 def _of_ranks(result: ProfileResult) -> Iterator[str]:
+    """For which ranks the others wait."""
     late = [(sum(rank.waited_for_s) / result.num_steps, rank) for rank in result.ranks]
     late.sort(key=lambda row: -row[0])
     waits = ", ".join(
@@ -213,6 +218,7 @@ def _of_ranks(result: ProfileResult) -> Iterator[str]:
 
 
 def _of_buckets(result: ProfileResult) -> Iterator[str]:
+    """The buckets with their all-reduces."""
     if not result.buckets:
         return
 
@@ -235,6 +241,7 @@ def _of_buckets(result: ProfileResult) -> Iterator[str]:
 
 
 def _rate(bucket: Bucket, result: ProfileResult) -> str:
+    """The bandwidth of an all-reduce, and how much of the measured one that is."""
     rate = bus_bytes_per_s([bucket], result.world_size)
     if not rate:
         return ""
@@ -244,6 +251,7 @@ def _rate(bucket: Bucket, result: ProfileResult) -> str:
 
 
 def _of_syncs(result: ProfileResult) -> Iterator[str]:
+    """The lines at which the host waits for the device."""
     if result.syncs:
         yield ""
         yield "the host waits for the device in"
@@ -252,6 +260,7 @@ def _of_syncs(result: ProfileResult) -> Iterator[str]:
 
 
 def _of_kernels(result: ProfileResult) -> Iterator[str]:
+    """The operations that compute longest."""
     if result.kernels:
         yield ""
         yield "most compute time is in"
@@ -262,13 +271,16 @@ def _of_kernels(result: ProfileResult) -> Iterator[str]:
 
 
 def _source(result: ProfileResult) -> str:
+    """The line of the longest sync whose line is known."""
     located = [sync for sync in result.syncs if sync.source != "unknown"]
     return f", mostly in {one_line(located[0].source)}" if located else ""
 
 
 def _share(seconds: float, result: ProfileResult) -> str:
+    """A part of the step, in percent."""
     return f"{seconds / result.step_s:.0%}"
 
 
 def _ms(seconds: float) -> str:
+    """`4.20 ms`, `120 ms`."""
     return f"{seconds * 1e3:.{2 if seconds < 0.1 else 0}f} ms"

@@ -90,6 +90,7 @@ def check_checkpoints(
 
 
 def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
+    """The manifest of a checkpoint that is as it says; None: it is not, or it was removed."""
     where = f"{path.parent.name}/{path.name}"
     for is_last_try in (False, True):
         try:
@@ -110,6 +111,7 @@ def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
 
 
 def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition | None:
+    """The step and position of a checkpoint; None: it has none that is valid."""
     where = f"{path.parent.name}/{path.name}/progress.json"
     try:
         progress: Any = catalog.read_document(path, "progress")

@@ -43,6 +43,7 @@ class RankEvents:
     """The largest of its attempts; 0: it has reported no start."""
 
     def of_kinds(self, *kinds: str) -> list[SeenEvent]:
+        """The events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
 
@@ -156,6 +157,7 @@ def _damage(record: dict[str, Any]) -> str | None:
 
 
 def _is_count(value: Any) -> bool:
+    """Whether it is a whole number from 0."""
     return type(value) is int and value >= 0
 
 
@@ -165,6 +167,7 @@ def _check_no_file_is_missing(
     section: Section,
     hosts: dict[int, str],
 ) -> None:
+    """Each rank of the largest attempt has a file, here or on its host."""
     world_size = max((events.world_size for events in ranks.values()), default=0) or len(hosts)
     shared = {hosts.get(rank) for rank in ranks}
     absent = (rank for rank in range(world_size) if rank not in ranks)

@@ -26,6 +26,8 @@ SAVED_BY_OWN_LOOP = (
 
 @dataclass(frozen=True)
 class RunReport:
+    """The result for a run folder."""
+
     run: Path | str
     sections: list[Section]
     job_at_work: str | None
@@ -35,10 +37,12 @@ class RunReport:
 
     @property
     def problems(self) -> list[Remark]:
+        """Those of all sections."""
         return [problem for section in self.sections for problem in section.problems]
 
     @property
     def notes(self) -> list[Remark]:
+        """Those of all sections."""
         return [note for section in self.sections for note in section.notes]
 
 
@@ -96,6 +100,7 @@ def _check_settings(folder: RunFolder, section: Section, *, may_lack: bool) -> d
 
 
 def _read_table(path: Path, section: Section, *, may_lack: bool) -> dict[str, Any] | None:
+    """The content of a TOML or JSON file; None: it is missing or damaged."""
     is_toml = path.suffix == ".toml"
     try:
         text = read_regular(path, most=TEXT_BYTES if is_toml else DOCUMENT_BYTES).decode()

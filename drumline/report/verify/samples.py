@@ -150,6 +150,7 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
 
 
 def _step_range(line: int, record: StepsRecord, start: LedgerStart) -> StepRange:
+    """The steps of a record, if each rank has as many."""
     ranks = tuple(tuple(from_json(entries)) for entries in record.ranks)
     for rank, runs in enumerate(ranks):
         if num_steps(runs) != record.last - record.first + 1:
@@ -175,6 +176,7 @@ def _add_start(history: History, start: LedgerStart, section: Section) -> None:
 
 
 def _add_range(history: History, steps: StepRange, section: Section) -> None:
+    """Its steps follow those above it."""
     where = line_of(steps)
     expected = history.last_step + 1
     world_size = steps.start.world_size
@@ -192,6 +194,7 @@ def _add_range(history: History, steps: StepRange, section: Section) -> None:
 
 
 def line_of(entry: LedgerStart | StepRange | EpochPiece) -> str:
+    """Where an entry is in the ledger."""
     return f"{FILE}, line {entry.line}"
 
 
@@ -215,9 +218,11 @@ class EpochPiece:
 
     @property
     def last(self) -> int:
+        """The last step of the piece."""
         return self.step_at(self.high - 1)
 
     def step_at(self, position: int) -> int:
+        """The step that covers a position."""
         return self.first + (position - self.low) // self.stride
 
     def steps_and_ranks(self, low: int, high: int) -> str:
@@ -353,6 +358,7 @@ def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) 
 
 
 def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
+    """The positions that no piece covers."""
     reached = 0
     before = "nothing before it"
     for piece in pieces:
@@ -369,6 +375,7 @@ def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
 
 
 def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
+    """The positions that two pieces cover."""
     reached = pieces[0]
     for piece in pieces[1:]:
         if piece.low < reached.high:
@@ -388,6 +395,7 @@ def _report_faults(
     start: LedgerStart,
     section: Section,
 ) -> None:
+    """Name the first faults, and count the others."""
     for fault in faults[:NAMED_FAULTS]:
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
@@ -441,6 +449,7 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
 
 
 def _describe_samples(start: LedgerStart) -> str:
+    """The length of the dataset, in words."""
     if start.samples is None:
         return "an unknown number of samples"
     return plural(start.samples, "sample")
@@ -455,6 +464,7 @@ def _check_positions(
     section: Section,
     saves: list[SavedPosition],
 ) -> None:
+    """Each checkpoint has the position that the ledger has after its step."""
     beyond = [saved.step for saved in saves if saved.step > history.last_step]
     if beyond:
         ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
@@ -517,6 +527,7 @@ def _summarise_samples(
     section: Section,
     num_lost: int,
 ) -> None:
+    """The counts and the summary line."""
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
             sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Remark:
+    """A problem or a note."""
+
     part: str
     where: str
     """A path inside the run folder, with a line number if there is one."""
@@ -18,6 +20,8 @@ class Remark:
 
 @dataclass
 class Section:
+    """What was found in one part."""
+
     name: str
     summary: str = ""
     counts: dict[str, int] = field(default_factory=dict)
@@ -26,7 +30,9 @@ class Section:
     """Facts that are not problems."""
 
     def problem(self, where: str, what: str) -> None:
+        """Add a problem."""
         self.problems.append(Remark(self.name, where, what))
 
     def note(self, where: str, what: str) -> None:
+        """Add a note."""
         self.notes.append(Remark(self.name, where, what))

@@ -67,6 +67,7 @@ class BatchSearch:
 
     @property
     def fastest(self) -> Trial:
+        """The size with the most samples a second."""
         return max(
             (trial for trial in self.trials if trial.fits), key=lambda trial: trial.samples_per_s
         )
@@ -113,6 +114,7 @@ def search_batch(
         smallest = min(limit, 2 if has_batchnorm(job.model) else 1)
 
         def fits(size: int) -> bool:
+            """Try a size; its result is kept."""
             trials.append(_try(job, step, plan, size))
             on_trial(trials[-1])
             return trials[-1].fits
@@ -168,6 +170,7 @@ def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: flo
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory has run out, in words of torch or a library."""
     return failure_kind(error) is FailureKind.OUT_OF_MEMORY or any(
         text in str(error) for text in NO_MEMORY_TEXTS
     )
@@ -204,6 +207,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
 
 
 def _timed(train_step: TrainStep, step: Step, device: torch.device) -> float:
+    """The seconds of a step, until the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -228,6 +232,7 @@ def _make_step(job: Job, plan: StepPlan, size: int, *, count: int, syncs: bool) 
 
 
 def _batch(job: Job, size: int) -> Any:
+    """A batch of the task's own data."""
     batch = job.loader.preview(size)
     if not isinstance(job.loader, StreamLoader):
         return batch

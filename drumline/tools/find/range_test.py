@@ -68,6 +68,7 @@ class RangeTest:
 
     @property
     def smooth(self) -> list[float]:
+        """The smoothed losses."""
         return smoothed(self.losses)
 
     @property
@@ -119,6 +120,7 @@ def measure_range(
     task = task_class(config)
 
     def begin(model: nn.Module) -> None:
+        """Load the weights that the run begins with."""
         load_initial_weights(config.model, model, ddp, lambda kind, message: note(message))
 
     job = build_job(config, task, ddp, on_model=None if config.model.init is None else begin)

@@ -105,15 +105,18 @@ class AdviceTrial:
 
     @property
     def predicted(self) -> float:
+        """The step that was predicted, as a fraction of the unchanged one."""
         return self.advice.predicted_step_s / self.advice.step_s
 
     @property
     def band(self) -> tuple[float, float]:
+        """The smallest and the largest fraction that the prediction allows."""
         low, high = self.advice.band
         return low / self.advice.step_s, high / self.advice.step_s
 
     @property
     def ratio(self) -> float:
+        """The changed step as a fraction of the unchanged one: medians of their runs."""
         return median(self.after_s) / median(self.before_s)
 
     @property
@@ -124,6 +127,7 @@ class AdviceTrial:
 
     @property
     def is_as_predicted(self) -> bool:
+        """Whether the change brought what its band allows."""
         return self.band[0] <= self.ratio <= self.band[1]
 
     def document(self) -> dict[str, Any]:

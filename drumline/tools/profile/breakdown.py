@@ -45,6 +45,7 @@ class MatchedCollective:
 
     @property
     def all_joined(self) -> float:
+        """When the last rank joined."""
         return max(call.call for call in self.by_rank.values())
 
     @property
@@ -100,6 +101,7 @@ def matched(
 def _possible(
     row: dict[int, CollectiveCall], clock_error_s: float
 ) -> list[dict[int, CollectiveCall]]:
+    """The collective as one, or each call alone where a rank left before another joined."""
     first_end = min(call.end for call in row.values())
     last_call = max(call.call for call in row.values())
     if last_call - first_end <= clock_error_s:

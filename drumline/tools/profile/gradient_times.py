@@ -116,6 +116,7 @@ def buckets_of(
 
 
 def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
+    """The same bucket in all steps of all ranks, as means."""
     return Bucket(
         num_bytes=round(fmean(bucket.num_bytes for bucket in buckets)),
         ready_s=fmean(bucket.ready_s for bucket in buckets),

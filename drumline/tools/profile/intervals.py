@@ -60,6 +60,7 @@ def clipped(intervals: Intervals, low: float, high: float) -> Intervals:
 
 
 def length(intervals: Intervals) -> float:
+    """The seconds in the set."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 

@@ -253,6 +253,7 @@ def place_of(line: SampledLine) -> str:
 
 
 def costliest_key(costs: Mapping[K, float]) -> K:
+    """The key with the largest cost; the first of equals."""
     return max(costs, key=lambda key: costs[key])
 
 
@@ -315,6 +316,7 @@ def costliest(
 
 
 def _costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:
+    """The MOST_LINES lines that take longest."""
     return sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]
 
 
@@ -335,6 +337,7 @@ class _Computation:
         computes_s: float,
         differentiated_s: float,
     ) -> None:
+        """Count a sample of it."""
         self.seconds += seconds
         self.computes_s += computes_s
         self.differentiated_s += differentiated_s
@@ -342,6 +345,7 @@ class _Computation:
 
     @property
     def has_gradient(self) -> bool:
+        """Whether most of it is no computing, or enough of that has a gradient."""
         return (
             self.computes_s < self.seconds / 2
             or self.differentiated_s >= DIFFERENTIATED * self.computes_s
@@ -459,6 +463,7 @@ def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
 
 
 def mean_known(numbers: Iterable[float | None]) -> float | None:
+    """The mean of those that are known; None: none is."""
     measured = [number for number in numbers if number is not None]
     return fmean(measured) if measured else None
 
@@ -493,6 +498,7 @@ def mean_lines(tables: Sequence[Sequence[LineCost]]) -> tuple[LineCost, ...]:
 
 
 def _mean_collections(ranks: Sequence[RankPhases]) -> Collections | None:
+    """The means over ranks, with the line of the rank where they take longest."""
     costs = [rank.collections for rank in ranks if rank.collections is not None]
     if not costs:
         return None
@@ -505,6 +511,7 @@ def _mean_collections(ranks: Sequence[RankPhases]) -> Collections | None:
 
 
 def _mean_worker_starts(ranks: Sequence[RankPhases]) -> WorkerStarts | None:
+    """The mean over ranks; None: on none of them workers start."""
     starts = [rank.worker_starts for rank in ranks if rank.worker_starts is not None]
     if not starts:
         return None

@@ -139,6 +139,7 @@ def _read_rank(
         ahead_s[facts.host] = clock_difference(from_events(*read_events(path)), first)
 
     def shift_s(base_ns: int) -> float:
+        """What to add to times that are relative to this instant."""
         if first is None:
             return 0.0
         return (base_ns - first.base_ns) / 1e9 - ahead_s[facts.host]
@@ -309,6 +310,7 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
 
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
+    """Calls that wait for the device, by their line: means over steps and ranks, the longest first."""
     rows = (
         ((event.details.source, event.name), event.end - event.start, 1)
         for trace in traces
@@ -391,16 +393,19 @@ class MergedTrace:
             self._num_ranks += 1
 
     def write(self, entries: Sequence[TraceEntry]) -> None:
+        """Add entries; those of ranks beyond MOST_RANKS_MERGED are left out."""
         if entries and self._num_ranks < MOST_RANKS_MERGED:
             self._write(self._separator)
             self._write(memoryview(self._encoder.encode(entries))[1:-1])
             self._separator = b",\n"
 
     def finish(self) -> None:
+        """Write the end of the document."""
         self._write(b"\n]}\n")
         self._file.write(self._packer.flush())
 
     def _write(self, content: bytes | memoryview) -> None:
+        """Compress a part of the document."""
         self._file.write(self._packer.compress(content))
 
 
@@ -449,6 +454,7 @@ class MergedRank:
         return number
 
     def finish(self) -> None:
+        """Write the kernels, and the names of the processes."""
         cut_kernels(self._kernels)
         self._merged.write(self._kernels)
         names = []
@@ -462,6 +468,7 @@ class MergedRank:
 
 
 def process_fact(number: int, name: str, facts: Mapping[str, Any]) -> TraceEntry:
+    """An entry that names a process of the merged trace, or gives its place."""
     arguments = msgspec.Raw(msgspec.json.encode(facts))
     return TraceEntry(ph="M", name=name, pid=number, tid=0, ts=0.0, args=arguments)
 

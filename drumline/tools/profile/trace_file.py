@@ -62,11 +62,15 @@ class TraceEntry(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Document(msgspec.Struct):
+    """A trace of which single entries may have another type."""
+
     raw_entries: list[msgspec.Raw] = msgspec.field(name="traceEvents")
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
 
 
 class EntryDocument(msgspec.Struct):
+    """A trace, or a part of it."""
+
     entries: list[TraceEntry] = msgspec.field(name="traceEvents")
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
 
@@ -134,12 +138,14 @@ def check_values(num_values: int, size: int) -> None:
 
 
 def decodable(raw_entries: Iterable[msgspec.Raw]) -> Iterator[TraceEntry]:
+    """The entries that have the expected types."""
     for raw_entry in raw_entries:
         with suppress(msgspec.MsgspecError):
             yield ENTRY.decode(raw_entry)
 
 
 def decoded(content: bytes | msgspec.Raw, kind: Any) -> Any:
+    """The content of this type; a ValueError if it is another."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -229,6 +235,8 @@ class Event(NamedTuple):
 
 
 class TraceStep(NamedTuple):
+    """A step, in seconds since the base time of the trace."""
+
     number: int
     start: float
     end: float
@@ -267,6 +275,8 @@ CLIPS = ("aten::_foreach_norm", "aten::_foreach_clamp_min_")
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
+    """What a breakdown needs of the trace of a rank; times are in seconds."""
+
     base_ns: int
     """Unix time to which all other times are relative, by the clock of its host."""
     is_device: bool
@@ -313,6 +323,7 @@ class EventColumns:
         return len(self.start)
 
     def where(self, chosen: Mask | NDArray[np.int64]) -> EventColumns:
+        """The chosen events alone."""
         return replace(
             self,
             start=self.start[chosen],
@@ -326,9 +337,11 @@ class EventColumns:
         return np.array([bool(is_meant(label)) for label in self.labels], dtype=bool)[self.label]
 
     def named(self, is_meant: Callable[[str], object]) -> Mask:
+        """Which events have such a name."""
         return self.labelled(lambda label: is_meant(label.name))
 
     def of_kinds(self, kinds: Container[str]) -> Mask:
+        """Which events have one of these kinds."""
         return self.labelled(lambda label: label.kind in kinds)
 
     def numbered(self, part: Callable[[Label], str]) -> tuple[NDArray[np.int64], list[str]]:
@@ -346,9 +359,11 @@ class EventColumns:
         )
 
     def times(self) -> Intervals:
+        """The starts and ends, as rows."""
         return np.stack([self.start, self.end], axis=1)
 
     def events(self) -> list[Event]:
+        """All of them as `Event`s, which is slow for many."""
         columns = (self.start, self.end, self.label, self.number)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
@@ -373,6 +388,7 @@ class ColumnBuilder:
         self._num_events = 0
 
     def add(self, entries: Sequence[TraceEntry]) -> None:
+        """Append the ranges of a part of the trace."""
         ranges = [entry for entry in entries if entry.ph == "X"]
         self._differentiated_us += [
             entry.ts or 0.0 for entry in entries if entry.ph == "s" and entry.cat == TO_BACKWARD
@@ -389,6 +405,7 @@ class ColumnBuilder:
         self._num_events += len(ranges)
 
     def columns(self) -> EventColumns:
+        """What was added, in the order of starts."""
         starts_us = np.concatenate(self._starts_us)
         lasts_us = np.concatenate(self._lasts_us)
         starts = starts_us / 1e6
@@ -411,6 +428,7 @@ class ColumnBuilder:
 
 
 def _are_times(numbers_us: NDArray[np.float64]) -> Mask:
+    """Which of these are numbers of microseconds in a trace."""
     return (numbers_us >= 0) & (numbers_us < MOST_US)
 
 
@@ -471,6 +489,7 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
 
 
 def _launches(columns: EventColumns, kernels: EventColumns) -> NDArray[np.float64]:
+    """For each kernel: when the host launched it, its start and its end."""
     runtime = columns.where(columns.of_kinds(LAUNCHES))
     called = {event.details.correlation: event.start for event in runtime.events()}
     rows = [
@@ -489,6 +508,7 @@ def is_compute(name: str) -> bool:
 
 
 def is_communication(name: str) -> bool:
+    """Whether a kernel is one of NCCL."""
     return "nccl" in name[:5]
 
 
@@ -575,6 +595,7 @@ def _operation_times(
     seconds: NDArray[np.float64],
     steps: Sequence[TraceStep],
 ) -> Iterator[OperationTime]:
+    """The time of each operation in each step."""
     ends = np.array([step.end for step in steps])
     places = np.searchsorted([step.start for step in steps], work.start, "right") - 1
     is_inside = (places >= 0) & (work.start < ends[places])
@@ -646,6 +667,7 @@ def _joined(
 
 
 def _is_inside(call: Event, ranges: Sequence[Event]) -> bool:
+    """Whether the call is in the last of these ranges that began before it."""
     place = bisect_right(ranges, call.start, key=lambda event: event.start)
     return place > 0 and call.end <= ranges[place - 1].end
 
@@ -658,6 +680,7 @@ def _kind_of_work(name: str) -> str:
 
 
 def _plain(name: str) -> str:
+    """The letters of a name, in lower case."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 

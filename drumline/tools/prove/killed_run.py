@@ -57,6 +57,7 @@ class Leg:
 
     @property
     def command(self) -> list[str]:
+        """The command line that runs the leg."""
         words = ["train", "--procs", str(self.world_size)]
         if self.hosts:
             hosts = ",".join(f"{name}:{count}" for name, count in self.hosts)
@@ -67,6 +68,7 @@ class Leg:
 
 
 def run_to_the_end(leg: Leg) -> None:
+    """Run a leg; a RunFailedError if it fails."""
     with JobProcesses(leg.command, log=leg.log) as job:
         if code := job.wait():
             raise failed(leg, code)
@@ -210,5 +212,6 @@ class JobProcesses:
             Termination(self._remaining, 0.0).wait()
 
     def _remaining(self) -> list[int]:
+        """The processes of the job that still run."""
         self._root.poll()  # reaps it
         return processes_with_variable(self._variable)

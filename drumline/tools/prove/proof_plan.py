@@ -39,6 +39,7 @@ class ProofOptions:
 
     @property
     def num_kills(self) -> int:
+        """Each leg but the last is killed once."""
         return len(self.worlds) - 1
 
     @property
@@ -167,6 +168,7 @@ class ProofSettings:
         return [task, *([f"--config={config_file}"] if config_file else []), *flags]
 
     def _value(self, path: str) -> Any:
+        """The value of a setting, before the changes of the proof."""
         for layer in self.layers:
             if path in layer.settings:
                 return layer.settings[path].value

@@ -50,6 +50,8 @@ class TensorHashes:
 
 
 class SampleTrace(NamedTuple):
+    """A sample that a step has taken."""
+
     number: int | None
     """Its index; None: of a stream, whose samples have no index."""
     bits: str
@@ -83,6 +85,7 @@ class RunTrace:
     """The metrics of completed evaluations, by step, each number as text with all its digits."""
 
     def is_complete(self, step: int) -> bool:
+        """Whether all ranks have written this step."""
         return step in self.steps and self.steps[step].num_ranks == self.world_size
 
     def extent(self) -> str:
@@ -133,6 +136,8 @@ NOTHING = TensorHashes({}, {})
 
 @dataclass(frozen=True)
 class RunDifference:
+    """What differs between two runs."""
+
     kind: Kind
     step: int
     """0: before the first step."""
@@ -145,6 +150,8 @@ class RunDifference:
 
 @dataclass(frozen=True)
 class Comparison:
+    """How an attempt differs from the reference."""
+
     difference: RunDifference | None
     """The first difference, if there is one."""
     unsaved: tuple[str, ...]
@@ -211,6 +218,7 @@ def weight_distance(reference: Path, resumed: Path) -> float:
 
 
 def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifference]:
+    """All differences, in the order of steps."""
     for number, expected, actual in _states(reference, attempt):
         if number > attempt.from_step:
             yield from _samples(
@@ -253,6 +261,7 @@ def _samples(
     *,
     is_complete: bool,
 ) -> Iterator[RunDifference]:
+    """The differences in the samples of one step; those that are missing count if it is complete."""
     step = expected.step
     if expected.epoch != actual.epoch:
         sentence = f"step {step} is in epoch {actual.epoch + 1}, not in epoch {expected.epoch + 1}"
@@ -294,6 +303,7 @@ def _tensors(
     step: int,
     when: str,
 ) -> Iterator[RunDifference]:
+    """A difference that names the first tensor, if any has other bits."""
     if names := _unequal(expected, actual):
         num_others = len(names) - 1
         also_differ = f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
@@ -315,6 +325,7 @@ def _metrics(
 
 
 def _unequal(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    """The names whose values differ."""
     return [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
 
 
@@ -344,6 +355,7 @@ def compare_checkpoints(
 
 
 def _read_comparable(file: Path) -> bytes | None:
+    """The bytes of a file that must be equal; None: it is missing."""
     if not file.exists():
         return None
     if file.name != PROGRESS:
@@ -354,6 +366,8 @@ def _read_comparable(file: Path) -> bytes | None:
 
 @dataclass(frozen=True)
 class DifferenceCause:
+    """Why two runs probably differ, and what to do."""
+
     what: str
     next_step: str
 
@@ -532,17 +546,20 @@ class Proof:
         log: str | None = None,
         mode: str | None = None,
     ) -> Leg:
+        """A leg in this folder; without a mode of its own, in the first mode."""
         if mode is None and self.options.modes:
             mode = self.options.modes[0]
         arguments = (*self.arguments, *([f"--dist.mode={mode}"] if mode else []))
         return Leg(name, arguments, self.root / folder, self.root / f"{log or folder}.log", world)
 
     def _run_without_kill(self, name: str) -> RunTrace:
+        """Run it to the end, and read its trace."""
         leg = self._leg(f"the {name} run", name, self.options.worlds[0])
         run_to_the_end(leg)
         return read_trace(RunFolder(leg.folder).trace_file(0).parent)
 
     def _killed_and_resumed(self, reference: RunTrace) -> list[RunTrace]:
+        """The legs of the killed run; tried again where a kill came too late."""
         events = list(read_events(RunFolder(self.root / "reference").event_file(0)))
         kinds: dict[Moment, str] = {"save": "checkpoint", "evaluation": "evaluation"}
         pattern = {
@@ -598,6 +615,7 @@ class Proof:
         return legs
 
     def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
+        """The first step or evaluation that no leg has completed."""
         for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
                 return RunDifference(
@@ -615,6 +633,8 @@ class Proof:
         reference: RunTrace,
         legs: Sequence[RunTrace],
     ) -> DifferenceCause:
+        """The likely cause: of a difference in the second leg or later, after one more run without
+        a kill."""
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(difference)
         self.show("a difference was found; repeating the run without a kill, to find the cause")

@@ -95,6 +95,7 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
 
 
 def _size(scaling: str, profile: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
+    """One row of the measurement: this profile against that of the fewest ranks."""
     step_s = profile.unprofiled_step_s or profile.step_s
     base_s = base.unprofiled_step_s or base.step_s
     slower = profile.step_s / step_s  # with the profiler

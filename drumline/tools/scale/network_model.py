@@ -65,6 +65,7 @@ class Network:
         return 2 if self.backend == "gloo" else 1
 
     def used(self, nodes: int, per_node: int) -> list[Link]:
+        """The links that an all-reduce over these ranks goes through."""
         return [self.between] * (nodes > 1) + [self.inside] * (per_node > 1)
 
 
@@ -98,6 +99,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _nominal(name: str, gbit: float, part: float, how: str, latency_s: float = 0.0) -> Link:
+    """A link of this rate, of which an all-reduce reaches a part."""
     source = f"nominal {bit_rate(gbit / 8 * 1e9)} a node, {part:.0%} of it {how}"
     return Link(name=name, bytes_per_s=gbit / 8 * 1e9 * part, latency_s=latency_s, source=source)
 
@@ -131,6 +133,7 @@ def is_nominal(network: str) -> bool:
 
 
 def _counted(name: str, kind: str, gb_per_s: float) -> Link:
+    """A link inside a node, with the bandwidth that NCCL counts for a GPU."""
     source = f"{gb_per_s:g} GB/s a GPU, as NCCL counts it"
     return Link(name=name, bytes_per_s=gb_per_s * 1e9, kind=kind, source=source)
 

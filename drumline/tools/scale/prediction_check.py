@@ -15,6 +15,8 @@ from drumline.tools.scale.network_model import is_nominal
 
 
 class SizedJob(NamedTuple):
+    """What a prediction and a measurement must have in common to be compared."""
+
     task: str
     device: str
     batch_per_rank: float | None
@@ -50,6 +52,7 @@ class CheckedSize:
 
     @property
     def is_within(self) -> bool:
+        """Whether the measured step is in the predicted interval."""
         return self.predicted_s[0] <= self.measured_s <= self.predicted_s[2]
 
 

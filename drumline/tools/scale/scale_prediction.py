@@ -101,6 +101,7 @@ class StepShape:
 
     @property
     def gradient_bytes(self) -> float:
+        """The bytes of all gradients, of which fewer are sent where they are rounded."""
         return sum(bucket.num_bytes for bucket in self.buckets) / (self.sent_part or 1.0)
 
     def own_s(self, pace: Pace = AVERAGE) -> float:
@@ -150,6 +151,7 @@ def _later(
     compute_s: float,
     host_s: float,
 ) -> tuple[ReadyGradients, ...]:
+    """The same gradients, each ready after so much more work."""
     return tuple(
         replace(gradient, compute_s=gradient.compute_s + compute_s, host_s=gradient.host_s + host_s)
         for gradient in gradients
@@ -245,6 +247,7 @@ def _usual_steps(lengths: Sequence[float], unprofiled_s: float) -> list[int]:
 
 
 def _of_steps(rank: RankSteps, steps: Sequence[int]) -> RankSteps:
+    """The same rank with these of its steps alone."""
     host_s = tuple(rank.host_s[step] for step in steps) if rank.host_s else ()
     return replace(
         rank,
@@ -255,16 +258,19 @@ def _of_steps(rank: RankSteps, steps: Sequence[int]) -> RankSteps:
 
 
 def _at_pace(gradients: Gradients, pace: Pace) -> Gradients:
+    """The same gradients, ready earlier or later in proportion."""
     host_s = None if gradients.host_s is None else gradients.host_s * pace.host
     return replace(gradients, ready_s=gradients.ready_s * pace.compute, host_s=host_s)
 
 
 def _compute_s(profile: ProfileResult) -> float:
+    """How long a rank computes in a step, on average."""
     times = [seconds for rank in profile.ranks for seconds in rank.compute_s]
     return fmean(times) if times else 0.0
 
 
 def _host_s(profile: ProfileResult) -> float:
+    """How long the host keeps a rank from its work in a step, on average."""
     times = [seconds for rank in profile.ranks for seconds in rank.host_s]
     if times:
         return fmean(times)
@@ -272,6 +278,7 @@ def _host_s(profile: ProfileResult) -> float:
 
 
 def _times(profile: ProfileResult) -> Iterator[float]:
+    """All times that have to be finite numbers."""
     yield from profile.parts_s.values()
     for bucket in profile.buckets:
         yield bucket.ready_s + (bucket.host_s or 0.0)
@@ -297,6 +304,7 @@ def _step_noise_s(profile: ProfileResult) -> float:
 
 
 def _until_ready(bucket: Bucket, usual_host: float) -> float:
+    """What the host does until a bucket is ready."""
     return bucket.ready_s * usual_host if bucket.host_s is None else bucket.host_s
 
 
@@ -342,6 +350,7 @@ def _check_mode(profile: ProfileResult) -> None:
 
 
 def _check_buckets(profile: ProfileResult) -> None:
+    """Refuses profiles whose communication is not known."""
     if profile.buckets and min(bucket.num_bytes for bucket in profile.buckets) >= 1:
         return
     if not profile.buckets and profile.other_collectives:
@@ -509,6 +518,7 @@ def _cpu_wait_part(profile: ProfileResult) -> float | None:
 
 
 def _check_buckets_can_change(shape: StepShape) -> None:
+    """Refuses another bucket size where the tensors or their bytes are not known."""
     if shape.sent_part is None:
         raise UsageError(
             "--bucket-cap-mb: what PowerSGD sends with another bucket size is not known",
@@ -531,9 +541,11 @@ def _size(
     batch: float | None,
     error: float,
 ) -> PredictedSize:
+    """What is expected on one number of nodes."""
     ranks = nodes * options.gpus_per_node
 
     def typical_s(candidate: StepShape) -> float:
+        """A step of the job with a change, on these nodes."""
         return typical_step_s(candidate, network, nodes, options.gpus_per_node)
 
     alone_s = shape.alone_s

@@ -31,10 +31,12 @@ def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def step_text(seconds: float) -> str:
+    """`42 ms`, `1.2 s`."""
     return f"{two_digits(seconds * 1000)} ms" if seconds < 1 else duration(seconds)
 
 
 def count_text(count: float) -> str:
+    """`950`, `1.25 M`."""
     scaled = (
         (count / size, unit) for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
     )
@@ -42,14 +44,17 @@ def count_text(count: float) -> str:
 
 
 def _steps(value: Range) -> list[str]:
+    """Two cells: a time, and its interval."""
     return [step_text(value[1]), f"{step_text(value[0])} - {step_text(value[2])}"]
 
 
 def _parts(value: Range) -> list[str]:
+    """Two cells: a fraction, and its interval."""
     return [f"{value[1]:.1%}", f"{value[0]:.0%} - {value[2]:.0%}"]
 
 
 def prediction_lines(prediction: Prediction) -> Iterator[str]:
+    """The table of sizes, then what to change and what was assumed."""
     options = prediction.options
     yield f"{prediction.task} on {prediction.device} over {prediction.network} ({prediction.network_source})"
     if options.gpus_per_node > 1:
@@ -93,6 +98,7 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
 
 
 def _predicted_row(size: PredictedSize) -> list[str]:
+    """A row of the table of predictions."""
     samples = "-" if size.samples_per_day is None else count_text(size.samples_per_day)
     cost = "-" if size.cost_per_day is None else f"{size.cost_per_day:,.0f}"
     exposed = step_text(size.communication_s)
@@ -109,6 +115,7 @@ def _predicted_row(size: PredictedSize) -> list[str]:
 
 
 def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
+    """Another bucket size or accumulation, where it is worth a change."""
     where = plural(size.nodes, "node")
     saved = 1 - size.best_bucket_step_s / size.step_s[1]
     if saved >= WORTH:
@@ -126,6 +133,7 @@ def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
 
 
 def measurement_lines(measurement: Measurement) -> Iterator[str]:
+    """A table for each kind of scaling, with why a size is below what is usual."""
     yield f"{measurement.task} on {measurement.device}"
     if measurement.shares_cores:
         yield "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
@@ -141,6 +149,7 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
 
 
 def _measured_row(size: MeasuredSize) -> list[str]:
+    """A row of the table of measurements."""
     usual_range = usual_efficiency(size.ranks)
     usual = "-" if usual_range is None else "{:.0%} - {:.0%}".format(*usual_range)
     compute, exposed, waiting = (
@@ -182,6 +191,7 @@ def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
 
 
 def check_lines(check: PredictionCheck) -> Iterator[str]:
+    """The predictions that were measured, their errors, and what was not compared."""
     if check.sizes:
         rows = []
         for size in check.sizes:
