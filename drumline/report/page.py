@@ -298,7 +298,11 @@ def _curves_of_run(run: RunData) -> list[DrawnCurve]:
 
     return [
         DrawnCurve(
-            curve, curve.chart, curve.label, colour=places[curve.label], dash=places[curve.label]
+            curve,
+            curve.chart,
+            curve.label,
+            colour=places[curve.label],
+            dash=places[curve.label],
         )
         for curve in run.curves
     ]

@@ -119,7 +119,11 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
         cursor = {"epoch": 0, "position": 0} if is_own else progress["cursor"]
         is_finite = manifest.non_finite is None
         saved = SavedPosition(
-            progress["step"], cursor["epoch"], cursor["position"], is_finite, is_own
+            progress["step"],
+            cursor["epoch"],
+            cursor["position"],
+            is_finite,
+            is_own,
         )
         if not all(type(value) is int for value in astuple(saved)[:3]):
             raise ValueError("not a position")

@@ -65,30 +65,30 @@ class ShortRuns:
             LOG_EVERY: min(lap, int(settings.get(LOG_EVERY, self.log_every))),
         }
         quiet = QUIET if self.has_pauses else {**QUIET, **NO_PAUSES}
-        arguments = self.arguments({**quiet, **settings, **length})
-        self.folder.mkdir(parents=True, exist_ok=True)
-        run = self.folder / "run"
-        log = self.folder / "output.txt"
-        name = f"the run with {flags_of(settings) or 'unchanged settings'}"
-        shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
-
-        try:
-            run_to_the_end(Leg(name, tuple(arguments), run, log, self.procs))
-            events = [
-                event
-                for event in read_events(RunFolder(run).event_file(0))
-                if event["kind"] == "train"
-            ]
-        finally:
-            shutil.rmtree(run, ignore_errors=True)
+        events = self._train_events(settings, {**quiet, **settings, **length})
 
         first = next(event for event in events if event["step"] >= lap)
         timed = [event for event in events if event["step"] > first["step"]]
         if not self.has_pauses or "train.accumulate" in settings:  # which has more samples a step
             return median(self.batch_size / float(event["samples_per_s"]) for event in timed)
-
         num_steps = int(timed[-1]["step"] - first["step"])
         return float(timed[-1]["time"] - first["time"]) / num_steps
+
+    def _train_events(
+        self, tried: Mapping[str, str], settings: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Run the job, and read its log lines. `tried`: the settings that name the run."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run = self.folder / "run"
+        log = self.folder / "output.txt"
+        name = f"the run with {flags_of(tried) or 'unchanged settings'}"
+        shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
+        try:
+            run_to_the_end(Leg(name, tuple(self.arguments(settings)), run, log, self.procs))
+            events = read_events(RunFolder(run).event_file(0))
+            return [event for event in events if event["kind"] == "train"]
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
 
 
 @dataclass(kw_only=True)
@@ -125,17 +125,20 @@ class AdviceTrial:
         ratios = [after / before for before, after in zip(self.before_s, self.after_s, strict=True)]
         return min(ratios), max(ratios)
 
-    @property
-    def is_as_predicted(self) -> bool:
-        """Whether the change brought what its band allows."""
-        return self.band[0] <= self.ratio <= self.band[1]
-
     def document(self) -> dict[str, Any]:
         """For --json."""
-        measured = {} if self.failure else {"ratio": self.ratio, "spread": self.spread}
-        tried = {"bottleneck": self.advice.bottleneck, "settings": self.advice.settings}
-        times = {"before_s": self.before_s, "after_s": self.after_s, "failure": self.failure}
-        return {**tried, "predicted": self.predicted, "band": self.band, **times, **measured}
+        document = {
+            "bottleneck": self.advice.bottleneck,
+            "settings": self.advice.settings,
+            "predicted": self.predicted,
+            "band": self.band,
+            "before_s": self.before_s,
+            "after_s": self.after_s,
+            "failure": self.failure,
+        }
+        if not self.failure:
+            document |= {"ratio": self.ratio, "spread": self.spread}
+        return document
 
 
 def try_advice(
@@ -180,14 +183,13 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
         before = median(trial.before_s)
         after = median(trial.after_s)
         low, high = trial.spread
+        shortest, longest = trial.band
         outcome = "as predicted"
-        if not trial.is_as_predicted:
-            outcome = (
-                "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"
-            )
-        expected = (
-            f"{_change(trial.predicted)} ({_change(trial.band[0])} to {_change(trial.band[1])})"
-        )
+        if trial.ratio < shortest:
+            outcome = "more than predicted"
+        elif trial.ratio > longest:
+            outcome = "less than predicted"
+        expected = f"{_change(trial.predicted)} ({_change(shortest)} to {_change(longest)})"
         yield (
             f"{flags}: {latency(before)} -> {latency(after)} a step: {_change(trial.ratio)} ({_change(low)} to "
             f"{_change(high)} in {plural(len(trial.after_s), 'run')}); predicted {expected}: {outcome}"

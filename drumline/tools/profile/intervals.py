@@ -29,15 +29,18 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
     """The instants of both."""
+    # Of each interval on the left, those on the right that it overlaps are one after the other.
     first = np.searchsorted(right[:, 1], left[:, 0], "right")
-    last = np.searchsorted(right[:, 0], left[:, 1], "left")
-    counts = np.maximum(0, last - first)
+    end = np.searchsorted(right[:, 0], left[:, 1], "left")
+    counts = np.maximum(0, end - first)
+
+    pairs_before = np.cumsum(counts) - counts
     of_left = np.repeat(np.arange(len(left)), counts)
-    before = np.cumsum(counts) - counts
-    of_right = np.arange(len(of_left)) + (first - before)[of_left]
-    starts = np.maximum(left[of_left, 0], right[of_right, 0])
-    ends = np.minimum(left[of_left, 1], right[of_right, 1])
-    return np.stack([starts, ends], axis=1)
+    of_right = np.arange(len(of_left)) + (first - pairs_before)[of_left]
+
+    low = np.maximum(left[of_left, 0], right[of_right, 0])
+    high = np.minimum(left[of_left, 1], right[of_right, 1])
+    return np.stack([low, high], axis=1)
 
 
 def difference(intervals: Intervals, removed: Intervals) -> Intervals:

@@ -480,6 +480,8 @@ def cut_kernels(kernels: Sequence[TraceEntry]) -> None:
     for position, kernel in enumerate(kernels):
         if kernel.ts is not None and kernel.dur is not None and kernel.ph == "X":
             streams[kernel.pid, kernel.tid].append((kernel.ts, kernel.dur, position))
+
     for rows in streams.values():
-        for (start_us, lasts_us, position), (next_us, _, _) in pairwise(sorted(rows)):
+        rows.sort()
+        for (start_us, lasts_us, position), (next_us, _, _) in pairwise(rows):
             kernels[position].dur = min(lasts_us, next_us - start_us)

@@ -379,9 +379,9 @@ class ColumnBuilder:
         self._labels: dict[tuple[str, str, int | str, int | str], int] = defaultdict(
             itertools.count().__next__
         )
-        self._places: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
-        self._starts_us = [np.empty(0)]
-        self._lasts_us = [np.empty(0)]
+        self._places: list[NDArray[np.int32]] = []
+        self._starts_us: list[NDArray[np.float64]] = []
+        self._lasts_us: list[NDArray[np.float64]] = []
         """NaN: the entry has none."""
         self._details: dict[int, Details] = {}
         self._differentiated_us: list[float] = []
@@ -390,13 +390,16 @@ class ColumnBuilder:
     def add(self, entries: Sequence[TraceEntry]) -> None:
         """Append the ranges of a part of the trace."""
         ranges = [entry for entry in entries if entry.ph == "X"]
-        self._differentiated_us += [
-            entry.ts or 0.0 for entry in entries if entry.ph == "s" and entry.cat == TO_BACKWARD
-        ]
         labels = [self._labels[entry.name, entry.cat, entry.pid, entry.tid] for entry in ranges]
+        starts_us = [entry.ts for entry in ranges]
+        lasts_us = [entry.dur for entry in ranges]
         self._places.append(np.array(labels, dtype=np.int32))
-        self._starts_us.append(np.array([entry.ts for entry in ranges], dtype=np.float64))
-        self._lasts_us.append(np.array([entry.dur for entry in ranges], dtype=np.float64))
+        self._starts_us.append(np.array(starts_us, dtype=np.float64))
+        self._lasts_us.append(np.array(lasts_us, dtype=np.float64))
+
+        for entry in entries:
+            if entry.cat == TO_BACKWARD and entry.ph == "s":
+                self._differentiated_us.append(entry.ts or 0.0)
         for number, entry in enumerate(ranges, start=self._num_events):
             # Operations on the host, which most events are, have none that are read.
             if entry.cat != "cpu_op":
@@ -455,6 +458,7 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     host = columns.where(is_host)
     is_data = columns.named(lambda name: name == DATA_MARK or LOADER_NEXT.match(name))
     data = union(columns.where(is_data).times())
+
     if is_device:
         is_work = columns.of_kinds(ON_DEVICE) & ~columns.named(is_communication)
         work = columns.where(is_work)
@@ -470,7 +474,10 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         launches = np.empty((0, 3))
 
     steps = tuple(_steps(columns, work, launches))
-
+    is_backward = host.named(lambda name: name.startswith(NODE))
+    is_differentiated = np.isin(host.start, columns.differentiated)
+    is_clipping = host.named(lambda name: name in CLIPS)
+    is_accumulation = host.named(lambda name: name == ACCUMULATES)
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
@@ -479,10 +486,10 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         data=data,
         collectives=tuple(_collectives(columns, host)),
         syncs=tuple(_syncs(columns)) if is_device else (),
-        backward=union(host.where(host.named(lambda name: name.startswith(NODE))).times()),
-        differentiated=union(host.where(np.isin(host.start, columns.differentiated)).times()),
-        clippings=np.sort(host.start[host.named(lambda name: name in CLIPS)]),
-        gradients=np.sort(host.end[host.named(lambda name: name == ACCUMULATES)]),
+        backward=union(host.where(is_backward).times()),
+        differentiated=union(host.where(is_differentiated).times()),
+        clippings=np.sort(host.start[is_clipping]),
+        gradients=np.sort(host.end[is_accumulation]),
         launches=launches,
         operations=tuple(_operation_times(work, seconds, steps)),
     )
@@ -542,21 +549,20 @@ def _steps(
 
 
 def _device_starts(
-    host: list[float],
-    work: EventColumns,
-    launches: NDArray[np.float64],
+    host: list[float], work: EventColumns, launches: NDArray[np.float64]
 ) -> list[float]:
     """As those on the host if a step has no kernel."""
     streams, _ = work.numbered(lambda label: label.thread)
-    busy = np.bincount(streams, work.end - work.start)
-    main = launches[streams == busy.argmax()]
-    first_kernels = []
-    for low, high in zip(host, [*host[1:], np.inf], strict=True):
-        of_step = main[(main[:, 0] >= low) & (main[:, 0] < high), 1]
-        first_kernels.append(float(of_step.min()) if len(of_step) else None)
+    busy_s = np.bincount(streams, work.end - work.start)
+    launched, begun, _ = launches[streams == busy_s.argmax()].T
 
-    starts = [start for start in first_kernels if start is not None]
-    return starts if len(starts) == len(first_kernels) else host
+    first_kernels = []
+    for low, high in itertools.pairwise([*host, np.inf]):
+        of_step = begun[(launched >= low) & (launched < high)]
+        if not len(of_step):
+            return host
+        first_kernels.append(float(of_step.min()))
+    return first_kernels
 
 
 def _self_times(nested: EventColumns) -> NDArray[np.float64]:
@@ -591,16 +597,16 @@ def _outer_places(rows: EventColumns, is_first: Mask) -> NDArray[np.int64]:
 
 
 def _operation_times(
-    work: EventColumns,
-    seconds: NDArray[np.float64],
-    steps: Sequence[TraceStep],
+    work: EventColumns, seconds: NDArray[np.float64], steps: Sequence[TraceStep]
 ) -> Iterator[OperationTime]:
     """The time of each operation in each step."""
+    starts = np.array([step.start for step in steps])
     ends = np.array([step.end for step in steps])
-    places = np.searchsorted([step.start for step in steps], work.start, "right") - 1
+    places = np.searchsorted(starts, work.start, "right") - 1
     is_inside = (places >= 0) & (work.start < ends[places])
+
     name_places, names = work.numbered(lambda label: label.name)
-    keys = places[is_inside] * len(names) + name_places[is_inside]
+    keys = (places * len(names) + name_places)[is_inside]
     totals = np.bincount(keys, seconds[is_inside])
     calls = np.bincount(keys)
     for key in np.flatnonzero(calls).tolist():
@@ -610,16 +616,20 @@ def _operation_times(
 
 def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCall]:
     """Calls on the host and the library's work, which begin in the same order, are joined."""
+    is_call = host.named(lambda name: name.startswith("c10d::"))
     calls: dict[str, list[Event]] = defaultdict(list)
-    works: dict[str, list[Event]] = defaultdict(list)
-    for event in host.where(host.named(lambda name: name.startswith("c10d::"))).events():
+    for event in host.where(is_call).events():
         calls[_plain(event.name[6:])].append(event)
+
     is_gloo = columns.named(lambda name: name.startswith("gloo:"))
     is_nccl = columns.of_kinds({"kernel"}) & columns.named(is_communication)
+    works: dict[str, list[Event]] = defaultdict(list)
     for event in columns.where(is_gloo | is_nccl).events():
         works[_kind_of_work(event.name)].append(event)
+
+    is_accumulation = host.named(lambda name: name == ACCUMULATES)
     inside: dict[str, list[Event]] = defaultdict(list)
-    for event in host.where(host.named(lambda name: name == ACCUMULATES)).events():
+    for event in host.where(is_accumulation).events():
         inside[event.label.thread].append(event)
 
     collectives = []
@@ -629,7 +639,6 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
             begun = [None] * len(done)
         for call, work in zip(begun, done, strict=True):
             collectives.append(_joined(kind, call, work, inside))
-
     return sorted(collectives, key=lambda collective: collective.call)
 
 
@@ -684,13 +693,16 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
-def _syncs(columns: EventColumns) -> Iterator[Event]:
+def _syncs(columns: EventColumns) -> list[Event]:
     """Those of the steps, by the host's time, but not of the profiler's own end."""
-    low = columns.start[columns.named(lambda name: name.startswith(STEP_MARK))].min(initial=np.inf)
-    high = columns.start[columns.named(lambda name: name == END_MARK)].max(initial=-np.inf)
-    is_long = columns.end - columns.start > BLOCKING_COPY_S
-    is_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long
-    is_wait = columns.named(lambda name: name in WAITS)
+    is_step = columns.named(lambda name: name.startswith(STEP_MARK))
+    is_end = columns.named(lambda name: name == END_MARK)
+    low = columns.start[is_step].min(initial=np.inf)
+    high = columns.start[is_end].max(initial=-np.inf)
     is_within = (columns.start >= low) & (columns.start < high)
+
+    is_long = columns.end - columns.start > BLOCKING_COPY_S
+    is_blocking_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long
+    is_wait = columns.named(lambda name: name in WAITS)
     is_call = columns.of_kinds({"cuda_runtime"})
-    yield from columns.where(is_call & (is_copy | is_wait) & is_within).events()
+    return columns.where(is_call & (is_blocking_copy | is_wait) & is_within).events()

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from drumline.base.errors import ConfigError, TrainingError
 from drumline.base.text import plural
@@ -107,27 +107,36 @@ def read_trace(folder: Path) -> RunTrace:
 
     start = ranks[0][0]
     steps: dict[int, StepTrace] = {}
-    for line in (line for lines in ranks for line in lines if line["kind"] == "step"):
-        step = steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"]))
-        step.num_ranks += 1
-        if "tensors" in line:
-            step.state = TensorHashes(line["tensors"], line["unsaved"])
-        for batch in line["batches"]:
-            positions = range(batch["low"], batch["high"])
-            step.rests[batch["low"], batch["high"]] = batch["rest"]
-            indices = batch["indices"] or [None] * len(positions)
-            for position, index, bits in zip(positions, indices, batch["samples"], strict=True):
-                step.samples[position] = SampleTrace(index, bits)
-
+    for lines in ranks:
+        for line in lines:
+            if line["kind"] == "step":
+                step = steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"]))
+                _add_rank(step, line)
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
         for line in ranks[0]
         if line["kind"] == "evaluated"
     }
-    state = TensorHashes(start["tensors"], start["unsaved"])
     return RunTrace(
-        start["world_size"], start["step"], state, dict(sorted(steps.items())), evaluations
+        world_size=start["world_size"],
+        from_step=start["step"],
+        start=TensorHashes(start["tensors"], start["unsaved"]),
+        steps=dict(sorted(steps.items())),
+        evaluations=evaluations,
     )
+
+
+def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
+    """What one rank has written of the step."""
+    step.num_ranks += 1
+    if "tensors" in line:
+        step.state = TensorHashes(line["tensors"], line["unsaved"])
+    for batch in line["batches"]:
+        positions = range(batch["low"], batch["high"])
+        step.rests[batch["low"], batch["high"]] = batch["rest"]
+        indices = batch["indices"] or [None] * len(positions)
+        for position, index, bits in zip(positions, indices, batch["samples"], strict=True):
+            step.samples[position] = SampleTrace(index, bits)
 
 
 Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
@@ -183,14 +192,10 @@ def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDiffer
     *before, leg = legs
 
     def differences() -> Iterator[RunDifference]:
-        saved = next(
-            (
-                earlier.steps[leg.from_step].state
-                for earlier in before[::-1]
-                if leg.from_step in earlier.steps
-            ),
-            None,
-        )
+        saved = None
+        for earlier in before:
+            if leg.from_step in earlier.steps:
+                saved = earlier.steps[leg.from_step].state
         if saved is not None:
             when = f"as restored from the checkpoint of step {leg.from_step}"
             yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
@@ -227,12 +232,10 @@ def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifferen
                 is_complete=attempt.is_complete(number),
             )
             when = f"after step {number}"
+        elif number:
+            when = f"as restored from the checkpoint of step {number}"
         else:
-            when = (
-                f"as restored from the checkpoint of step {number}"
-                if number
-                else "before the first step"
-            )
+            when = "before the first step"
         yield from _tensors(expected.saved, actual.saved, number, when)
         yield from _metrics(
             reference.evaluations.get(number), attempt.evaluations.get(number), number
@@ -248,11 +251,8 @@ def _states(
     yield attempt.from_step, first or NOTHING, attempt.start
     for number, step in attempt.steps.items():
         expected = reference.steps[number].state or NOTHING
-        yield (
-            number,
-            expected,
-            step.state or expected,
-        )  # rank 0 may have been killed before it wrote it
+        actual = step.state or expected  # rank 0 may have been killed before it wrote it
+        yield number, expected, actual
 
 
 def _samples(
@@ -268,9 +268,8 @@ def _samples(
         yield RunDifference("order", step, sentence, f"epoch {actual.epoch + 1}")
         return
 
-    for position in sorted(
-        actual.samples.keys() | (expected.samples.keys() if is_complete else ())
-    ):
+    positions = {*actual.samples, *(expected.samples if is_complete else ())}
+    for position in sorted(positions):
         expected_sample = expected.samples.get(position)
         actual_sample = actual.samples.get(position)
         where = f"position {position} of epoch {expected.epoch + 1}"
@@ -282,13 +281,12 @@ def _samples(
             sentence = f"step {step} took sample {actual_sample.number} at {where}, not sample {expected_sample.number}"
             yield RunDifference("order", step, sentence, f"sample {actual_sample.number}")
         elif expected_sample.bits != actual_sample.bits:
-            name = (
-                f"the sample at {where}"
-                if expected_sample.number is None
-                else f"sample {expected_sample.number}"
-            )
-            place = "" if expected_sample.number is None else f" ({where})"
-            yield RunDifference("sample", step, f"{name}{place} differs at step {step}", name)
+            name = f"the sample at {where}"
+            named = name
+            if expected_sample.number is not None:
+                name = f"sample {expected_sample.number}"
+                named = f"{name} ({where})"
+            yield RunDifference("sample", step, f"{named} differs at step {step}", name)
 
     for (low, high), rest in actual.rests.items():
         if expected.rests.get((low, high), rest) != rest:
@@ -489,7 +487,10 @@ class Proof:
             if options.modes:
                 return self._compare_weights(reference, reference_folder, killed_folder)
             difference = compare_checkpoints(
-                reference_folder, killed_folder, options.steps, same_world=not options.is_elastic
+                reference_folder,
+                killed_folder,
+                options.steps,
+                same_world=not options.is_elastic,
             )
 
         if difference is not None:
@@ -593,21 +594,26 @@ class Proof:
             leg = self._leg(f"leg {number}", "killed", world, log=f"leg-{number}", mode=mode)
             if kill is None:
                 run_to_the_end(leg)
-            is_in_time = kill is None or run_and_kill(leg, kill)
+                is_in_time = True
+            else:
+                is_in_time = run_and_kill(leg, kill)
+
             folder = RunFolder(leg.folder).trace_file(0).parent
             if folder.exists():  # a folder for each leg
                 folder = folder.rename(folder.with_name(f"trace-leg-{number}"))
             trace = read_trace(folder)
             legs.append(trace)
+
             differs = self._difference(reference, legs) is not None
             if not differs and (not is_in_time or trace.from_step >= self.options.steps):
                 self.show(f"leg {number}: the kill came too late; trying again with an earlier one")
                 return None
+
+            ranks = plural(world, "rank") + (f" in mode {mode}" if mode else "")
             where = f" from step {trace.from_step}" if number > 1 else ""
             end = "to the end"
             if kill is not None and is_in_time:
                 end = describe(kill, max(trace.steps, default=trace.from_step))
-            ranks = plural(world, "rank") + (f" in mode {mode}" if mode else "")
             self.show(f"leg {number}: {ranks}{where}, {end}")
             if differs:
                 break
@@ -619,7 +625,10 @@ class Proof:
         for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
                 return RunDifference(
-                    "order", step, f"step {step} was never done by all ranks", f"step {step}"
+                    "order",
+                    step,
+                    f"step {step} was never done by all ranks",
+                    f"step {step}",
                 )
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"

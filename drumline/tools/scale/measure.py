@@ -90,7 +90,11 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     room = (cores if base.device == "cpu" else gpus) or worlds[-1]
     shares = not runs.options.hosts and worlds[-1] > room
     return Measurement(
-        made_at=made_at, task=base.task, device=base.device, shares_cores=shares, sizes=tuple(sizes)
+        made_at=made_at,
+        task=base.task,
+        device=base.device,
+        shares_cores=shares,
+        sizes=tuple(sizes),
     )
 
 

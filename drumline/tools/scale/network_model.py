@@ -157,7 +157,10 @@ INSIDE = _by_name(
     _counted("pcie3", "pcie", 12.0),
     _counted("pcie4", "pcie", 24.0),
     Link(
-        name="loopback", bytes_per_s=2e9, latency_s=50e-6, source="2 GB/s and 50 us a hop assumed"
+        name="loopback",
+        bytes_per_s=2e9,
+        latency_s=50e-6,
+        source="2 GB/s and 50 us a hop assumed",
     ),
 )
 _BY_DEVICE = {"B200": "nvlink5", "H200": "nvlink4", "H100": "nvlink4", "A100": "nvlink3"}
@@ -193,7 +196,11 @@ def link_from_points(
 
     source = f"measured with {backend} on {world_size} ranks"
     return Link(
-        name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates
+        name=name,
+        bytes_per_s=large / large_s,
+        latency_s=latency_s,
+        source=source,
+        rates=rates,
     )
 
 

@@ -121,7 +121,11 @@ def _newest_step(
     """The last of these steps, sorted by time, that measured a predicted size after it was
     predicted."""
     job = SizedJob(
-        prediction.task, prediction.device, prediction.batch_per_rank, size.nodes, size.ranks
+        prediction.task,
+        prediction.device,
+        prediction.batch_per_rank,
+        size.nodes,
+        size.ranks,
     )
     for step in reversed(steps):
         if step.job == job and step.made_at > prediction.made_at and step.step_s > 0:
