@@ -39,6 +39,12 @@ SLICE_S = 0.4
 # In the first steps libraries are loaded, kernels chosen and buffers allocated.
 FIRST_STEPS = 5
 MAX_FACTOR = 100
+_PHASE_NAMES = {
+    Phase.DATA: "data",
+    Phase.FORWARD: "forward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.BETWEEN: "host code between steps",
+}
 _CHECK_HOST = "check what else runs on {host}, its clock speed and temperature; drumline doctor compares hosts"
 _NEXT_STEPS = {
     Phase.DATA: "check the storage that {host} reads from, its DataLoader workers (data.workers), and what else runs "
@@ -65,32 +71,6 @@ class Straggler:
         return f"straggler: {self.what}. Try: {self.next_step}"
 
 
-@dataclass(frozen=True)
-class SlowPhases:
-    """The phases that take a rank longer than its peers, in seconds per step."""
-
-    phases: tuple[Phase, ...]
-    own_s: float
-    peers_s: float
-
-    def straggler(self, host: str, rank: int | None) -> Straggler:
-        names = (
-            "host code between steps" if phase is Phase.BETWEEN else phase.name.lower()
-            for phase in self.phases
-        )
-        phase = " and ".join(names)
-        factor = self.own_s / max(self.peers_s, 1e-9)
-        times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
-        who = f"all ranks on {host} take" if rank is None else f"rank {rank} on {host} takes"
-        what = (
-            f"{who} {times} as long as {'their' if rank is None else 'its'} peers in {phase} ({_ms(self.own_s)} per "
-            f"step, peers {_ms(self.peers_s)}), which costs the run {self.own_s - self.peers_s:.2g} s per step"
-        )
-        return Straggler(
-            host, rank, phase, factor, what, _NEXT_STEPS[self.phases[0]].format(host=host)
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class TimeAgainstPeers:
     """The time of a rank and of its peers: fractions of a slice, or seconds per step."""
@@ -105,6 +85,30 @@ class TimeAgainstPeers:
 
 SlowRanks = Mapping[int, Mapping[Phase, TimeAgainstPeers]]
 """By rank and phase, in seconds per step."""
+
+
+@dataclass(frozen=True)
+class SlowPhase:
+    """The phase in which a rank loses most against its peers, and the seconds per step in it."""
+
+    phase: Phase
+    seconds: TimeAgainstPeers
+
+    def straggler(self, host: str, rank: int | None) -> Straggler:
+        """The report about this rank, or about all ranks of the host (`rank` is None)."""
+        rank_s = self.seconds.rank
+        peers_s = self.seconds.peers
+        factor = rank_s / max(peers_s, 1e-9)
+        times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
+        who = f"all ranks on {host} take" if rank is None else f"rank {rank} on {host} takes"
+        phase = _PHASE_NAMES[self.phase]
+
+        what = (
+            f"{who} {times} as long as {'their' if rank is None else 'its'} peers in {phase} ({_ms(rank_s)} per "
+            f"step, peers {_ms(peers_s)}), which costs the run {self.seconds.excess:.2g} s per step"
+        )
+        next_step = _NEXT_STEPS[self.phase].format(host=host)
+        return Straggler(host, rank, phase, factor, what, next_step)
 
 
 class Stragglers:
@@ -135,18 +139,18 @@ class Stragglers:
         wherever the steps begin and end."""
         now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
         first = self._first
-        are_other_processes = first.keys() != now.keys() or any(
+        were_restarted = first.keys() != now.keys() or any(
             first[rank].pid != facts.pid or first[rank].step > facts.step
             for rank, facts in now.items()
         )
-        if are_other_processes:
+        if were_restarted:
             self._first = now
             self._begin = {}
         if not self._begin:
-            steps_taken = [facts.step - self._first[rank].step for rank, facts in now.items()]
-            if all(steps >= FIRST_STEPS for steps in steps_taken):
+            if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
                 self._begin = now
             return None
+
         spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
         steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
         seconds = [sum(of_rank) for of_rank in spent.values()]
@@ -160,7 +164,7 @@ class Stragglers:
         return TimeSlice(median(seconds), median(steps), fractions)
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
-        slow: dict[int, SlowPhases] = {}
+        slow: dict[int, SlowPhase] = {}
         for seconds, times in WINDOWS:
             if window := self._window(seconds):
                 slow = self._slow_throughout(window, times * self._factor) | slow
@@ -177,10 +181,7 @@ class Stragglers:
             is_host = 1 < len(siblings) < len(hosts) and all(
                 sibling in slow for sibling in siblings
             )
-            phases = slow[rank]
-            if is_host:
-                phases = max((slow[sibling] for sibling in siblings), key=lambda each: each.own_s)
-            straggler = phases.straggler(host, None if is_host else rank)
+            straggler = slow[rank].straggler(host, None if is_host else rank)
             self._reported[host, straggler.rank] = now
             stragglers.append(straggler)
         return stragglers
@@ -198,7 +199,7 @@ class Stragglers:
                 return window
         return []
 
-    def _slow_throughout(self, window: Sequence[TimeSlice], factor: float) -> dict[int, SlowPhases]:
+    def _slow_throughout(self, window: Sequence[TimeSlice], factor: float) -> dict[int, SlowPhase]:
         """The ranks that were slow in one phase in nearly every slice, and over all of them
         together."""
         times = Counter(
@@ -211,12 +212,12 @@ class Stragglers:
         often = {entry for entry, count in times.items() if count >= most}
         if not often:
             return {}
+
         slow_phases = {}
-        whole = _joined(window)
-        for rank, phases in slow_ranks(whole, factor=factor).items():
-            confirmed = {phase: phases[phase] for phase in phases if (rank, phase) in often}
+        for rank, phases in slow_ranks(_joined(window), factor=factor).items():
+            confirmed = [SlowPhase(phase, phases[phase]) for phase in phases if (rank, phase) in often]
             if confirmed:
-                slow_phases[rank] = _costliest(confirmed)
+                slow_phases[rank] = max(confirmed, key=lambda slow: slow.seconds.excess)
         return slow_phases
 
 
@@ -241,16 +242,6 @@ def slow_ranks(time_slice: TimeSlice, *, factor: float) -> SlowRanks:
                     in_seconds = TimeAgainstPeers(times.rank * seconds, times.peers * seconds)
                     slow.setdefault(rank, {})[phase] = in_seconds
     return slow
-
-
-def _costliest(by_phase: Mapping[Phase, TimeAgainstPeers]) -> SlowPhases:
-    """The phase that costs most, and those that cost at least a third of it."""
-    ordered = sorted(by_phase, key=lambda phase: -by_phase[phase].excess)
-    most = by_phase[ordered[0]].excess
-    phases = [phase for phase in ordered if by_phase[phase].excess >= most / 3]
-    own_s = sum(by_phase[phase].rank for phase in phases)
-    peers_s = sum(by_phase[phase].peers for phase in phases)
-    return SlowPhases(tuple(phases), own_s, peers_s)
 
 
 def _against_peers(time_slice: TimeSlice, phases: Sequence[Phase]) -> dict[int, TimeAgainstPeers]:

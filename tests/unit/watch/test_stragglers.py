@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drumline.watch import stragglers as stragglers_module
 from drumline.watch.cluster_state import ClusterState
 from drumline.watch.heartbeat import Phase
-from drumline.watch.stragglers import SlowPhases, Straggler, Stragglers
+from drumline.watch.stragglers import SlowPhase, Straggler, Stragglers, TimeAgainstPeers
 from tests.unit.watch.simulated_run import SimulatedRun
 
 USUAL = {
@@ -251,20 +251,20 @@ def test_a_restarted_job_is_followed_from_its_start() -> None:
 
 
 def test_the_sentence() -> None:
-    named = SlowPhases((Phase.FORWARD,), 0.412, 0.081).straggler("node-b", 3)
+    named = SlowPhase(Phase.FORWARD, TimeAgainstPeers(0.412, 0.081)).straggler("node-b", 3)
     assert named.sentence == (
         "straggler: rank 3 on node-b takes 5.1x as long as its peers in forward (412 ms per step, peers 81 ms), which "
         "costs the run 0.33 s per step. Try: check what else runs on node-b, its clock speed and temperature; "
         "drumline doctor compares hosts"
     )
-    data = SlowPhases((Phase.DATA, Phase.BETWEEN), 0.5, 0.0004).straggler("b", 1).sentence
+    data = SlowPhase(Phase.DATA, TimeAgainstPeers(0.5, 0.0004)).straggler("b", 1).sentence
     assert (
-        "takes over 100x as long as its peers in data and host code between steps (500 ms per step, peers"
+        "takes over 100x as long as its peers in data (500 ms per step, peers"
         in data
     )
     assert "peers 0.4 ms)" in data
     assert "DataLoader workers (data.workers)" in data
-    host_code = SlowPhases((Phase.BETWEEN,), 0.5, 0.1).straggler("b", 1)
+    host_code = SlowPhase(Phase.BETWEEN, TimeAgainstPeers(0.5, 0.1)).straggler("b", 1)
     assert host_code.sentence.endswith(
         "between steps that the others do not: logs, trackers, callbacks"
     )
