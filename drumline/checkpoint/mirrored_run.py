@@ -17,15 +17,17 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from drumline.base.errors import CheckpointError, UsageError, as_list
 from drumline.base.untrusted import (
     DOCUMENT_BYTES,
     flush_folder,
+    from_json,
     make_own_folder,
     parse_json,
     read_regular,
@@ -44,6 +46,17 @@ RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
 """Folders of a run whose files with this ending are mirrored."""
 _ID = re.compile(r"[0-9a-f]{16}")
 _OBJECT = re.compile(f"{CHECKPOINTS}/{catalog.STEP_NAME.pattern}/({manifest.NAME.pattern})")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What shows in a run folder that its run is mirrored."""
+
+    url: str
+    id: str
+    """Of the run in this folder; a folder gets its name from it."""
+    after: str | None = None
+    """The id of the run folder that uploaded before it: the run was restored from there."""
 
 
 class MirroredCheckpoints(NamedTuple):
@@ -257,22 +270,24 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
     owner = owners[-1] if owners else None
     if is_empty:
         marker = marker or write_marker(run, folder)
-    elif not marker or owner not in (None, marker["id"], marker["after"]):
+    elif marker is None or owner not in (None, marker.id, marker.after):
         raise UsageError(
             f"{run.store} has checkpoints, and they are not of the run in {folder}",
             next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
         )
-    if uploads and owner != marker["id"]:
-        _put_owners(run, [*(owners if owner == marker["after"] else ()), marker["id"]])
-    return str(marker["id"])
+
+    if uploads and owner != marker.id:
+        owners_before = owners if owner == marker.after else []
+        _put_owners(run, [*owners_before, marker.id])
+    return marker.id
 
 
 def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> Path | None:
     """If the run in this folder was restored elsewhere, and has continued there: move its files to
     a folder in it, where nothing is lost. Refuses if they hold a later step than the mirror.
     `newest` is here, `mirrored` there."""
-    run_id = _read_marker(run, folder).get("id")
-    if run_id not in _read_owners(run)[:-1]:
+    marker = _read_marker(run, folder)
+    if marker is None or marker.id not in _read_owners(run)[:-1]:
         return None
     if newest > mirrored:
         raise UsageError(
@@ -281,7 +296,8 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
             next_step="move this folder away to resume from there, or continue from here with another "
             "--checkpoint.mirror",
         )
-    aside = folder / f"before-{run_id}"
+
+    aside = folder / f"before-{marker.id}"
     _make_aside(aside)
     with _writing(aside):
         # The marker last: without it, this folder is no part of the run.
@@ -303,33 +319,24 @@ def check_owner(run: MirroredRun, run_id: str) -> None:
         )
 
 
-def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> dict[str, Any]:
+def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> Marker:
     """A new id for the run in this folder. `continues`: it is restored from the mirror."""
-    after = next(reversed(_read_owners(run)), None) if continues else None
-    marker = {"url": run.store.url, "id": secrets.token_hex(8), "after": after}
+    owners = _read_owners(run) if continues else []
+    marker = Marker(run.store.url, secrets.token_hex(8), after=owners[-1] if owners else None)
     with _writing(folder / MARKER):
         make_own_folder(folder, follow_links=True)
-        replace_text(folder / MARKER, json.dumps(marker) + "\n")
+        replace_text(folder / MARKER, json.dumps(asdict(marker)) + "\n")
     return marker
 
 
-def _read_marker(run: MirroredRun, folder: Path) -> dict[str, Any]:
-    """Empty: the run in this folder has no mirror at this address."""
+def _read_marker(run: MirroredRun, folder: Path) -> Marker | None:
+    """None: the run in this folder has no mirror at this address. Someone else may have written it."""
     with suppress(OSError, ValueError):
-        marker = parse_json(read_regular(folder / MARKER))
-        if isinstance(marker, dict) and marker.get("url") == run.store.url and _has_ids(marker):
+        marker = from_json(Marker, parse_json(read_regular(folder / MARKER)))
+        ids = filter(None, (marker.id, marker.after))
+        if marker.id and marker.url == run.store.url and all(map(_ID.fullmatch, ids)):
             return marker
-    return {}
-
-
-def _has_ids(marker: dict[str, Any]) -> bool:
-    after = marker.get("after")
-    return _is_id(marker.get("id")) and (after is None or _is_id(after))
-
-
-def _is_id(value: object) -> bool:
-    """Someone else may have written it, and a folder gets its name from it."""
-    return isinstance(value, str) and _ID.fullmatch(value) is not None
+    return None
 
 
 def _read_owners(run: MirroredRun) -> list[str]:
@@ -341,9 +348,9 @@ def _read_owners(run: MirroredRun) -> list[str]:
         if not error.is_bad_copy:
             raise
         return []
-    with suppress(ValueError, LookupError, TypeError):
-        ids = list(parse_json(content)["ids"])
-        if all(map(_is_id, ids)):
+    with suppress(ValueError, LookupError):
+        ids = from_json(dict[str, list[str]], parse_json(content))["ids"]
+        if all(map(_ID.fullmatch, ids)):
             return ids
     return []
 

@@ -2,7 +2,7 @@
 gets its own back.
 
 It is small as a rule, but may hold tensors of any shape, which differ between ranks: they travel as
-bytes.
+the bytes of a safetensors file.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import safetensors.torch
 import torch
 from blake3 import blake3
 from torch import Tensor
 
+from drumline.checkpoint import tensor_file
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.rank.collectives import broadcast_tensors, gather_json, gather_on_main
 from drumline.rank.tensor_hash import hash_tensors
@@ -25,25 +27,17 @@ def gather_states(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Collective: from this rank's encoded state (`encode_state`), a document with those of all
     ranks and, on rank 0 alone, their tensors, which may be large."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    shapes = {
-        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.nbytes]
-        for name, tensor in tensors.items()
+    file = bytearray(b"".join(tensor_file.stream(tensors)))
+    everyone = gather_json([document, len(file)])
+    sizes = [size for _, size in everyone]
+    files = gather_on_main(torch.frombuffer(file, dtype=torch.uint8), sizes)
+
+    gathered = {
+        f"{rank}/{name}": tensor
+        for rank, received in enumerate(files)
+        for name, tensor in safetensors.torch.load(received.numpy().tobytes()).items()
     }
-    pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
-    content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
-    everyone = gather_json([document, shapes, content.numel()])
-    contents = gather_on_main(content, [size for _, _, size in everyone])
-    gathered = {}
-    for rank, ((_, shapes_of_rank, _), received) in enumerate(
-        zip(everyone, contents, strict=False)
-    ):
-        start = 0
-        for name, (dtype, shape, size) in shapes_of_rank.items():
-            piece = received[start : start + size].clone()
-            gathered[f"{rank}/{name}"] = piece.view(getattr(torch, dtype)).reshape(shape)
-            start += size
-    return {"ranks": [document for document, _, _ in everyone]}, gathered
+    return {"ranks": [document for document, _ in everyone]}, gathered
 
 
 def is_same_everywhere(

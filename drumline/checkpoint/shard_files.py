@@ -39,19 +39,19 @@ def whole_name(part: str) -> str:
     return _PART.sub("", part)
 
 
-def assign(
-    tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]
-) -> dict[int, PartFiles]:
+def assign(tensors: Files, ranks: Sequence[int]) -> dict[int, PartFiles]:
     """Assign the tensors of every file to these ranks, about the same bytes to each; the same on
     every rank."""
     assigned: dict[int, PartFiles] = {rank: {} for rank in ranks}
     loads = [(0, position, rank) for position, rank in enumerate(ranks)]
-    sized = [
-        (file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()
-    ]
-    for file, name, tensor in sorted(
-        sized, key=lambda entry: (-entry[2].nbytes, entry[0], entry[1])
-    ):
+    largest_first = sorted(
+        (-tensor.nbytes, file, name)
+        for file, group in tensors.items()
+        for name, tensor in group.items()
+    )
+
+    for _, file, name in largest_first:
+        tensor = tensors[file][name]
         load, position, rank = heapq.heappop(loads)
         assigned[rank].setdefault(part_name(file, rank), {})[name] = tensor
         heapq.heappush(loads, (load + tensor.nbytes, position, rank))
@@ -61,9 +61,7 @@ def assign(
     return assigned
 
 
-def assign_shards(
-    tensors: Mapping[str, Mapping[str, Tensor]], rank: int, num_writers: int
-) -> dict[int, dict[str, Any]]:
+def assign_shards(tensors: Files, rank: int, num_writers: int) -> dict[int, dict[str, Any]]:
     """The files of each writer of a sharded model: `rank` gets its own tensors, for the others
     there are their names. Rank 0 writes what is not sharded, too."""
     assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}

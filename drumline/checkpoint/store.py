@@ -29,7 +29,7 @@ from torch import Tensor
 from drumline.base.errors import CheckpointError
 from drumline.base.untrusted import flush_folder
 from drumline.checkpoint import tensor_file
-from drumline.checkpoint.shard_files import SHARDS_FILE, assemble, whole_name
+from drumline.checkpoint.shard_files import SHARDS_FILE, Files, assemble, whole_name
 from drumline.rank.collectives import broadcast_json, broadcast_tensors
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import FileRecord, Manifest
@@ -68,19 +68,10 @@ class PartWriters(Protocol):
         """Called when the folder exists."""
 
     def collect(self, partial: Path) -> Mapping[str, FileRecord]:
-        """Wait for their files; raises PartError."""
+        """Wait for their files; raises CheckpointError."""
 
     def cancel(self) -> None:
         """Called when the save has failed."""
-
-
-class PartError(Exception):
-    """Another process could not write its part."""
-
-    def __init__(self, reason: str, next_step: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.next_step = next_step
 
 
 Stream = Callable[[Mapping[str, Tensor]], Iterable[bytes | memoryview]]
@@ -90,7 +81,7 @@ def write(
     root: Path,
     step: int,
     *,
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    tensors: Files,
     documents: Mapping[str, Any],
     metrics: Mapping[str, float],
     non_finite: str | None = None,
@@ -136,8 +127,8 @@ def write(
         if isinstance(error, OSError):
             reason, next_step = catalog.explain_os_error(error, folder=root, needed=needed)
             raise _not_saved(final, reason, next_step) from error
-        if isinstance(error, PartError):
-            raise _not_saved(final, error.reason, error.next_step) from error
+        if isinstance(error, CheckpointError):
+            raise _not_saved(final, error.what, error.next_step) from error
         raise
     return final
 
@@ -151,12 +142,12 @@ def _undo(partial: Path, final: Path) -> None:
             hidden_folder(final, "replaced").rename(final)
 
 
-def write_tensors(
-    partial: Path, tensors: Mapping[str, Mapping[str, Tensor]], stream: Stream = tensor_file.stream
-) -> dict[str, FileRecord]:
+def write_tensors(partial: Path, files: Files, stream: Stream) -> dict[str, FileRecord]:
     """Write files of tensors into a checkpoint that this process or another one creates."""
-    named = {file_name(name): group for name, group in tensors.items()}
-    return {name: write_file(partial / name, stream(group)) for name, group in named.items()}
+    return {
+        file_name(file): write_file(partial / file_name(file), stream(tensors))
+        for file, tensors in files.items()
+    }
 
 
 def file_name(name: str) -> str:
@@ -233,7 +224,7 @@ def _tidy(root: Path) -> None:
             delete_folder(path)
 
 
-def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
+def _not_saved(final: Path, reason: str, next_step: str | None) -> CheckpointError:
     root = final.parent
     earlier = "there is no earlier checkpoint"
     try:

@@ -41,7 +41,14 @@ from torch import Tensor
 from drumline.base.errors import CheckpointError, log
 from drumline.base.untrusted import flush_folder
 from drumline.checkpoint import store, tensor_file
-from drumline.checkpoint.shard_files import SHARDS_FILE, PartFiles, assign, assign_shards, shapes_of
+from drumline.checkpoint.shard_files import (
+    SHARDS_FILE,
+    Files,
+    PartFiles,
+    assign,
+    assign_shards,
+    shapes_of,
+)
 from drumline.checkpoint.store import WritingRank
 from drumline.checkpoint.tensor_file import Staging, make_event
 from drumline.rank.collectives import gather_json
@@ -51,7 +58,6 @@ from drumline.runs import catalog
 from drumline.runs.manifest import FileRecord
 
 Kind = Literal["device", "pinned", "host", "none"]
-Files = Mapping[str, Mapping[str, Tensor]]
 _ALIGNMENT = 512
 # Tensors are copied as integers of their size: so every type has a kernel, and there are few
 # groups. float32, the most common type, needs no view.
@@ -118,7 +124,7 @@ def _numbers(path: Path) -> dict[str, int]:
 class Copy:
     """The tensors to write, and where they are."""
 
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: PartFiles
     kind: Kind
     staging: Staging | None = None
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
@@ -183,12 +189,12 @@ class Copier:
             torch.cuda.current_stream(self._device).synchronize()
         return Copy(_each(live, lambda tensor: tensor), "none", self._staging)
 
-    def _on_host(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
+    def _on_host(self, live: Files) -> tuple[PartFiles, Kind]:
         if self._host_room() < _num_bytes(live):
             return _each(live, lambda tensor: tensor), "none"
         return _each(live, lambda tensor: tensor.detach().to("cpu", copy=True)), "host"
 
-    def _from_gpu(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
+    def _from_gpu(self, live: Files) -> tuple[PartFiles, Kind]:
         if self._device_room(self._device) >= _num_bytes(live):
             try:
                 return _beside(live, self._device), "device"
@@ -212,7 +218,7 @@ class Copier:
         return self._pinned
 
 
-def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
+def _beside(live: Files, device: torch.device) -> PartFiles:
     """A copy on the same device: one allocation for each file, and a few calls for all its
     tensors."""
     copied = {}
@@ -234,7 +240,7 @@ def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
     return copied
 
 
-def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
+def _into(buffer: Tensor, live: Files) -> PartFiles:
     """A copy in one buffer of pinned memory, made by the GPU without a wait."""
     sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
     pairs = zip(_carve(buffer, sources), sources, strict=True)
@@ -264,7 +270,7 @@ def _room_for(tensors: Iterable[Tensor]) -> int:
     return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
-def _each(files: Files, function: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
+def _each(files: Files, function: Callable[[Tensor], Tensor]) -> PartFiles:
     return {
         file: {name: function(tensor) for name, tensor in group.items()}
         for file, group in files.items()
@@ -439,7 +445,7 @@ class CheckpointWriter:
         if not self.wait(None if len(self._writers) == 1 else LAST_PARTS_S):
             self._end.set()
 
-    def _divide(self, live: Mapping[str, Mapping[str, Tensor]]) -> Parts:
+    def _divide(self, live: Files) -> Parts:
         """The files of each writing rank. A rank that writes alone writes whole files."""
         if self._num_shards > 1:
             return assign_shards(live, self._me.rank, self._num_shards)
@@ -563,15 +569,15 @@ class Collector:
             self._messages.send("cancelled", True)
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:
-        """Wait for the files of the others; raises PartError."""
+        """Wait for the files of the others; raises CheckpointError."""
         files: dict[str, FileRecord] = {}
         for writer, expected in self._expected.items():
-            records = self._records_of(
-                writer, {name: sorted(group) for name, group in expected.items()}
-            )
-            for name, record in records.items():
-                self._check_file(partial, name, record, writer)
+            names = {file: sorted(tensors) for file, tensors in expected.items()}
+            records = self._records_of(writer, names)
+            for file, record in records.items():
+                self._check_file(partial / file, record, writer)
             files |= records
+
         with contextlib.suppress(RuntimeError):  # all replies are here
             self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
@@ -582,26 +588,27 @@ class Collector:
         try:
             _, reply = self._messages.wait_for(f"part/{writer.rank}")
         except (TimeoutError, RuntimeError) as error:
-            what = f"{writer} exited before its part was written"
-            raise store.PartError(what, "read the output of that rank") from error
+            raise CheckpointError(
+                f"{writer} exited before its part was written",
+                next_step="read the output of that rank",
+            ) from error
+
         if "failure" in reply:
-            raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
+            reason, next_step = reply["failure"]
+            raise CheckpointError(f"{writer}: {reason}", next_step=next_step)
         if reply["tensors"] != expected:
-            raise store.PartError(
+            raise CheckpointError(
                 f"{writer} has other tensors than {self._me}: its model or optimizer differs",
-                "build the same model and optimizer on every rank",
+                next_step="build the same model and optimizer on every rank",
             )
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
 
-    def _check_file(
-        self, partial: Path, name: str, record: FileRecord, writer: WritingRank
-    ) -> None:
-        path = partial / name
+    def _check_file(self, path: Path, record: FileRecord, writer: WritingRank) -> None:
         if not _becomes_true(SEEN_S, lambda: path.is_file() and path.stat().st_size == record.size):
-            raise store.PartError(
-                f"{name}, which {writer} has written, is not in {partial} on {self._me.host}: the nodes do not "
-                "share this folder",
-                SHARE_THE_FOLDER,
+            raise CheckpointError(
+                f"{path.name}, which {writer} has written, is not in {path.parent} on {self._me.host}: "
+                "the nodes do not share this folder",
+                next_step=SHARE_THE_FOLDER,
             )
 
 

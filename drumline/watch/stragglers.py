@@ -147,7 +147,9 @@ class Stragglers:
             self._first = now
             self._begin = {}
         if not self._begin:
-            if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
+            if all(
+                facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()
+            ):
                 self._begin = now
             return None
 
@@ -215,7 +217,9 @@ class Stragglers:
 
         slow_phases = {}
         for rank, phases in slow_ranks(_joined(window), factor=factor).items():
-            confirmed = [SlowPhase(phase, phases[phase]) for phase in phases if (rank, phase) in often]
+            confirmed = [
+                SlowPhase(phase, phases[phase]) for phase in phases if (rank, phase) in often
+            ]
             if confirmed:
                 slow_phases[rank] = max(confirmed, key=lambda slow: slow.seconds.excess)
         return slow_phases
