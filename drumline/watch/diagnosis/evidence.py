@@ -168,6 +168,11 @@ def has_exited(rank: RankState) -> bool:
     return rank.state in ("X", "Z") or rank.exit is not None
 
 
+def has_ended(rank: RankState) -> bool:
+    """Whether it has exited, or has reported its last error."""
+    return has_exited(rank) or bool(rank.failure) or rank.phase is Phase.FAILED
+
+
 def is_done(rank: RankState) -> bool:
     """Whether it has left the loop without an error."""
     return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS

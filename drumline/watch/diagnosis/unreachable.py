@@ -8,9 +8,8 @@ from drumline.base.rank_environment import LauncherLink
 from drumline.base.text import duration, join_names, named_ranks
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
+from drumline.watch.diagnosis.evidence import Evidence, has_ended, has_exited, is_done
 from drumline.watch.failure_kind import FailureKind
-from drumline.watch.heartbeat import Phase
 
 NO_HEARTBEAT_S = 3.0
 # a sidecar that exited is restarted within a second or two; until then connections are refused
@@ -30,8 +29,9 @@ def is_unreachable(node: LostNode) -> bool:
 
 
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
+    """Nodes that are lost; or this node, if it is the one that is cut off."""
     cluster = evidence.cluster
-    me = _own_node(evidence.cluster)
+    me = _own_node(cluster)
     lost = [node for node in cluster.lost if is_unreachable(node) and not _was_done(cluster, node)]
     if not lost:
         return None
@@ -43,7 +43,8 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
 def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
     """With three nodes or more, a node that gets no heartbeat from any other is itself cut off; with
     two, if the launcher cannot reach it either."""
-    connected = {node.node for node in cluster.nodes} - {node.node for node in lost}
+    nodes = {node.node for node in cluster.nodes}
+    connected = nodes - {node.node for node in lost}
     hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
     return connected <= {cluster.me} and (len(lost) >= 2 or hears_no_launcher)
 
@@ -68,12 +69,14 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     connections first."""
     me = _own_node(cluster)
     ages = {} if me is None else me.heartbeat_age_s
-    return bool(cluster.never_seen) or any(
+    if cluster.never_seen:
+        return True
+    peers = (node for node in cluster.nodes if node.node != cluster.me)
+    return any(
         ages.get(node.node, 0.0) >= since_s
-        for node in cluster.nodes
+        for node in peers
         # A node reports no ranks before it has seen them.
-        if node.node != cluster.me
-        and not (node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks))
+        if not (node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks))
     )
 
 
@@ -109,7 +112,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
 
 def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
     cluster = evidence.cluster
-    this_node = _own_node(evidence.cluster)
+    this_node = _own_node(cluster)
     me = "this host" if this_node is None else this_node.host
     first = max(lost, key=lambda node: node.no_heartbeat_s)
     host = first.host
@@ -163,5 +166,4 @@ def _are_healthy(evidence: Evidence) -> bool:
     """Whether no process is known to have ended: only heartbeats are missing."""
     if any(node.answer is Answer.REFUSED for node in evidence.cluster.lost):
         return False
-    ranks = evidence.cluster.ranks
-    return not any(has_exited(rank) or rank.failure or rank.phase is Phase.FAILED for rank in ranks)
+    return not any(map(has_ended, evidence.cluster.ranks))

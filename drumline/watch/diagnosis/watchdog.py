@@ -28,6 +28,7 @@ from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import (
     OUT_OF_LOOP,
     Evidence,
+    has_ended,
     has_exited,
     is_busy,
     is_done,
@@ -106,11 +107,8 @@ UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.COMPILE, Phase.COMPI
 
 def exit_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
     """Ranks that have exited or failed, and were not done."""
-    return frozenset(
-        f"rank {rank.rank} exited"
-        for rank in ranks
-        if not is_done(rank) and (has_exited(rank) or rank.failure or rank.phase is Phase.FAILED)
-    )
+    ended = (rank for rank in ranks if has_ended(rank) and not is_done(rank))
+    return frozenset(f"rank {rank.rank} exited" for rank in ended)
 
 
 def stop_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
@@ -133,30 +131,29 @@ def other_symptoms(
 ) -> frozenset[str]:
     """`last_states`: the last state of every rank, including those of lost nodes. `was_awake`: whether
     this sidecar had CPU time recently; otherwise missing heartbeats mean nothing."""
-    symptoms = set(stop_symptoms(last_states.values()))
+    symptoms = stop_symptoms(last_states.values())
     if idle_s < STILL_S:
-        return frozenset(symptoms)
+        return symptoms
+
     done = [rank for rank in last_states.values() if is_done(rank)]
     if len(done) < len(last_states):
-        symptoms.update(
-            f"rank {rank.rank} left"
-            for rank in done
-            if max(rank.age_s, rank.state_s if has_exited(rank) else 0.0) >= _LEFT_S
-        )
+        symptoms |= {f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S}
     if was_awake:
         is_long = idle_s >= limit_s
-        symptoms.update(
-            f"node {node.node} is lost"
-            for node in cluster.lost
-            if _is_amiss(node, last_states, is_long)
-        )
-    return frozenset(symptoms)
+        lost = (node for node in cluster.lost if _is_amiss(node, last_states, is_long))
+        symptoms |= {f"node {node.node} is lost" for node in lost}
+    return symptoms
+
+
+def _left_s(rank: RankState) -> float:
+    """How long ago a rank that is done left the loop, or exited."""
+    return max(rank.age_s, rank.state_s) if has_exited(rank) else rank.age_s
 
 
 def _is_amiss(node: LostNode, last_states: Mapping[int, RankState], is_long: bool) -> bool:
-    if node.ranks and all(
-        rank in last_states and is_done(last_states[rank]) for rank in node.ranks
-    ):
+    """Whether a lost node is a symptom: it was not done. `is_long`: the run is idle for unusually long."""
+    last = [last_states.get(rank) for rank in node.ranks]
+    if last and all(rank is not None and is_done(rank) for rank in last):
         return False
     # If something answers, perhaps only the sidecar has exited, and the run continues.
     is_dead = bool(node.how) and node.answer is not Answer.REFUSED
@@ -186,14 +183,7 @@ class IdleTime:
         self.add_time(now, at_most_s=_MAX_GAP_S)
         # A failure is not progress.
         keys = {
-            rank.rank: (
-                rank.step,
-                rank.phase,
-                rank.micro,
-                rank.num_marks,
-                rank.num_moves,
-                rank.collective,
-            )
+            rank.rank: _progress_of(rank)
             for rank in cluster.ranks
             if rank.phase is not Phase.FAILED
         }
@@ -203,7 +193,8 @@ class IdleTime:
             self.num_moves += 1
             if counts and not self._was_untimed:
                 self._learn(now, is_busy=is_busy)
-            self.last_idle_s, self.idle_s = self.idle_s, 0.0
+            self.last_idle_s = self.idle_s
+            self.idle_s = 0.0
         self._was_untimed = any(rank.phase in UNTIMED for rank in cluster.ranks)
         return moved
 
@@ -216,18 +207,28 @@ class IdleTime:
         self._gaps.append((now, self.idle_s, is_busy))
         while self._gaps[0][0] < now - _RECENT_S:
             self._gaps.popleft()
-        self.limit_s = max(
-            _MIN_LIMIT_S, _unusual_s([gap for _, gap, busy in self._gaps if not busy])
+
+        all_gaps = [gap for _, gap, _ in self._gaps]
+        idle_gaps = [gap for _, gap, was_busy in self._gaps if not was_busy]
+        self.limit_s = max(_MIN_LIMIT_S, _unusual_s(idle_gaps))
+        self.busy_limit_s = max(
+            _MIN_BUSY_LIMIT_S, _BUSY_FACTOR * self.limit_s, 2.0 * _unusual_s(all_gaps)
         )
-        longest = _unusual_s([gap for _, gap, _ in self._gaps])
-        self.busy_limit_s = max(_MIN_BUSY_LIMIT_S, _BUSY_FACTOR * self.limit_s, 2.0 * longest)
+
+
+def _progress_of(rank: RankState) -> Hashable:
+    """Differs from the one before if the rank has made progress."""
+    marks = (rank.phase, rank.num_marks, rank.num_moves)
+    return rank.step, rank.micro, rank.collective, marks
 
 
 def _unusual_s(gaps: list[float]) -> float:
     """The limit from the observed waits: a single long wait does not raise it, two do."""
     if len(gaps) < 2:
         return 0.0
-    return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median_low(gaps[-_NUM_USUAL:]))
+    second_longest = heapq.nlargest(2, gaps)[1]
+    usual = statistics.median_low(gaps[-_NUM_USUAL:])
+    return 2.0 * max(second_longest, usual)
 
 
 # The watchdog
@@ -236,9 +237,7 @@ def _unusual_s(gaps: list[float]) -> float:
 def diagnose(cluster: ClusterState) -> Diagnosis | None:
     """The most likely cause; None: nothing is known about any rank."""
     evidence = Evidence(cluster)
-    return next(
-        (diagnosis for check in _CHECKS if (diagnosis := check(evidence)) is not None), None
-    )
+    return next(filter(None, (check(evidence) for check in _CHECKS)), None)
 
 
 @dataclass(frozen=True)
@@ -294,17 +293,16 @@ class Watchdog:
         self._follow(cluster, now)
         has_moved = self._has_moved
         self._has_moved = False
+
         # After a stall any progress ends it; after a hang that was only reported, the run must get
         # further.
-        if (
-            has_moved
-            and self._alarm
-            and (not self._is_final() or _progress(cluster) > self._alarm_at)
-        ):
+        is_past_alarm = not self._is_final() or _progress(cluster) > self._alarm_at
+        if has_moved and self._alarm and is_past_alarm:
             alarm, diagnosis = self._alarm
             self._alarm = None
             if alarm is not Alarm.FAILURE:
                 return Recovery(diagnosis, self._max_idle_s)
+
         if not self._is_final() and not self._is_over():
             self.wants_evidence = self._has_new_symptom(now) or self._is_time()
         return None
@@ -357,9 +355,8 @@ class Watchdog:
         self._observed = now
         # A node whose ranks are done stops its heartbeats; its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
-        if self._idle.observe(
-            cluster, now, counts=self._num_steps() > 0, is_busy=self._any_computes()
-        ):
+        counts = self._num_steps() > 0
+        if self._idle.observe(cluster, now, counts=counts, is_busy=self._any_computes()):
             self._has_moved = True
             self._examine_at_s = None
             self._max_idle_s = max(self._max_idle_s, self._idle.last_idle_s)
@@ -447,13 +444,15 @@ class Watchdog:
         limit_s = self._idle.limit_s
         busy_limit_s = self._idle.busy_limit_s
         if not _is_waited_for(diagnosis) and self._any_computes():
-            usual_s = _SLOW_S * self._slowdown() if self._is_young() else _SLOW_S
-            return math.inf if self._is_plain() else max(usual_s, busy_limit_s)
+            if self._is_plain():
+                return math.inf
+            return max(_SLOW_S * self._slowdown(), busy_limit_s)
+
         ranks = self._work if diagnosis.rank is None else [diagnosis.rank]
         works = diagnosis.cause is Cause.SLOW or self._any_computes(ranks)
         if self._takes_long():
             usual_s = _SLOW_S if works else _SLOW_IDLE_S
-            return max(usual_s * self._slowdown() if self._is_young() else usual_s, limit_s)
+            return max(usual_s * self._slowdown(), limit_s)
         return busy_limit_s if works else limit_s
 
     def _act_s(self, diagnosis: Diagnosis) -> float:
@@ -476,11 +475,9 @@ class Watchdog:
     def _holds_up(self, diagnosis: Diagnosis) -> bool:
         """Whether any rank waits for it: a rank with more work after the loop blocks no other."""
         other_ranks = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
-        return (
-            diagnosis.cause is Cause.TEARDOWN
-            or not other_ranks
-            or not all(map(is_done, other_ranks))
-        )
+        if diagnosis.cause is Cause.TEARDOWN or not other_ranks:
+            return True
+        return not all(map(is_done, other_ranks))
 
     def _is_reported(self, diagnosis: Diagnosis) -> bool:
         """A stall is reported again at growing intervals, a new cause at once, a debugged rank only
@@ -505,9 +502,10 @@ class Watchdog:
 
     def _takes_long(self) -> bool:
         """Whether it starts, evaluates, saves, or some ranks are done and others are not."""
+        if self._is_young() or any(map(is_done, self._seen.values())):
+            return True
         untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
-        is_untimed = not self._is_plain() and any(untimed)
-        return self._is_young() or is_untimed or any(map(is_done, self._seen.values()))
+        return not self._is_plain() and any(untimed)
 
     def _is_young(self) -> bool:
         if self._is_plain():
@@ -517,7 +515,9 @@ class Watchdog:
 
     def _slowdown(self) -> float:
         """How much longer a start takes than on hosts with free CPUs: the first steps wait for the
-        slowest host."""
+        slowest host. 1 after the start."""
+        if not self._is_young():
+            return 1.0
         return max((node.slowdown for node in self._cluster.nodes), default=1.0)
 
     def _num_steps(self) -> int:
@@ -536,7 +536,8 @@ class Watchdog:
     def _any_computes(self, ranks: Iterable[int] | None = None) -> bool:
         """Whether one of these ranks (default: all) used the CPU in most of the latest
         observations."""
-        recent = (self._work.get(rank, ()) for rank in (self._work if ranks is None else ranks))
+        numbers = self._work if ranks is None else ranks
+        recent = (self._work.get(rank, ()) for rank in numbers)
         return any(2 * sum(observations) > len(observations) for observations in recent)
 
 
@@ -546,7 +547,7 @@ def _is_waited_for(diagnosis: Diagnosis) -> bool:
 
 
 def _progress(cluster: ClusterState) -> tuple[int, int]:
-    ranks = cluster.ranks
-    return max((rank.step for rank in ranks), default=0), max(
-        (rank.collective for rank in ranks), default=0
-    )
+    """The furthest step, and the furthest collective."""
+    step = max((rank.step for rank in cluster.ranks), default=0)
+    collective = max((rank.collective for rank in cluster.ranks), default=0)
+    return step, collective
