@@ -27,7 +27,7 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
-from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
@@ -80,9 +80,8 @@ class Leader:
     def receive_heartbeat(self, node: int, message: Mapping[str, Any]) -> None:
         before = self._latest.get(node)
         state = from_json(NodeState, message["state"])
-        self.is_urgent |= before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(
-            state.ranks
-        )
+        if before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks):
+            self.is_urgent = True
         self._latest[node] = state
         if message.get("is_last"):
             self._left.add(node)
@@ -100,13 +99,21 @@ class Leader:
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
         connected = self.network.heartbeat_ages()
-        open_s = self.network.open_s()
         this_node = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = this_node
+
         lost = tuple(
             self._lost_node(state, connected[node])
             for node, state in nodes.items()
             if node not in self._left and connected.get(node, 0.0) > FRESH_S
+        )
+        # They have not started yet, or have exited already. If they still have not connected later,
+        # while their ranks train, their port is closed to us, which is a warning.
+        open_s = self.network.open_s()
+        never_seen = tuple(
+            self._lost_node(NodeState(node=node, host=peer.host), open_s)
+            for node, peer in self._unconnected()
+            if open_s < FIRST_CONNECTION_S
         )
         # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
@@ -114,14 +121,13 @@ class Leader:
             nodes=tuple(state for _, state in sorted(nodes.items())),
             lost=lost,
             launcher=read_launcher_link(self.options.launcher_link) if lost else None,
-            # They have not started yet, or have exited already. If they still have not connected
-            # later, while their ranks train, their port is closed to us, which is a warning.
-            never_seen=tuple(
-                self._lost_node(NodeState(node=node, host=peer.host), open_s)
-                for node, peer in self.network.peers.items()
-                if node not in connected and open_s < FIRST_CONNECTION_S
-            ),
+            never_seen=never_seen,
         )
+
+    def _unconnected(self) -> list[tuple[int, Peer]]:
+        """The nodes whose sidecar has never connected."""
+        connected = self.network.heartbeat_ages()
+        return [(node, peer) for node, peer in self.network.peers.items() if node not in connected]
 
     def _lost_node(self, last: NodeState, no_heartbeat_s: float) -> LostNode:
         how = self.network.connect_result(last.node)
@@ -138,9 +144,8 @@ class Leader:
         """Whether every known rank is out of its loop; nothing is known about a node without
         heartbeats."""
         ranks = self.cluster().ranks
-        return len(ranks) < self.options.world_size or all(
-            rank.phase is Phase.LEFT for rank in ranks
-        )
+        are_known = len(ranks) >= self.options.world_size
+        return not are_known or all(rank.phase is Phase.LEFT for rank in ranks)
 
     # What it decides
 
@@ -193,16 +198,14 @@ class Leader:
         if self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
         self._has_checked_connections = True
-        connected = self.network.heartbeat_ages()
         names = []
-        for node, peer in self.network.peers.items():
-            if node not in connected:
-                how = self.network.connect_result(node)
-                names.append(
-                    f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})"
-                )
+        for node, peer in self._unconnected():
+            how = self.network.connect_result(node)
+            place = f"{peer.address} port {peer.port}"
+            names.append(f"{peer.host} ({place}: {how})" if how else f"{peer.host} ({place})")
         if not names:
             return
+
         message = (
             f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=3)}: "
             "each side watches only its own ranks, and may not know which rank blocks the run. Try: let hosts reach "
@@ -236,26 +239,25 @@ class Leader:
         """Inspect every node that sends heartbeats, including this one."""
         self._inspection += 1
         self._inspected = {}
-        nodes_asked = {
-            node
-            for node, age in self.network.heartbeat_ages().items()
-            if age <= FRESH_S
-            and node not in self._left
-            and self.network.send(node, {"kind": "inspect", "number": self._inspection})
-        }
-        local_inspection = asyncio.ensure_future(
+        question = {"kind": "inspect", "number": self._inspection}
+        ages = self.network.heartbeat_ages()
+        connected = [node for node in ages if ages[node] <= FRESH_S and node not in self._left]
+        nodes_asked = {node for node in connected if self.network.send(node, question)}
+        here = asyncio.ensure_future(
             self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s)
         )
+
         deadline = time.monotonic() + INSPECT_S
-        while (
-            not local_inspection.done() or not nodes_asked <= self._inspected.keys()
-        ) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if here.done() and nodes_asked <= self._inspected.keys():
+                break
             await asyncio.sleep(0.05)
+
         states = dict(self._inspected)
-        if local_inspection.done():
-            states[self.options.node] = local_inspection.result()
+        if here.done():
+            states[self.options.node] = here.result()
         else:
-            local_inspection.cancel()
+            here.cancel()
         return states
 
 

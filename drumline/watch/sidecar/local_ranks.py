@@ -74,20 +74,18 @@ class LocalRanks:
         ]
         self._begun = time.monotonic()
         self._exit_fds: set[int] = set()
-        self._slowdown = start_slowdown()
-        self.state = NodeState(node=options.node, host=options.host)
+        self.state = NodeState(node=options.node, host=options.host, slowdown=start_slowdown())
 
     def observe(self, now_s: float, heartbeat_age_s: Mapping[int, float]) -> NodeState:
         """The cheap part of the state, for each heartbeat of this node."""
         ranks = [observer.observe(now_s) for observer in self._observers]
         activity = [observer.activity(now_s) for observer in self._observers]
-        self.state = NodeState(
-            node=self.options.node,
-            host=self.options.host,
-            ranks=tuple(rank for rank in ranks if rank is not None),
+
+        self.state = replace(
+            self.state,
+            ranks=tuple(filter(None, ranks)),
             heartbeat_age_s=heartbeat_age_s,
-            slowdown=self._slowdown,
-            activity=tuple(rank for rank in activity if rank is not None),
+            activity=tuple(filter(None, activity)),
         )
         return self.state
 
@@ -107,26 +105,20 @@ class LocalRanks:
 
     async def inspect(self, heartbeat_age_s: Mapping[int, float]) -> NodeState:
         """The complete state; takes a second or two."""
-        return NodeState(
-            node=self.options.node,
-            host=self.options.host,
-            ranks=tuple(
-                await asyncio.gather(*(observer.inspect() for observer in self._observers))
-            ),
+        ranks = await asyncio.gather(*(observer.inspect() for observer in self._observers))
+        return replace(
+            self.state,
+            ranks=tuple(ranks),
             heartbeat_age_s=heartbeat_age_s,
-            slowdown=self._slowdown,
             link=link_problem(self._address) if self._address else "",
             kernel=kernel_lines(self._begun),
+            activity=(),
         )
 
     def step_times(self) -> StepTimes | None:
         """Of the rank with the longest ones."""
-        every = [observer.step_times() for observer in self._observers]
-        return max(
-            (times for times in every if times is not None),
-            key=lambda times: times.p99_s,
-            default=None,
-        )
+        recorded = filter(None, (observer.step_times() for observer in self._observers))
+        return max(recorded, key=lambda times: times.p99_s, default=None)
 
     @property
     def have_started(self) -> bool:
@@ -147,9 +139,9 @@ class LocalRanks:
     def kill(self, why: str) -> None:
         """Kill the ranks and their descendants, except this process, with SIGKILL: some may be
         stopped."""
-        note_ending(
-            Path(self.options.folder), Ending(time.monotonic(), 0.0, by="watchdog", why=why)
-        )
+        ending = Ending(time.monotonic(), 0.0, by="watchdog", why=why)
+        note_ending(Path(self.options.folder), ending)
+
         for rank in self.state.ranks:
             if rank.state not in EXITED:
                 pids = [rank.pid, *descendants(rank.pid)]
@@ -197,21 +189,20 @@ class RankObserver:
         """The first part of the state; None until the rank has a heartbeat. `now_s`: of
         time.monotonic()."""
         last = self._heartbeat
-        heartbeat = read_heartbeat(self._file("heartbeat")) or self._heartbeat
+        heartbeat = read_heartbeat(self._file("heartbeat")) or last
         if heartbeat is None:
             return None
+
         if self._process is None or last is None or heartbeat.pid != last.pid:
             self.close()
             self._process = RankProcess(heartbeat.pid)
-        if last is None or (heartbeat.num_marks, heartbeat.num_moves) != (
-            last.num_marks,
-            last.num_moves,
-        ):
+        if last is None or _moves(heartbeat) != _moves(last):
             self._moved_s = now_s
         self._count_steps(last, heartbeat)
         self._heartbeat = heartbeat
-        self._process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
+
         process = self._process
+        process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
         state = replace(
             self._state(heartbeat, now_s),
             state=process.state,
@@ -223,9 +214,9 @@ class RankObserver:
         return self._with_exit(state, process) if process.state in EXITED else state
 
     def _count_steps(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
-        is_restarted = last is None or heartbeat.pid != last.pid or heartbeat.step < last.step
-        first = heartbeat.step if is_restarted or last is None else last.step
-        for step, seconds in heartbeat.step_s(first):
+        if last is None or heartbeat.pid != last.pid or heartbeat.step < last.step:
+            return  # it was restarted
+        for step, seconds in heartbeat.step_s(last.step):
             self._step_times.add(step, seconds)
 
     def step_times(self) -> StepTimes | None:
@@ -263,17 +254,22 @@ class RankObserver:
         # A stopped rank would answer when it is continued.
         answer = RankAnswer() if state.state in STOPPED else await self._ask(state.pid)
         workers = [
-            await self._inspect_worker(*worker, process, end) for worker in answer.report.workers
+            await self._inspect_worker(number, pid, process, end)
+            for number, pid in answer.report.workers
         ]
+
         process.skip_answer(time.monotonic())
         latest = self.observe(time.monotonic()) or state
-        has_exited = latest.state in EXITED  # that is why it did not answer
+        answers = answer.answers
         was_continued = state.state in STOPPED and latest.state not in STOPPED
+        if latest.state in EXITED or was_continued:  # that is why it did not answer
+            state = latest
+            answers = None
         return replace(
-            latest if has_exited or was_continued else state,
+            state,
             stack=answer.stack,
             workers=tuple(workers),
-            answers=None if has_exited or was_continued else answer.answers,
+            answers=answers,
             collectives=answer.report.collectives,
         )
 
@@ -285,10 +281,8 @@ class RankObserver:
         # Python is blocked: it could crash any other (watch/self_report.py).
         await asyncio.wait({asking}, timeout=ANSWERS_WITHIN_S)
         calls = asking.result()[1].calls if asking.done() else ()
-        if calls:
-            stack = stack_lines(pid, calls)
-        else:
-            stack = await ask_stack(pid, self._file("stacks"))
+        stack = stack_lines(pid, calls) or await ask_stack(pid, self._file("stacks"))
+
         answers, report = await asking
         if not answers and main_thread_waited(pid, times_before, time.monotonic() - asked_s):
             answers = None  # it had too little CPU time to answer
@@ -348,13 +342,22 @@ class RankObserver:
         state = replace(
             state, exit=process.exit if code is None else code, asked_to_exit=asked_to_exit
         )
+
         if ending is None or state.exit not in (None, -signal.SIGKILL):
             return state
         if process.state_since_s < ending.kills_at_s - KILL_SLACK_S:
             return state
         return replace(
-            state, killed_after_s=ending.grace_s, killed_by=ending.by, killed_because=ending.why
+            state,
+            killed_after_s=ending.grace_s,
+            killed_by=ending.by,
+            killed_because=ending.why,
         )
+
+
+def _moves(heartbeat: Heartbeat) -> tuple[int, int]:
+    """Changes when the rank makes progress."""
+    return heartbeat.num_marks, heartbeat.num_moves
 
 
 class ScriptReports:
@@ -369,31 +372,37 @@ class ScriptReports:
         self._read_at: dict[int, int] = {}
         self._records: dict[int, Any] = {}
         self._sent: dict[tuple[int, int], int] = {}
+        """By node and rank: the change that was sent."""
         self._too_long: set[int] = set()
 
     def update(self, network: SidecarNetwork) -> Iterator[tuple[int, Any]]:
         """Ranks whose reports have changed, with the reports as JSON values."""
         for rank, file in self._files.items():
-            try:
-                changed = file.stat().st_mtime_ns
-                if changed != self._read_at.get(rank):
-                    text = file.read_bytes()
-                    self._records[rank] = parse_json(text)
-                    self._read_at[rank] = changed
-                    if len(text) > MAX_REPORT_BYTES:
-                        self._sent.update({(node, rank): changed for node in self._peers})
-                        self._warn(rank, len(text))
+            # A script that has not started, or has exited, has none.
+            with suppress(OSError, ValueError):
+                if self._read(rank, file):
                     yield rank, self._records[rank]
-            except (OSError, ValueError):  # a script that has not started, or has exited
-                continue
+
         for rank, record in self._records.items():
+            message = {"kind": "script", "rank": rank, "report": record}
             for node in self._peers:
-                if self._sent.get((node, rank)) != self._read_at[rank] and network.send(
-                    node,
-                    {"kind": "script", "rank": rank, "report": record},
-                    max_unsent=MAX_UNSENT_BYTES,
-                ):
+                is_sent = self._sent.get((node, rank)) == self._read_at[rank]
+                if not is_sent and network.send(node, message, max_unsent=MAX_UNSENT_BYTES):
                     self._sent[node, rank] = self._read_at[rank]
+
+    def _read(self, rank: int, file: Path) -> bool:
+        """Whether the report has changed since it was read last."""
+        changed = file.stat().st_mtime_ns
+        if changed == self._read_at.get(rank):
+            return False
+
+        text = file.read_bytes()
+        self._records[rank] = parse_json(text)
+        self._read_at[rank] = changed
+        if len(text) > MAX_REPORT_BYTES:
+            self._sent.update({(node, rank): changed for node in self._peers})
+            self._warn(rank, len(text))
+        return True
 
     def _warn(self, rank: int, num_bytes: int) -> None:
         if rank not in self._too_long:

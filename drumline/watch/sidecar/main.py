@@ -34,6 +34,8 @@ TICK_S = 0.2
 DECIDE_S = 0.4
 HEARTBEAT_S = 0.5
 STATUS_S = 1.0
+# What a message of another version, or a damaged report, raises.
+INVALID = (KeyError, TypeError, ValueError, AttributeError)
 # A lower priority than the ranks, which may use all cores; when they hang, cores are free.
 NICE = 5
 # A longer gap means that this process had no CPU time, and observed nothing.
@@ -134,7 +136,7 @@ class Sidecar:
 
     def _share_scripts(self) -> None:
         for rank, record in self.scripts.update(self.network):
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            with contextlib.suppress(*INVALID):
                 self.leader.receive_script(rank, record)
 
     def _send_heartbeat(self, *, is_last: bool = False) -> None:
@@ -153,13 +155,15 @@ class Sidecar:
     def _write_status(self, *, is_last: bool = False) -> None:
         if not self.ranks.have_started or not self._leads():
             return
+
         cluster = self.leader.cluster()
+        rates = self._rates.update(cluster, time.monotonic())
         record = status_record(
             cluster,
             now=time.time(),
             world_size=self.options.world_size,
             hang_s=self.options.hang_s,
-            pace=RunPace(self._rates.update(cluster, time.monotonic()), self.ranks.step_times()),
+            pace=RunPace(rates, self.ranks.step_times()),
             notices=self.leader.notices,
             # After a hang or a failure the launcher may restart it.
             has_ended=is_last and all(map(is_done, cluster.ranks)),
@@ -171,7 +175,7 @@ class Sidecar:
     def _receive(self, node: int, message: dict[str, Any]) -> None:
         """From a peer that knows the secret; an invalid message is from another version, and is
         ignored."""
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        with contextlib.suppress(*INVALID):
             match message["kind"]:
                 case "heartbeat":
                     self.leader.receive_heartbeat(node, message)
@@ -182,11 +186,8 @@ class Sidecar:
                 case "inspect":
                     self._start(self._inspect(node, int(message["number"])))
                 case "act":
-                    self._act_here(
-                        message["alarm"],
-                        from_json(Diagnosis, message["diagnosis"]),
-                        message["action"],
-                    )
+                    diagnosis = from_json(Diagnosis, message["diagnosis"])
+                    self._act_here(message["alarm"], diagnosis, message["action"])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -265,11 +266,11 @@ class ExitCondition:
 
     def is_met(self, now: float) -> bool:
         never_started = self.has_lost_starter and not self._ranks.have_started
-        has_place = False
-        with contextlib.suppress(OSError):
-            has_place = self._pid_file.read_text(encoding="utf-8") == str(os.getpid())
-        if not has_place or (self.is_requested and (self._leader.has_acted or never_started)):
+        if not self._owns_folder():
             return True
+        if self.is_requested and (self._leader.has_acted or never_started):
+            return True
+
         if not (self._ranks.are_done or never_started):
             self._done_since = None
             return False
@@ -281,6 +282,12 @@ class ExitCondition:
             self._ranks.ended_well and self._leader.all_have_left()
         )
         return is_reported or now - self._done_since > LINGER_S
+
+    def _owns_folder(self) -> bool:
+        """Whether the folder is there, and no later sidecar has taken it."""
+        with contextlib.suppress(OSError):
+            return self._pid_file.read_text(encoding="utf-8") == str(os.getpid())
+        return False
 
 
 def main() -> None:
