@@ -20,12 +20,14 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
     for tensor in tensors:
         if tensor.numel():
             by_type[tensor.dtype, tensor.device].append(tensor)
+
     largest_by_type = [
         torch.stack(norm_of_each(group, math.inf)).max() for group in by_type.values()
     ]
     if not largest_by_type:
         return torch.zeros(())
     device = largest_by_type[0].device
+
     return torch.stack([value.to(device).double() for value in largest_by_type]).max()
 
 
@@ -40,6 +42,8 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
             part = torch.view_as_real(part)
         if part.is_floating_point() and part.numel():
             numbers[name] = part
+
     if not numbers or math.isfinite(float(largest(numbers.values()))):
         return None
+
     return next(name for name, tensor in numbers.items() if not bool(torch.isfinite(tensor).all()))

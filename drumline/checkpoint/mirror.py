@@ -97,6 +97,7 @@ class Mirror:
             self._is_current.clear()
             self._can_recover = True  # until this attempt fails, too
             self._wake.set()
+
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -123,6 +124,7 @@ class Mirror:
             if time.monotonic() >= deadline or not self._can_recover:
                 self._give_up(state)
                 return
+
             if time.monotonic() - reported_at >= PROGRESS_S:
                 self._report(f"waiting for the mirror {self._store}: {state}")
                 reported_at = time.monotonic()
@@ -156,6 +158,7 @@ class Mirror:
                 self._report_failure(error)
                 pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 continue
+
             if self._failure:
                 self._report(f"the mirror {self._store} works again")
             self._failure = ""
@@ -177,12 +180,14 @@ class Mirror:
         else:
             what = f"{type(error).__name__}: {error}"
             self._can_recover = True
+
         if not self._failure and not self._has_given_up:
             failed = CheckpointError(
                 f"the mirror failed: {what}; training continues, and checkpoints stay here until it works",
                 next_step=getattr(error, "next_step", None),
             )
             log.warning(failed)
+
         self._failure = what
 
     def _synchronize(self) -> None:
@@ -191,15 +196,18 @@ class Mirror:
         if not self._id:
             is_empty = not (mirrored.complete or mirrored.corrupt)
             self._id = claim(self._run, self._folder, is_empty=is_empty, uploads=True)
+
         self._check()
         if not self._has_begun:
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
+
         local = complete_checkpoints(self._root)
         while missing := self._missing(local):
             self._upload(max(missing), local[max(missing)])
             local = complete_checkpoints(self._root)
+
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
         self._put_files()
@@ -227,6 +235,7 @@ class Mirror:
         if not local:
             return set()
         kept_steps = to_keep(local, self._retention) | {max(local)}
+
         return {
             step
             for step in kept_steps
@@ -242,12 +251,14 @@ class Mirror:
             if step in self._complete:  # it was saved again: from here on it is incomplete
                 self._store.delete([object_name(step, manifest.FILE_NAME)])
                 del self._complete[step]
+
             for name, record in local.files.items():
                 self._doing = f"step {step}, {file_size(done)} of {total}"
                 self._check_open()
                 self._store.put(object_name(step, name), path / name)
                 self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
                 done += record.size
+
             self._put_files()
             self._check()
             content = manifest.render(local)
@@ -260,6 +271,7 @@ class Mirror:
             return  # retention has removed it meanwhile
         finally:
             self._doing = ""
+
         self._complete[step] = local
         self._report(
             f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})"
@@ -279,6 +291,7 @@ class Mirror:
                 self._put_lines(path, name, status.st_size)
             else:
                 self._store.put(name, read_regular(path))
+
             self._sent[name] = state
 
     def _put_lines(self, path: Path, name: str, size: int) -> None:
@@ -311,6 +324,7 @@ class Mirror:
             # The manifest first: from here on the checkpoint is incomplete.
             self._store.delete([object_name(step, manifest.FILE_NAME)])
             del complete[step]
+
         # Objects with another kind of name belong to someone else.
         names = {name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)}
         expected = {
@@ -360,9 +374,11 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
             if aside is not None:
                 local = []
                 explanation = f": the run has continued elsewhere; what was here is in {aside}"
+
         if local or is_empty:
             claim(run, folder, is_empty=is_empty)
             return Restored("", [])
+
         records.extend(run.fetch_files(folder))
         write_marker(run, folder, continues=True)
         # Last: it makes the run folder one to resume.
@@ -378,5 +394,7 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
             f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
         )
         raise
+
     seconds = duration(time.monotonic() - began)
+
     return Restored(f"restored step {step} from {run.store} in {seconds}{explanation}", skipped)

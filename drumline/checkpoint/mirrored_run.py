@@ -86,6 +86,7 @@ class MirroredRun:
         for name in self.store.sizes(CHECKPOINTS):
             if named := _OBJECT.fullmatch(name):
                 names.setdefault(int(named[1]), []).append(named[2])
+
         checkpoints = MirroredCheckpoints({}, {})
         for step, files in sorted(names.items()):
             if manifest.FILE_NAME in files:
@@ -101,6 +102,7 @@ class MirroredRun:
                         checkpoints.corrupt[step] = error.what
                     continue
                 checkpoints.complete[step] = checkpoint
+
         return checkpoints
 
     def _read_manifest(self, step: int) -> Manifest:
@@ -128,6 +130,7 @@ class MirroredRun:
                 if not error.is_bad_copy:
                     raise
                 skipped.append(self._skipped(step, error.what))
+
         raise CheckpointError(
             as_list(f"no checkpoint in {self.store} can be restored", skipped),
             next_step="restore one from a backup, or start a new run with another --checkpoint.mirror",
@@ -151,6 +154,7 @@ class MirroredRun:
                     size=record.size,
                     checksum=record.blake3,
                 )
+
             store.write_file(partial / manifest.FILE_NAME, [manifest.render(checkpoint)])
             flush_folder(partial)
             store.put_in_place(partial, final)
@@ -164,6 +168,7 @@ class MirroredRun:
             reason, next_step = catalog.explain_os_error(cause, folder=root, needed=needed)
             what = f"step {step} of {self.store} could not be restored to {root}: {reason}"
             raise CheckpointError(what, next_step=next_step) from error
+
         return final
 
     def verify(self, path: Path) -> Manifest:
@@ -182,6 +187,7 @@ class MirroredRun:
                 if not error.is_bad_copy:
                     raise
                 raise CorruptCheckpointError(path, error.what) from error
+
         return checkpoint
 
     def fetch_outline(self, folder: Path) -> None:
@@ -195,11 +201,13 @@ class MirroredRun:
             if step in mirrored.complete:
                 (path / name).write_bytes(manifest.render(mirrored.complete[step]))
                 name = f"progress{catalog.DOCUMENT}"
+
             try:
                 self.store.fetch(object_name(step, name), path / name, most=DOCUMENT_BYTES)
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
+
         # Last: a running job uploads the ledger before a checkpoint.
         for _ in self.fetch_files(folder):
             pass
@@ -216,7 +224,10 @@ class MirroredRun:
             )
             grows = name.endswith(".jsonl")
             self.store.fetch(
-                name, folder / name, pieces=list(pieces), most=None if grows else DOCUMENT_BYTES
+                name,
+                folder / name,
+                pieces=list(pieces),
+                most=None if grows else DOCUMENT_BYTES,
             )
             yield folder / name
 
@@ -255,6 +266,7 @@ def opened_run(url: str) -> Iterator[tuple[MirroredRun, Path]]:
         raise UsageError(
             f"there is no run in {url}", next_step="give the address that --checkpoint.mirror had"
         )
+
     with TemporaryDirectory(prefix="drumline-") as temporary:
         folder = Path(temporary, run.store.url.rpartition("/")[2])
         folder.mkdir()
@@ -279,6 +291,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
     if uploads and owner != marker.id:
         owners_before = owners if owner == marker.after else []
         _put_owners(run, [*owners_before, marker.id])
+
     return marker.id
 
 
@@ -289,6 +302,7 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     marker = _read_marker(run, folder)
     if marker is None or marker.id not in _read_owners(run)[:-1]:
         return None
+
     if newest > mirrored:
         raise UsageError(
             f"the run in {folder} has continued elsewhere, up to step {mirrored} in {run.store}; step {newest} here is "
@@ -304,6 +318,7 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
         for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):
             with suppress(FileNotFoundError):
                 (folder / name).rename(aside / name)
+
     return aside
 
 
@@ -326,6 +341,7 @@ def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> 
     with _writing(folder / MARKER):
         make_own_folder(folder, follow_links=True)
         replace_text(folder / MARKER, json.dumps(asdict(marker)) + "\n")
+
     return marker
 
 
@@ -336,6 +352,7 @@ def _read_marker(run: MirroredRun, folder: Path) -> Marker | None:
         ids = filter(None, (marker.id, marker.after))
         if marker.id and marker.url == run.store.url and all(map(_ID.fullmatch, ids)):
             return marker
+
     return None
 
 
@@ -348,10 +365,12 @@ def _read_owners(run: MirroredRun) -> list[str]:
         if not error.is_bad_copy:
             raise
         return []
+
     with suppress(ValueError, LookupError):
         ids = from_json(dict[str, list[str]], parse_json(content))["ids"]
         if all(map(_ID.fullmatch, ids)):
             return ids
+
     return []
 
 

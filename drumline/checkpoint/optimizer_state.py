@@ -39,6 +39,7 @@ def optimizer_state(
         settings = {key: saved[key] for key in saved if key not in _NOT_SAVED}
         encoded = encode_state(settings, f"groups/{index}", tensors)
         saved_groups.append({"params": list(group), "settings": encoded})
+
     parameters = {
         name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
         for group in groups
@@ -59,11 +60,15 @@ def optimizer_state(
         "state": state,
         "rest": encode_state({"content": additional, "state": unnamed}, "rest", tensors),
     }
+
     return tensors, document
 
 
 def load_optimizer_state(
-    model: Models, optimizer: Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    model: Models,
+    optimizer: Optimizer,
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
 ) -> None:
     """Load a saved state into an optimizer, on any device; its groups must have the same parameters
     by name."""
@@ -73,6 +78,7 @@ def load_optimizer_state(
             as_list("the checkpoint is of another optimizer:", problems),
             next_step="set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
         )
+
     current = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
     state = {
@@ -101,6 +107,7 @@ def _groups(model: Models, optimizer: Optimizer) -> list[dict[str, nn.Parameter]
                     "the model does not have",
                     next_step="build the optimizer from model.parameters(), after the last change to the model",
                 )
+
     return [
         {names[id(parameter)]: parameter for parameter in group["params"]}
         for group in optimizer.param_groups
@@ -111,6 +118,7 @@ def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
     if isinstance(model, nn.Module):
         yield from unwrap_model(model).named_parameters()
         return
+
     for prefix, part in model.items():
         for name, parameter in unwrap_model(part).named_parameters():
             yield f"{prefix}.{name}", parameter
@@ -128,7 +136,9 @@ def _names_by_number(
 
 
 def _differences(
-    document: Mapping[str, Any], optimizer: Optimizer, groups: list[dict[str, nn.Parameter]]
+    document: Mapping[str, Any],
+    optimizer: Optimizer,
+    groups: list[dict[str, nn.Parameter]],
 ) -> Iterator[str]:
     saved_class = document.get("class")
     here = type(optimizer).__name__
@@ -138,6 +148,7 @@ def _differences(
     if len(saved_groups) != len(groups):
         yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
         return
+
     for index, (saved, current) in enumerate(zip(saved_groups, groups, strict=True)):
         yield from (
             f"{name} is not in group {index} of the checkpoint"
@@ -169,6 +180,7 @@ def _in_form_of(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
             settings[key] = value.item() if isinstance(form, int | float) else value.clone()
         else:
             settings[key] = value
+
     return settings
 
 
@@ -209,6 +221,7 @@ def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
+
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
@@ -216,18 +229,21 @@ def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             f"{name} cannot be saved: it is an integer of {value.bit_length():,} bits",
             next_step=f"keep it in a tensor, or in integers of up to {MAX_BITS} bits",
         )
+
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
         return [encode_state(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
     if isinstance(value, tuple):
         return {"tuple": encode_state(list(value), name, tensors)}
+
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
         return {
             "dict": [
                 [key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()
             ]
         }
+
     raise CheckpointError(
         f"{name} cannot be saved: it is a {type(value).__name__}",
         next_step="keep tensors, numbers, text, lists, tuples and dicts in it; a checkpoint holds no pickles",
@@ -245,4 +261,5 @@ def decode_state(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
         return tensor_of(content)
     if kind == "tuple":
         return tuple(decode_state(content, tensor_of))
+
     return {key: decode_state(item, tensor_of) for key, item in content}

@@ -71,6 +71,7 @@ class Checkpoint:
                 f"keep_last cannot be {keep_last}",
                 next_step="keep at least the newest: keep_last=1",
             )
+
         self.folder = folder
         self._objects = dict(objects)
         self._saving = saving
@@ -130,6 +131,7 @@ class Checkpoint:
                 log.warning(
                     f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not"
                 )
+
             state = replace(state, non_finite=non_finite)
             if self._writer.start(state, copies=True) == "none":
                 self.wait()
@@ -183,6 +185,7 @@ class Checkpoint:
                 )
             else:
                 self._capture_object(name, value, state)
+
         return state
 
     def _capture_object(self, name: str, value: Any, state: CapturedState) -> None:
@@ -196,6 +199,7 @@ class Checkpoint:
         else:
             files = state.frozen
             state.documents[name], tensors = gather_states(encoded, tensors)
+
         if tensors:
             files[name] = tensors
 
@@ -214,12 +218,14 @@ class Checkpoint:
                     f"no checkpoint is finite: {non_finite} of {path} is not; to start again, give ddp.checkpoint "
                     "another folder"
                 )
+
         is_found, newest = broadcast_json([read is not None, skipped[0][1] if skipped else None])
         if not is_found and newest is not None:
             raise CheckpointError(
                 f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
                 next_step="restore one from a backup, or give ddp.checkpoint another folder",
             )
+
         return store.broadcast(read) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
@@ -244,6 +250,7 @@ class Checkpoint:
         if not different_by_rank:
             return f"{message}; the samples of a loader are the same, but not the bits"
         names = join_names(different_by_rank)
+
         return (
             f"{message}; each rank had its own state of {names}: the states of missing ranks are not used, and new "
             f"ranks get a copy of that of rank {saved - 1}"
@@ -255,6 +262,7 @@ class Checkpoint:
                 f"save({step}) was called before resume()",
                 next_step="call resume() once before the loop: in a new folder it returns 0",
             )
+
         for name, value in self._objects.items():
             # A loader of ours: its cursor is at the start of the step, whose gradients would be
             # lost.
@@ -273,6 +281,7 @@ class Checkpoint:
             for model in self._models.values()
             if parameters <= {id(parameter) for parameter in model.parameters()}
         )
+
         return next(holders, self._models)
 
     def _prune(self, newest: Path) -> None:
@@ -309,18 +318,21 @@ def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
             "ddp.checkpoint was given nothing to save",
             next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
         )
+
     for name, value in objects.items():
         if name in _OWN_FILES or not NAME.fullmatch(name):
             raise UsageError(
                 f"ddp.checkpoint cannot save an object as {name}: files are named so",
                 next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
             )
+
         methods = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
         if not all(map(callable, methods)):
             raise UsageError(
                 f"ddp.checkpoint cannot save {name}: {type(value).__name__} has no state_dict() and load_state_dict()",
                 next_step="give models, optimizers, training loaders, or objects with both methods",
             )
+
     models = [value for value in objects.values() if isinstance(value, nn.Module)]
     of_models = {id(parameter) for model in models for parameter in model.parameters()}
     for name, value in objects.items():
@@ -329,6 +341,7 @@ def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
                 f"ddp.checkpoint cannot save {name}: it has parameters of a model that was not given",
                 next_step="give the models of every optimizer, too",
             )
+
     return {name: _kind(value) for name, value in objects.items()}
 
 
@@ -353,6 +366,7 @@ def _check_same_objects(saved: Mapping[str, str], objects: Mapping[str, str]) ->
             problems.append(f"{name} is in the checkpoint and was not given")
         elif kind != objects[name]:
             problems.append(f"{name} was {_KINDS[kind]} and is now {_KINDS[objects[name]]}")
+
     if problems:
         raise CheckpointMismatchError(
             as_list("the checkpoint holds other objects than ddp.checkpoint was given:", problems),

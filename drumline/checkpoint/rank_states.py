@@ -37,15 +37,20 @@ def gather_states(
         for rank, received in enumerate(files)
         for name, tensor in safetensors.torch.load(received.numpy().tobytes()).items()
     }
+
     return {"ranks": [document for document, _ in everyone]}, gathered
 
 
 def is_same_everywhere(
-    document: Any, tensors: Mapping[str, Tensor], *, device: torch.device
+    document: Any,
+    tensors: Mapping[str, Tensor],
+    *,
+    device: torch.device,
 ) -> bool:
     """Collective: whether all ranks have the same encoded state, to the bit."""
     digest = blake3(json.dumps([document, list(tensors)]).encode()).hexdigest()
     everyone = gather_json([digest, *hash_tensors(list(tensors.values()), device).tolist()])
+
     return all(digests == everyone[0] for digests in everyone)
 
 
@@ -63,4 +68,5 @@ def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None) -
     if tensors is not None:
         of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     received = broadcast_tensors(of_rank)
+
     return decode_state(document, lambda name: received[f"{prefix}{name}"])

@@ -46,6 +46,7 @@ def prune(
     ]
     for path in removed:
         store.remove(path)
+
     return removed
 
 
@@ -54,11 +55,16 @@ def to_keep(complete: Mapping[int, Manifest], retention: Retention) -> set[int]:
     finite = [step for step in complete if complete[step].non_finite is None]
     last = sorted(finite, reverse=True)[: retention.keep_last]
     best_first = ranked(complete, retention.metric, retention.higher_is_better)
+
     return {*last, *best_first[: retention.keep_best]}
 
 
 def is_best(
-    root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool
+    root: Path,
+    metrics: Mapping[str, float],
+    *,
+    metric: str,
+    higher_is_better: bool,
 ) -> bool:
     """Whether a checkpoint with these metrics would be the best."""
     value = metrics.get(metric, math.nan)
@@ -68,6 +74,7 @@ def is_best(
     if step is None:
         return True
     best_value = catalog.check_sizes(root / catalog.folder_name(step)).metrics[metric]
+
     return value >= best_value if higher_is_better else value <= best_value
 
 
@@ -83,6 +90,7 @@ def complete_checkpoints(root: Path) -> dict[int, Manifest]:
     for step in catalog.list_steps(root):
         with suppress(CorruptCheckpointError):
             complete[step] = catalog.check_sizes(root / catalog.folder_name(step))
+
     return complete
 
 
@@ -94,4 +102,5 @@ def ranked(complete: Mapping[int, Manifest], metric: str, higher_is_better: bool
         for step, checkpoint in complete.items()
         if checkpoint.non_finite is None and math.isfinite(checkpoint.metrics.get(metric, math.nan))
     }
+
     return sorted(scores, key=lambda step: scores[step])

@@ -55,9 +55,11 @@ def assign(tensors: Files, ranks: Sequence[int]) -> dict[int, PartFiles]:
         load, position, rank = heapq.heappop(loads)
         assigned[rank].setdefault(part_name(file, rank), {})[name] = tensor
         heapq.heappush(loads, (load + tensor.nbytes, position, rank))
+
     for file, group in tensors.items():
         if not group:  # a file without tensors is part of the checkpoint too
             assigned[ranks[0]][file] = {}
+
     return assigned
 
 
@@ -76,8 +78,10 @@ def assign_shards(tensors: Files, rank: int, num_writers: int) -> dict[int, dict
             for writer, piece in pieces.items():
                 part = assigned[writer].setdefault(part_name(file, writer), {})
                 part[piece] = rows_here if writer == rank else None
+
         if not group:  # a file without tensors is part of the checkpoint too
             assigned[0][file] = {}
+
     return assigned
 
 
@@ -106,6 +110,7 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
     """The name of each shard in its file, by the number of the shard; an empty one is not saved."""
     _, count = place_of(tensor)
     rows = {number: split_rows(tensor.shape[0], number, count) for number in range(count)}
+
     return {
         number: f"{name}[{shard_rows.start}:{shard_rows.stop}]"
         for number, shard_rows in rows.items()
@@ -120,6 +125,7 @@ def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
         isinstance(shapes_of_file, dict) for shapes_of_file in shapes.values()
     ):
         raise ValueError("it has no shapes by file")
+
     return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
 
 
@@ -130,6 +136,7 @@ class ShardedTensors(Mapping[str, Tensor]):
         self._whole = dict(stored)
         self._shapes = {str(name): _checked_shape(shape) for name, shape in dict(shapes).items()}
         self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
+
         for stored_name in stored:
             piece_match = _PIECE.fullmatch(stored_name)
             if piece_match is not None and piece_match[1] in self._pieces:
@@ -137,6 +144,7 @@ class ShardedTensors(Mapping[str, Tensor]):
                 self._pieces[piece_match[1]].append(
                     (Rows(int(piece_match[2]), int(piece_match[3])), piece)
                 )
+
         for name, pieces in self._pieces.items():
             pieces.sort(key=lambda entry: entry[0])
             _check_pieces(name, pieces, self._shapes[name])
@@ -164,8 +172,10 @@ class ShardedTensors(Mapping[str, Tensor]):
             if held.start < rows.stop and held.stop > rows.start:
                 start = max(rows.start, held.start) - held.start
                 parts.append(piece[start : rows.stop - held.start])
+
         if len(parts) > 1:
             return torch.cat(parts)
+
         return parts[0] if parts else self._pieces[name][0][1][:0]
 
 
@@ -192,7 +202,9 @@ def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]
             raise ValueError(
                 f"rows {rows.start} to {rows.stop} of {name} have another shape or type"
             )
+
         end = rows.stop
+
     if end != shape[0] or not pieces:
         raise ValueError(f"rows {end} to {shape[0]} of {name} are missing")
 
@@ -207,7 +219,9 @@ def own_shards(
 
 
 def _own_shard(
-    tensors: Mapping[str, Tensor], name: str, parameters: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor],
+    name: str,
+    parameters: Mapping[str, Tensor],
 ) -> Tensor:
     parameter = next(
         (parameters[part] for part in (name, *name.split("/")) if part in parameters), None
@@ -222,6 +236,7 @@ def _own_shard(
     if lazy.shape(name) != parameter.shape:
         return lazy[name]
     rows = split_rows(parameter.shape[0], *place_of(parameter))
+
     return like_shard(parameter, lazy.rows(name, rows))
 
 
@@ -231,4 +246,5 @@ def own_piece(tensor: Tensor) -> Tensor:
     number, count = place_of(tensor)
     rows = split_rows(tensor.shape[0], number, count)
     assert len(part) == rows.stop - rows.start
+
     return part

@@ -48,8 +48,10 @@ def capture(
         snapshot.tensors["optimizer"], snapshot.documents["optimizer"] = optimizer_state(
             model, optimizer
         )
+
     if scaler is not None:
         snapshot.documents["scaler"] = scaler.state_dict()
+
     return snapshot
 
 
@@ -68,18 +70,22 @@ def restore(
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
     restore_model(snapshot, model, name=name)
+
     if optimizer is not None:
         if "optimizer" not in documents:
             raise CheckpointError(
                 "the checkpoint holds no optimizer state",
                 next_step="load the model alone, without an optimizer",
             )
+
         with translated("optimizer"):
             load_optimizer_state(model, optimizer, tensors["optimizer"], documents["optimizer"])
+
     # A run that turns fp16 on later has no saved scale: its scaler starts with the default.
     if scaler is not None and documents.get("scaler"):
         with translated("scaler"):
             scaler.load_state_dict(documents["scaler"])
+
     return progress
 
 
@@ -88,6 +94,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") 
     with translated("model"):
         weights = snapshot.tensors[name]
         aliases = {str(alias): str(of) for alias, of in snapshot.documents[name]["aliases"].items()}
+
     load_model_state(model, weights, aliases)
 
 
@@ -117,6 +124,7 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         else:
             tensors[name] = tensor.detach()
             stored_at[key] = name
+
     return tensors, aliases
 
 
@@ -128,11 +136,14 @@ def _identity(tensor: Tensor, name: str) -> object:
     has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
     if not has_memory:
         return name
+
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def load_model_state(
-    model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    aliases: Mapping[str, str],
 ) -> None:
     """Copy the tensors into the model, on any device; if a name or shape does not match, nothing is
     copied."""
@@ -145,6 +156,7 @@ def load_model_state(
             as_list("the checkpoint is of another model:", problems),
             next_step="set the model up as for the checkpoint (see config.toml in the run folder)",
         )
+
     unwrap_model(model).load_state_dict(saved)
 
 
@@ -156,6 +168,7 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
                 f"the model's {name} cannot be saved: it is a {type(entry).__name__}, not a tensor",
                 next_step="let get_extra_state return a tensor",
             )
+
     return dict(entries)
 
 
@@ -166,6 +179,7 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
     for name, tensor in current.items():
         if name in saved:
             yield from _tensor_differences(name, saved[name], tensor)
+
     _, aliases = model_state(model)
     for alias, name in aliases.items():
         if alias in saved and name in saved and not _are_equal(saved[alias], saved[name]):
@@ -211,6 +225,7 @@ def load_checkpoint(
             if models
             else "give another checkpoint",
         )
+
     return restore(snapshot, model, optimizer, name=name)
 
 
@@ -220,9 +235,11 @@ def _find_checkpoint(path: Path) -> Path:
         raise CheckpointError(
             f"there is no folder {path} (looked in {Path.cwd()})", next_step=next_step
         )
+
     if (path / manifest.FILE_NAME).exists() or catalog.STEP_NAME.fullmatch(path.name):
         catalog.verify(path)
         return path
+
     inner = path / "checkpoints"
     newest = catalog.newest_valid(inner if inner.is_dir() else path)
     if newest.path is None:
@@ -232,8 +249,10 @@ def _find_checkpoint(path: Path) -> Path:
         ]
         what = as_list(f"there is no complete checkpoint in {path}", reasons)
         raise CheckpointError(what, next_step=next_step)
+
     for skipped in newest.skipped:
         log.warning(f"the checkpoint {skipped.path} was skipped: {skipped.reason}")
+
     return newest.path
 
 

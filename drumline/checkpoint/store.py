@@ -130,6 +130,7 @@ def write(
         if isinstance(error, CheckpointError):
             raise _not_saved(final, error.what, error.next_step) from error
         raise
+
     return final
 
 
@@ -167,10 +168,12 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
             stored.setdefault(name, {}).update(tensor_file.read(path / file))
         elif file.suffix == catalog.DOCUMENT:
             documents[file.stem] = catalog.read_document(path, file.stem)
+
     tensors: dict[str, Mapping[str, Tensor]] = {**stored}
     if (shapes := documents.pop(SHARDS_FILE, None)) is not None:
         with manifest.reading(path, f"{SHARDS_FILE}{catalog.DOCUMENT}"):
             tensors = assemble(stored, shapes)
+
     return Snapshot(tensors, documents)
 
 
@@ -183,6 +186,7 @@ def broadcast(snapshot: Snapshot | None, *, source: int = 0, keeps: bool = True)
     for file in files:
         sent = None if snapshot is None else snapshot.tensors[file]
         tensors[file] = broadcast_tensors(sent, source=source, keeps=keeps)
+
     return Snapshot(tensors, documents)
 
 
@@ -233,6 +237,7 @@ def _not_saved(final: Path, reason: str, next_step: str | None) -> CheckpointErr
             earlier = f"the last good checkpoint, {good}, is untouched"
     except CheckpointError:
         earlier = "earlier checkpoints cannot be read"
+
     return CheckpointError(
         f"the checkpoint {final} could not be saved: {reason}; {earlier}",
         next_step=f"{next_step}, or use another run folder; then rerun the same command",
@@ -264,8 +269,10 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
                     file.write(piece)
                     hashed.result()
                 size += len(piece)
+
         file.flush()
         os.fsync(file.fileno())
+
     return FileRecord(size, checksum.hexdigest())
 
 

@@ -64,6 +64,7 @@ def stream(
     if staging is not None and any(tensor.is_cuda for tensor in ordered):
         yield from staging.drain(ordered)
         return
+
     for tensor in ordered:
         yield as_bytes(tensor).cpu().numpy().data
 
@@ -76,6 +77,7 @@ def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CorruptCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error
+
     return tensors
 
 
@@ -87,8 +89,10 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
         entry = {"dtype": _type_code(name, tensor), "shape": list(tensor.shape)}
         entries[name] = {**entry, "data_offsets": [offset, offset + tensor.nbytes]}
         offset += tensor.nbytes
+
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
+
     return _LENGTH.pack(len(text)) + text
 
 
@@ -104,6 +108,7 @@ def _type_code(name: str, tensor: Tensor) -> str:
             f"the tensor {name} cannot be saved: {tensor.dtype}, {tensor.layout}, on {tensor.device}",
             next_step="make it a dense tensor of a common type, or a buffer with persistent=False",
         )
+
     return _TYPE_CODES[tensor.dtype]
 
 
@@ -129,6 +134,7 @@ class Staging:
             with torch.cuda.device(self._device):
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 self._buffers = [_buffer(self._size) for _ in range(2)]
+
         source = _Source(tensors)
         turn = 0
         started: deque[tuple[int, int, torch.cuda.Event]] = deque()
@@ -139,6 +145,7 @@ class Staging:
                     break
                 started.append((turn, count, done))
                 turn = 1 - turn
+
             if not started:
                 return
             number, count, done = started.popleft()
@@ -146,7 +153,10 @@ class Staging:
             yield self._buffers[number][:count].numpy().data
 
     def _fill(
-        self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream
+        self,
+        buffer: Tensor,
+        source: _Source,
+        stream: torch.cuda.Stream,
     ) -> tuple[int, torch.cuda.Event]:
         """Start to copy as much as fits. The stream is current only in this method, not while bytes
         are read."""
@@ -156,7 +166,9 @@ class Staging:
             while filled < self._size and (piece := source.next(self._size - filled)) is not None:
                 buffer[filled : filled + len(piece)].copy_(piece, non_blocking=True)
                 filled += len(piece)
+
             done.record(stream)
+
         return filled, done
 
 
@@ -175,8 +187,10 @@ class _Source:
                 return None
             self._current = as_bytes(tensor)
             self._read = 0
+
         piece = self._current[self._read : self._read + most]
         self._read += len(piece)
+
         return piece
 
 

@@ -95,6 +95,7 @@ def device_room(device: torch.device) -> int:
     needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get(
         "reserved_bytes.all.current", 0
     )
+
     return int(free - needed_at_peak - _DEVICE_MARGIN)
 
 
@@ -103,6 +104,7 @@ def host_room() -> int:
     left = [_UNKNOWN]
     with suppress(OSError, ValueError, LookupError):
         left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
+
     with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, not a number
         name = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
         group = _GROUPS / name
@@ -112,6 +114,7 @@ def host_room() -> int:
         used = int((group / "memory.current").read_text(encoding="utf-8"))
         # The group's file cache can be reclaimed.
         left.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
+
     return min(left) - _HOST_MARGIN
 
 
@@ -136,6 +139,7 @@ class Copy:
             return 0.0
         began, ready = self.events
         ready.synchronize()
+
         return float(began.elapsed_time(ready)) / 1000
 
     def stream(self, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -181,6 +185,7 @@ class Copier:
         began.record(stream)
         tensors, kind = self._from_gpu(live)
         ready.record(stream)
+
         return Copy(tensors, kind, self._staging, (began, ready))
 
     def as_they_are(self, live: Files) -> Copy:
@@ -200,6 +205,7 @@ class Copier:
                 return _beside(live, self._device), "device"
             except torch.OutOfMemoryError:
                 pass  # free memory may be fragmented, or in the pool of a graph
+
         if (buffer := self._pinned_memory(live)) is not None:
             return _into(buffer, live), "pinned"
         return self._on_host(live)
@@ -215,6 +221,7 @@ class Copier:
                 self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError:  # the system limits pinned memory
                 return None
+
         return self._pinned
 
 
@@ -231,12 +238,14 @@ def _beside(live: Files, device: torch.device) -> PartFiles:
         for name, source in here.items():
             bits = _as_bits(source)
             by_type[bits.dtype].append((_as_bits(targets[name]), bits))
+
         for pairs in by_type.values():
             copy_to_each([target for target, _ in pairs], [source for _, source in pairs])
         # An optimizer counts its steps on the CPU.
         copied[file] = {
             name: targets[name] if name in here else sources[name].clone() for name in group
         }
+
     return copied
 
 
@@ -245,6 +254,7 @@ def _into(buffer: Tensor, live: Files) -> PartFiles:
     sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
     pairs = zip(_carve(buffer, sources), sources, strict=True)
     copies = iter([target.copy_(source, non_blocking=True) for target, source in pairs])
+
     return _each(live, lambda tensor: next(copies))
 
 
@@ -377,7 +387,12 @@ class CheckpointWriter:
         return thread is not None and thread.is_alive()
 
     def choose_writers(
-        self, who: Writers, store: SealedStore, *, local_rank: int, num_shards: int = 1
+        self,
+        who: Writers,
+        store: SealedStore,
+        *,
+        local_rank: int,
+        num_shards: int = 1,
     ) -> None:
         """Collective: let several ranks write, rank 0 first. `num_shards`: of a sharded model,
         whose first replica writes."""
@@ -405,6 +420,7 @@ class CheckpointWriter:
         if self._num_shards > 1:
             shapes = shapes_of(state.live)
             state = replace(state, documents={**state.documents, SHARDS_FILE: shapes})
+
         parts = self._divide(state.live)
         part = parts[self._me.rank]
         for tensors in part.values():
@@ -414,8 +430,10 @@ class CheckpointWriter:
             self._run_in_thread(partial(self._write, state, copied, parts, began))
         else:
             self._run_in_thread(partial(self._write_part, copied, state.step))
+
         if copied.kind == "none":
             self.wait()
+
         return copied.kind
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -437,6 +455,7 @@ class CheckpointWriter:
         self.has_news = False
         if error is not None:
             raise error
+
         return written
 
     def wait_after_failure(self) -> None:
@@ -451,6 +470,7 @@ class CheckpointWriter:
             return assign_shards(live, self._me.rank, self._num_shards)
         if len(self._writers) > 1:
             return assign(live, [writer.rank for writer in self._writers])
+
         return {0: live}
 
     def _run_in_thread(self, work: Callable[[], WrittenCheckpoint | None]) -> None:
@@ -461,6 +481,7 @@ class CheckpointWriter:
                 self._written = work()
             except BaseException as error:
                 self._error = error
+
             self.has_news = True
 
         # Not a daemon thread: a process that exits normally first completes the checkpoint.
@@ -468,7 +489,11 @@ class CheckpointWriter:
         self._thread.start()
 
     def _write(
-        self, state: CapturedState, copied: Copy, parts: Parts, began: float
+        self,
+        state: CapturedState,
+        copied: Copy,
+        parts: Parts,
+        began: float,
     ) -> WrittenCheckpoint:
         """On rank 0, in the thread."""
         copy_s = copied.wait()
@@ -489,6 +514,7 @@ class CheckpointWriter:
             self._publish(path)
         except CheckpointError as error:
             log.warning(error)  # the new one is safe; an old one that remains is no reason to stop
+
         return WrittenCheckpoint(state.step, path, num_bytes, copied.kind, seconds, copy_s)
 
     def _collector(self, parts: Parts) -> Collector | None:
@@ -500,6 +526,7 @@ class CheckpointWriter:
             writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
             for writer in other_writers
         }
+
         return Collector(self._messages(), me, expected)
 
     def _write_part(self, copied: Copy, step: int) -> None:
@@ -535,6 +562,7 @@ class SaveMessages:
             for key in keys:
                 if (value := self._store.peek(key)) is not None:
                     return key, json.loads(value)
+
             if self._end.is_set():
                 raise TimeoutError
             time.sleep(POLL_S)
@@ -580,6 +608,7 @@ class Collector:
 
         with contextlib.suppress(RuntimeError):  # all replies are here
             self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
+
         return files
 
     def _records_of(
@@ -596,11 +625,13 @@ class Collector:
         if "failure" in reply:
             reason, next_step = reply["failure"]
             raise CheckpointError(f"{writer}: {reason}", next_step=next_step)
+
         if reply["tensors"] != expected:
             raise CheckpointError(
                 f"{writer} has other tensors than {self._me}: its model or optimizer differs",
                 next_step="build the same model and optimizer on every rank",
             )
+
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
 
     def _check_file(self, path: Path, record: FileRecord, writer: WritingRank) -> None:
@@ -631,6 +662,7 @@ def write_own_part(
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
             messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
+
         # Before they are written: writing empties the groups to free their memory.
         names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
         reply: dict[str, Any] = {"tensors": names}
@@ -642,6 +674,7 @@ def write_own_part(
             reply["failure"] = list(catalog.explain_os_error(error, folder=root))
         except Exception as error:
             reply["failure"] = [f"{type(error).__name__}: {error}", "read the output of that rank"]
+
         messages.send(f"part/{me.rank}", reply)
     except (TimeoutError, RuntimeError):  # rank 0 has exited, so there is no save
         pass
@@ -653,4 +686,5 @@ def _becomes_true(seconds: float, is_so: Callable[[], bool]) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)
+
     return True

@@ -50,6 +50,7 @@ def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
             )
         else:
             errors.append(difference)
+
     if errors:
         text, next_step = described(errors, hosts)
         raise PreflightError(text, next_step=next_step)
@@ -65,6 +66,7 @@ def described(differing: Sequence[Difference], hosts: Sequence[str]) -> tuple[st
         lines.append(f"and {len(differing) - MAX_DIFFERENCES} more")
     text = lines[0] if len(lines) == 1 else as_list(f"{len(differing)} things:", lines)
     next_steps = dict.fromkeys(NEXT_STEPS[difference.group] for difference in differing)
+
     return f"ranks differ in {text}", "; ".join(next_steps)
 
 
@@ -80,4 +82,5 @@ def differences(everyone: Sequence[Facts]) -> list[Difference]:
                 compared = [value for value in values if value is not None]
             if any(value != compared[0] for value in compared):
                 differing.append(Difference(group, name, values))
+
     return differing

@@ -76,6 +76,7 @@ def failure_kind(error: BaseException) -> FailureKind:
         isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text
     ):  # torch's, CUDA's
         return FailureKind.OUT_OF_MEMORY
+
     return FailureKind.WORKER_DIED if "dataloader worker" in text else FailureKind.OTHER  # torch's
 
 

@@ -199,7 +199,10 @@ class LoopHeartbeats:
     """Marks the heartbeats of a user's own loop, as its loader (data/loader.py) calls it."""
 
     def __init__(
-        self, heartbeat: HeartbeatWriter, phase: Phase, num_collectives: Callable[[], int]
+        self,
+        heartbeat: HeartbeatWriter,
+        phase: Phase,
+        num_collectives: Callable[[], int],
     ) -> None:
         """`phase`: what the batches are for."""
         self._heartbeat = heartbeat
@@ -213,6 +216,7 @@ class LoopHeartbeats:
             self._step = step
             self._heartbeat.count_collectives(self._num_collectives())
             self._heartbeat.begin_step(step)
+
         self._heartbeat.mark(DATA)
 
     def batch_ready(self) -> None:
@@ -265,6 +269,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     spent = times[_SPENT : _SPENT + len(Phase)].tolist()
     if words[0] != MAGIC:
         return None
+
     try:
         return Heartbeat(
             rank=words[_RANK],
@@ -299,6 +304,7 @@ def _read_settled(path: Path) -> bytes:
                     break
     except OSError:
         pass
+
     return data
 
 

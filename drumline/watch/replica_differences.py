@@ -47,11 +47,13 @@ class ReplicaDifference:
         else:
             groups = " and ".join(self._named(group) for group in self.groups)
             who = f"{groups} differ in {what}, and no majority shows which is right"
+
         agreed = (
             "this was the first comparison"
             if last_agreed is None
             else f"all agreed at step {last_agreed}"
         )
+
         return f"the replicas differ at step {step}: {who}; {agreed}"
 
     def place(self, step: int) -> Place:
@@ -79,6 +81,7 @@ def find_difference(
     for rank, hashes in zip(ranks, tensors, strict=True):
         groups[repr([hashes.get(name) for name in names])].append(rank)
     kinds = [{name: kind for name, (kind, _) in hashes.items()} for hashes in tensors]
+
     return ReplicaDifference(
         tensors=[
             name

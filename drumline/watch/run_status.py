@@ -58,6 +58,7 @@ class RunStatus:
             "kind"
         ] == "error":  # a launcher may restart it
             return False
+
         return bool(
             self.status["time"] <= last["time"] + FRESH_S
         )  # a newer one is of the next attempt
@@ -84,8 +85,10 @@ class RunStatus:
                 f"{self.holder} is training in {self.run} without a watchdog: it has just started, it has one rank "
                 "(--watch.sidecar on watches that too), or --watch.sidecar is off"
             )
+
         if self.holder is None:
             return f"the status is {self.age_s:.0f} s old and no job is in {self.run}: it may be about to restart"
+
         return (
             f"the status is {self.age_s:.0f} s old, though {self.holder} is in {self.run}: the sidecar on "
             f"{self.status['leader']} has exited, or the storage of the run folder hangs"
@@ -95,10 +98,12 @@ class RunStatus:
         if (last := self.last_event) is not None:
             text = ENDS[last["kind"]].format(step=last.get("step"), message=last.get("message"))
             return f"the run has ended: {text}"
+
         if self.status is None:
             return f"no job is training in {self.run}, as far as this machine can see, and it never had a watchdog"
         if self.status["has_ended"]:
             return "the run has ended"
+
         return f"the run has ended, or continues where this machine cannot see it: its status is {self.age_s:.0f} s old"
 
 
@@ -116,7 +121,11 @@ class RunStatusReader:
         status = read_status_file(self._run / STATUS_FILE)
         holder = job_at_work(RunFolder(self._run))
         return RunStatus(
-            self._run, status, self._age(status), holder, _last_event(RunFolder(self._run))
+            self._run,
+            status,
+            self._age(status),
+            holder,
+            _last_event(RunFolder(self._run)),
         )
 
     def _age(self, status: dict[str, Any] | None) -> float:
@@ -127,6 +136,7 @@ class RunStatusReader:
             self._changed = status["time"], time.monotonic() - by_clock
         elif self._changed[0] != status["time"]:
             self._changed = status["time"], time.monotonic()
+
         return min(by_clock, time.monotonic() - self._changed[1])
 
 
@@ -137,6 +147,7 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
             lines = [line for line in file.read().splitlines() if line.strip()]
     except OSError:
         return None
+
     events = (parse_line(line) or {} for line in reversed(lines))
     # A tracker that is closed after the end may warn; the first event of the next start has number
     # 0.
@@ -145,4 +156,5 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
         (event for event in events if event.get("kind") not in late or event.get("number") == 0), {}
     )
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
+
     return event if is_last else None

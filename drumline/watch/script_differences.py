@@ -59,6 +59,7 @@ class ScriptComparison:
         if len(reports) < max(2, self._world_size):
             return []
         everyone = [reports[rank] for rank in sorted(reports)]
+
         return [*self._facts(everyone), *self._loaders(everyone), *self._modules(reports)]
 
     def _is_new(self, key: str) -> bool:
@@ -99,6 +100,7 @@ class ScriptComparison:
                 what = "the number of batches"
             else:
                 continue
+
             if self._is_new(f"loader {place}"):
                 yield ScriptDifference(
                     message=f"warning: ranks differ in {what} of the DataLoader at {place}: "
@@ -149,8 +151,10 @@ class ScriptComparison:
             values = [state.settings.get(name) for state in hashes]
             if len(set(map(str, values))) > 1:
                 settings.append(f"{name}: {by_rank(values, hosts, ranks)}")
+
         cause = f"; their optimizers differ in {', '.join(settings)}" if settings else ""
         place = difference.place(step)
+
         return ScriptDifference(
             message=f"warning: DDP module {modules[ranks[0]].name}: "
             f"{difference.sentence(step, self._equal_at.get(key))}{cause}. Try: look for what differs across ranks: "
@@ -185,5 +189,6 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
             re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host
         )
         places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
+
     # The same file in another folder is no difference.
     return len({PurePath(place).name if "/" in place else place for place in places}) == 1

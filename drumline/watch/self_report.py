@@ -37,7 +37,10 @@ SHARDED = re.compile(r"^_?(all_gather|reduce_scatter)_\w+$")
 
 
 def write_report(
-    folder: Path, rank: int, number: int, torch_report: Callable[[], dict[str, Any]] = dict
+    folder: Path,
+    rank: int,
+    number: int,
+    torch_report: Callable[[], dict[str, Any]] = dict,
 ) -> None:
     """Answer the question of this number, in a file that appears whole or not at all.
     `torch_report`: the workers and collectives, where torch is loaded."""
@@ -53,6 +56,7 @@ def write_report(
         report.update(torch_report())
     except Exception as error:  # that Python answers is worth reporting, whatever became of torch's private functions
         report["error"] = f"{type(error).__name__}: {error}"
+
     new.write_text(json.dumps(report), encoding="utf-8")
     new.replace(path)
 
@@ -66,7 +70,10 @@ def register_stack_signals(path: Path) -> None:
     # In a worker it is the main thread that gets the signal, and its own stack is enough.
     os.register_at_fork(
         after_in_child=lambda: faulthandler.register(
-            WORKER_SIGNAL, file=file, all_threads=False, chain=False
+            WORKER_SIGNAL,
+            file=file,
+            all_threads=False,
+            chain=False,
         )
     )
     # An abort in a library (gloo's, when shapes differ) ends Python without saying where.
@@ -106,6 +113,7 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
     for entry in sorted(entries, key=_began_ns):
         if not entry.get("is_p2p"):
             by_backend[_group_and_backend(entry)].append(entry)
+
     # A group for devices and CPU has two backends, each with numbers of its own.
     num_backends = Counter(group for group, _ in by_backend)
     latest = [entry for queue in by_backend.values() for entry in queue[-NUM_COLLECTIVES:]]
@@ -121,6 +129,7 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
             "is_done": bool(entry["retired"]) or entry["state"] == "completed",
         }
         records.append(record)
+
     return records
 
 
@@ -132,4 +141,5 @@ def _group_and_backend(entry: dict[str, Any]) -> tuple[str, str]:
     number, name = entry["process_group"]
     is_unnamed = name in ("", "undefined")
     backend = str(entry["profiling_name"]).rpartition(":")[0]
+
     return str(number if is_unnamed else name), backend

@@ -84,6 +84,7 @@ def status_record(
     """A StatusRecord. `notices`: the newest last. `has_ended`: it is the last one."""
     pace = pace or RunPace()
     rounded = {rank: round(rate, 3) for rank, rate in pace.rates.items()}
+
     return {
         "version": VERSION,
         "time": now,
@@ -133,6 +134,7 @@ def read_step_times(run: Path) -> StepTimes | None:
     """Of the last start of a run; None: its status does not have them."""
     record = read_status_file(run / STATUS_FILE)
     times = None if record is None else record["step_times"]
+
     return None if times is None else from_json(StepTimes, times)
 
 
@@ -150,6 +152,7 @@ class StepRates:
         while len(self._seen) > 2 and self._seen[1][0] <= now - self._seconds:
             self._seen.popleft()
         then, before = self._seen[0]
+
         return {
             rank: (step - before[rank][1]) / (now - then)
             for rank, (pid, step) in steps.items()

@@ -72,6 +72,7 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
         )
         for rank in ranks
     ]
+
     return [*lost, *rank_rows]
 
 
@@ -86,13 +87,16 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
     for row in rows:
         if row not in shown:
             by_host.setdefault(row.host, []).append(row)
+
     room = max_rows - len(shown)
     if len(by_host) > room:
         unshown = list(by_host)[max(0, room - 1) :]
         by_host[plural(len(unshown), "host")] = [
             row for host in unshown for row in by_host.pop(host)
         ]
+
     merged = [_merged(host, group) for host, group in by_host.items()]
+
     return [*shown, *merged][:max_rows]
 
 
@@ -106,11 +110,14 @@ def summary_line(status: Mapping[str, Any]) -> str:
     marked = sum(row.level > RowLevel.GOOD for row in rows)
     many = f"{plural(status['world_size'], 'rank')} on {plural(len(hosts), 'host')}"
     end = f", {marked} need{'s' if marked == 1 else ''} attention" if marked else ""
+
     return f"step {_span(rank['step'] for rank in ranks)}{speed}: {many}{end}"
 
 
 def _state(
-    rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]
+    rank: Mapping[str, Any],
+    num_waiting: int,
+    ranks: Sequence[Mapping[str, Any]],
 ) -> tuple[str, RowLevel]:
     phase = rank["phase"]
     state = rank["state"]
@@ -118,6 +125,7 @@ def _state(
     if code is not None:
         text = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return (text, RowLevel.BAD) if code else ("done", RowLevel.GOOD)
+
     if phase == "failed":
         return f"crashed: {rank['failure']}", RowLevel.BAD
     if state in ("X", "Z"):
@@ -126,6 +134,7 @@ def _state(
         return "stopped by a signal", RowLevel.BAD
     if state == "t":
         return "paused by a debugger", RowLevel.SUSPECT
+
     if phase in OUT:
         is_alone = any(peer["phase"] not in OUT for peer in ranks)
         return (
@@ -133,6 +142,7 @@ def _state(
             if is_alone
             else ("done", RowLevel.GOOD)
         )
+
     if phase == "compile" and num_waiting:
         return f"compiles, {plural(num_waiting, 'rank')} waiting", RowLevel.GOOD
     if rank["age_s"] < LONG_S or phase in ("start", "compile"):
@@ -144,8 +154,10 @@ def _state(
         does = "waits for storage or a device (state D)"
     elif rank["cpu"] < IDLE and phase != "save":
         does = f"blocked in {phase}"
+
     if num_waiting:
         return f"{does}, {plural(num_waiting, 'rank')} waiting", RowLevel.SUSPECT
+
     return does, RowLevel.GOOD
 
 
@@ -162,6 +174,7 @@ def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
     phases = {row.phase for row in rows}
     rates = sorted((row.rate for row in rows if row.rate), key=float)
     (state, count), *_ = Counter(row.state for row in rows).most_common()
+
     return StatusRow(
         host,
         plural(len(rows), "rank"),

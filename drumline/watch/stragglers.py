@@ -108,6 +108,7 @@ class SlowPhase:
             f"step, peers {_ms(peers_s)}), which costs the run {self.seconds.excess:.2g} s per step"
         )
         next_step = _NEXT_STEPS[self.phase].format(host=host)
+
         return Straggler(host, rank, phase, factor, what, next_step)
 
 
@@ -131,6 +132,7 @@ class Stragglers:
             self._seen.clear()  # other ranks than before: the job was restarted
         slow = slow_ranks(time_slice, factor=self._factor)
         self._seen.append(replace(time_slice, slow=slow))
+
         return self._find(hosts, now)
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
@@ -146,11 +148,13 @@ class Stragglers:
         if were_restarted:
             self._first = now
             self._begin = {}
+
         if not self._begin:
             if all(
                 facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()
             ):
                 self._begin = now
+
             return None
 
         spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
@@ -163,6 +167,7 @@ class Stragglers:
             rank: tuple(phase_s / sum(of_rank) for phase_s in of_rank)
             for rank, of_rank in spent.items()
         }
+
         return TimeSlice(median(seconds), median(steps), fractions)
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
@@ -170,6 +175,7 @@ class Stragglers:
         for seconds, times in WINDOWS:
             if window := self._window(seconds):
                 slow = self._slow_throughout(window, times * self._factor) | slow
+
         stragglers = []
         for rank in slow:
             host = hosts[rank]
@@ -179,6 +185,7 @@ class Stragglers:
             if already_reported:
                 self._reported |= dict.fromkeys(already_reported, now)
                 continue
+
             siblings = [peer for peer in hosts if hosts[peer] == host]
             is_host = 1 < len(siblings) < len(hosts) and all(
                 sibling in slow for sibling in siblings
@@ -186,6 +193,7 @@ class Stragglers:
             straggler = slow[rank].straggler(host, None if is_host else rank)
             self._reported[host, straggler.rank] = now
             stragglers.append(straggler)
+
         return stragglers
 
     def _window(self, min_s: float) -> list[TimeSlice]:
@@ -199,6 +207,7 @@ class Stragglers:
             seconds += past.seconds
             if len(window) >= MIN_SLICES and steps >= MIN_STEPS and seconds >= min_s:
                 return window
+
         return []
 
     def _slow_throughout(self, window: Sequence[TimeSlice], factor: float) -> dict[int, SlowPhase]:
@@ -222,6 +231,7 @@ class Stragglers:
             ]
             if confirmed:
                 slow_phases[rank] = max(confirmed, key=lambda slow: slow.seconds.excess)
+
         return slow_phases
 
 
@@ -245,6 +255,7 @@ def slow_ranks(time_slice: TimeSlice, *, factor: float) -> SlowRanks:
                 if is_slow and in_all[rank].excess >= times.excess / 2:
                     in_seconds = TimeAgainstPeers(times.rank * seconds, times.peers * seconds)
                     slow.setdefault(rank, {})[phase] = in_seconds
+
     return slow
 
 
@@ -296,6 +307,7 @@ def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
             [fraction * part.seconds for fraction in part.fractions[rank]] for part in slices
         ]
         fractions[rank] = tuple(sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True))
+
     return TimeSlice(seconds, sum(part.num_steps for part in slices), fractions)
 
 

@@ -95,6 +95,7 @@ class WatchFolder:
         with contextlib.suppress(OSError):
             self.root = make_memory_folder(job[:8])
             self._lock = hold(self.root)
+
         self.current: Path | None = None
         self._written: set[int] = set()
 
@@ -115,6 +116,7 @@ class WatchFolder:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700)
             self.current = folder
+
         return self.current
 
     def note_exit(self, rank: int, code: int) -> None:
@@ -178,6 +180,7 @@ def note_ending(folder: Path, ending: Ending) -> None:
     if earlier is not None and earlier.began_s < ending.began_s:
         grace_s = ending.kills_at_s - earlier.began_s
         ending = replace(ending, began_s=earlier.began_s, grace_s=grace_s)
+
     with contextlib.suppress(OSError):
         replace_text(folder / ENDING, json.dumps(asdict(ending)))
 
@@ -192,6 +195,7 @@ def has_sidecar(folder: Path) -> bool:
         os.kill(int((folder / SIDECAR).read_text(encoding="utf-8")), 0)
     except (OSError, ValueError):
         return False
+
     return True
 
 
@@ -203,6 +207,7 @@ def claim_report(folder: Path) -> bool:
         os.close(os.open(folder / REPORTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         return not isinstance(error, FileExistsError)
+
     return True
 
 
@@ -217,8 +222,10 @@ def make_memory_folder(job: str = "") -> Path:
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= NEEDED_BYTES:
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
+
     folder = folder or Path(tempfile.mkdtemp(prefix=prefix))
     _remove_abandoned(folder.parent)
+
     return folder
 
 
@@ -234,6 +241,7 @@ def hold(folder: Path) -> int:
         descriptor = os.open(nameless, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         nameless.rename(folder / IN_USE)
+
     return descriptor
 
 

@@ -76,8 +76,14 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
     is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
     is_certain = first.state_s >= CERTAINLY_STOPPED_S and not is_whole_job
     next_step = _CONTINUE_IT.format(pids, first.host)
+
     return evidence.diagnosis(
-        first, Cause.STOPPED, what, next_step, is_certain=is_certain, since_s=first.state_s
+        first,
+        Cause.STOPPED,
+        what,
+        next_step,
+        is_certain=is_certain,
+        since_s=first.state_s,
     )
 
 
@@ -89,6 +95,7 @@ def find_debugged(evidence: Evidence) -> Diagnosis | None:
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
     what = f"{name(first)} is held by a debugger, {evidence.where(first)}{evidence.blocked_ranks(held)}"
     next_step = _LEAVE_DEBUGGER.format(first.pid, first.host)
+
     return evidence.diagnosis(first, Cause.DEBUGGED, what, next_step, since_s=first.state_s)
 
 
@@ -112,8 +119,13 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     if in_same_phase:
         what += f"; {names(in_same_phase)} too"
     what += evidence.blocked_ranks(suspects)
+
     return evidence.diagnosis(
-        rank, explanation.cause, what, explanation.next_step, is_certain=explanation.is_certain
+        rank,
+        explanation.cause,
+        what,
+        explanation.next_step,
+        is_certain=explanation.is_certain,
     )
 
 
@@ -129,6 +141,7 @@ def _explain(evidence: Evidence, rank: RankState) -> Explanation | None:
         return _held_gil(evidence, rank)
     if is_in_data:
         return _data_loading(evidence, rank)
+
     return _code_outside_collectives(evidence, rank)
 
 
@@ -151,6 +164,7 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     since_s = min(rank.still_s for rank in ranks)
     diagnosis = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
     number = None if len(ranks) > 1 else first.rank
+
     return replace(diagnosis, rank=number, num_blocked=len(evidence.blocked))
 
 
@@ -159,6 +173,7 @@ def _place(rank: RankState) -> str:
     if entered is not None:
         return f"in {collective_name(entered, with_sizes=True)}"
     frame = innermost(rank.stack)
+
     return f"at {frame}" if frame else PHASES[rank.phase]
 
 
@@ -190,6 +205,7 @@ def _compilation(evidence: Evidence, rank: RankState) -> Explanation:
     next_step = (
         "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
     )
+
     return Explanation(Cause.COMPILING, text, next_step)
 
 
@@ -202,6 +218,7 @@ def _held_gil(evidence: Evidence, rank: RankState) -> Explanation:
     next_step = (
         f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
     )
+
     return Explanation(Cause.GIL, text, next_step)
 
 
@@ -215,7 +232,9 @@ def _data_loading(evidence: Evidence, rank: RankState) -> Explanation:
         why = ", ".join(filter(None, (frame, gil)))
         next_step = _CHECK_WAIT.format(frame or "its dataset")
         explanation = Explanation(Cause.DATASET, why, next_step)
+
     text = f"has been {evidence.where(rank, Phase.DATA)}{_in_brackets(explanation.text)}"
+
     return replace(explanation, text=text)
 
 
@@ -233,7 +252,9 @@ def _explain_worker(worker: WorkerState, host: str) -> Explanation:
         work = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
         state = f"{work}{_at(frame)}"
         next_step = _CHECK_WAIT.format(frame)
+
     is_certain = worker.state in "TXZ" or worker.in_fork_s > _FORK_S
+
     return Explanation(cause, f"worker {worker.number} {state}", next_step, is_certain)
 
 
@@ -242,12 +263,15 @@ def _worst_worker(rank: RankState) -> WorkerState | None:
         for worker in rank.workers:
             if worker.state == state:
                 return worker
+
     for worker in rank.workers:
         if worker.in_fork_s:
             return worker
+
     at_work = [
         worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)
     ]
+
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
 
 
@@ -260,10 +284,12 @@ def _code_outside_collectives(evidence: Evidence, rank: RankState) -> Explanatio
         text = f"is slow but alive: {evidence.where(rank)} ({work}{place})"
         next_step = f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
         return Explanation(Cause.SLOW, text, next_step)
+
     if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
         where = evidence.where(rank, Phase.USER if rank.phase is Phase.START else rank.phase)
         text = f"has been {where}{_in_brackets(frame)}, without using the CPU"
         return Explanation(Cause.USER_CODE, text, f"check what {frame or 'it'} waits for; {_STACK}")
+
     missed = next(filter(None, evidence.blocked.values()), None)
     if missed is None:
         return None
@@ -272,6 +298,7 @@ def _code_outside_collectives(evidence: Evidence, rank: RankState) -> Explanatio
     next_step = (
         f"check why it is not in that collective: often an `if` that differs across ranks; {_STACK}"
     )
+
     return Explanation(Cause.NOT_ENTERED, text, next_step)
 
 

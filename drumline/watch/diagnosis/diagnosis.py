@@ -107,6 +107,7 @@ def names(ranks: Sequence[RankState]) -> str:
         hosts[rank.host].append(rank.rank)
     if len(hosts) > _MAX_HOSTS:
         return f"{len(ranks)} ranks on {len(hosts)} hosts ({name(ranks[0])}, ...)"
+
     return "ranks " + ", ".join(
         f"{number_ranges(numbers)} on {host}" for host, numbers in hosts.items()
     )
@@ -118,4 +119,5 @@ def collective_name(collective: Collective, *, with_sizes: bool = False) -> str:
     if not with_sizes or not collective.sizes:
         return text
     sizes = " and ".join(str(list(size)) for size in collective.sizes[:3])
+
     return f"{text} of {sizes}{' and more' if collective.sizes[3:] else ''}"

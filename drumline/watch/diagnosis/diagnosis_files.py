@@ -65,6 +65,7 @@ def write_diagnosis(
             break
         except FileExistsError:
             number += 1
+
     record = {
         "number": number,
         "alarm": str(alarm),
@@ -85,6 +86,7 @@ def write_diagnosis(
     except OSError:
         path.with_suffix(".txt").unlink(missing_ok=True)
         raise
+
     return path
 
 
@@ -106,11 +108,17 @@ def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
             )
             if _NAME.fullmatch(path.name) and has_texts and type(record["time"]) in (int, float):
                 records.append(record)
+
     return records
 
 
 def diagnosis_text(
-    alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, unix_s: float
+    alarm: str,
+    diagnosis: Diagnosis,
+    cluster: ClusterState,
+    *,
+    action: str,
+    unix_s: float,
 ) -> str:
     when = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
@@ -143,10 +151,12 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
         where = f"in {collective_name(blocked_in)}"
     elif rank.collectives:
         where = f"after {collective_name(rank.collectives[-1])}"
+
     step = str(rank.step) if has_steps else "-"
     phase = rank.phase.name.lower()
     mark = ">" if is_named else " "
     cpu = f"{rank.cpu:.1f}"
+
     return mark, str(rank.rank), rank.host, state, phase, step, duration(rank.age_s), cpu, where
 
 
@@ -155,6 +165,7 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
     for lost in cluster.lost:
         ranks = named_ranks(lost.ranks)
         yield f"{lost.host}, {ranks}: no heartbeat for {duration(lost.no_heartbeat_s)}{_how(lost)}"
+
     for lost in cluster.never_seen:
         yield f"{lost.host}: never seen, in {duration(lost.no_heartbeat_s)}{_how(lost)}"
     for node in cluster.nodes:
@@ -162,6 +173,7 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
             yield f"{node.host}: {node.link}"
         for line in node.kernel:
             yield f"{node.host}, kernel: {line}"
+
     for rank in cluster.ranks:
         if rank.failure:
             yield f"rank {rank.rank}, error: {rank.failure}"
@@ -181,6 +193,7 @@ def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, 
     for stack, holders in _equal((rank.stack, rank) for rank in ranks):
         process = f" (process {holders[0].pid})" if len(holders) == 1 else ""
         yield f"{names(holders)}{process}", stack
+
     for rank in ranks:
         for worker in rank.workers:
             process = f"process {worker.pid}, {_STATES.get(worker.state, worker.state)}"
@@ -200,6 +213,7 @@ def _line(collective: Collective) -> str:
         line += "  <- not done"
     if collective.group != "default_pg":
         line += f"  (group {collective.group})"
+
     return line
 
 
@@ -210,6 +224,7 @@ def _equal(
     groups: dict[tuple[str, ...], list[RankState]] = {}
     for key, rank in entries:
         groups.setdefault(key, []).append(rank)
+
     return ((key, ranks) for key, ranks in groups.items() if key)
 
 

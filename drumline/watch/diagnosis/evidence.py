@@ -77,6 +77,7 @@ class Evidence:
         if not waits:
             return self._behind_by_phase()
         group, number = max(waits, key=lambda key: (waits[key], key[1]))
+
         return [
             rank
             for rank in self.in_loop
@@ -94,6 +95,7 @@ class Evidence:
         furthest = max(points.values(), default=None)
         late = [rank for rank in self.in_loop if points.get(rank.rank, furthest) != furthest]
         newest = max((rank.collective for rank in self.in_loop), default=0)
+
         return late or [rank for rank in self.in_loop if rank.collective < newest]
 
     def diagnosis(
@@ -117,6 +119,7 @@ class Evidence:
             number = subject.rank
             began_s = subject.still_s
             step = subject.step
+
         return Diagnosis(
             cause=cause,
             host=host,
@@ -142,6 +145,7 @@ class Evidence:
         parts = [f"at step {rank.step}"] if self.has_steps else []
         if rank.phase not in (Phase.FAILED, Phase.LEFT, Phase.LEAVING, Phase.START):
             parts.append(PHASES[rank.phase])
+
         return f" {', '.join(parts)}" if parts else ""
 
     def blocked_ranks(self, causes: Sequence[RankState] = ()) -> str:
@@ -155,6 +159,7 @@ class Evidence:
         if not counts:
             return f"{ranks_are} waiting for it"
         places = " and ".join(place for place, _ in counts.most_common(2))
+
         return f"{ranks_are} blocked in {places}{' and others' if len(counts) > 2 else ''}"
 
 
@@ -207,10 +212,12 @@ def is_blocked(rank: RankState) -> bool:
         return False
     if rank.phase is Phase.COMPILED:
         return True
+
     if rank.stack:
         return (
             is_in_collective(rank.stack)
             and not is_loading(rank.stack)
             and rank.phase is not Phase.DATA
         )
+
     return rank.phase is Phase.BACKWARD and not computes(rank)

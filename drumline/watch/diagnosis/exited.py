@@ -63,16 +63,19 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     if any(rank.exit is not None for rank in culprits):
         # A launcher that records exits does not record those that it caused.
         culprits = list(filter(_has_reason, culprits))
+
     if not culprits:
         # The reason is known, and what else is seen follows from the kill.
         by_drumline = [rank for rank in evidence.cluster.ranks if rank.killed_because]
         return _diagnosis(evidence, _first(by_drumline)) if by_drumline else None
+
     first = _first(culprits)
     if _has_mismatch(first):
         # A rank that left the loop calls other collectives: then that is the cause.
         mismatch = find_left_early(evidence) or _aborted_by_gloo(evidence, first, culprits)
         if mismatch is not None:
             return mismatch
+
     diagnosis = _diagnosis(evidence, first)
     if any(map(_has_reason, culprits)):
         return diagnosis
@@ -80,6 +83,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     if find_unreachable(evidence) or find_never_seen(evidence):
         return None
     is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
+
     return replace(diagnosis, is_certain=is_certain)
 
 
@@ -103,6 +107,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         diagnosis = _diagnosis(evidence, _first(asked_to_stop))
         is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
         return replace(diagnosis, is_certain=is_certain)
+
     lost = [
         rank
         for rank in ranks
@@ -120,8 +125,14 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
     is_certain = is_late and not _may_follow_a_lost_host(evidence, ago_s)
     diagnosis = evidence.diagnosis(
-        first, cause, what, next_step, is_certain=is_certain, since_s=ago_s
+        first,
+        cause,
+        what,
+        next_step,
+        is_certain=is_certain,
+        since_s=ago_s,
     )
+
     return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure))
 
 
@@ -144,6 +155,7 @@ def _was_ended(rank: RankState) -> bool:
     """Whether it only exited because drumline asked it to; a rank that did not is reported."""
     has_failed = bool(rank.failure) and rank.failure_kind is not FailureKind.LOST_PEER
     has_own_reason = has_failed or bool(rank.memory) or rank.killed_after_s is not None
+
     return rank.asked_to_exit and not has_own_reason
 
 
@@ -152,6 +164,7 @@ def _ago(rank: RankState) -> float | None:
     if has_exited(rank):
         # It may have reported its error some time before it exited.
         return max(rank.state_s if rank.state in "XZ" else 0.0, rank.age_s if rank.failure else 0.0)
+
     return rank.age_s if rank.failure or rank.phase is Phase.FAILED else None
 
 
@@ -179,8 +192,14 @@ def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
         what += f"; {plural(num_disconnected, 'rank')} lost the connection to it"
     cause = explanation.cause
     diagnosis = evidence.diagnosis(
-        rank, cause, what, explanation.next_step, is_certain=True, since_s=_ago(rank) or 0.0
+        rank,
+        cause,
+        what,
+        explanation.next_step,
+        is_certain=True,
+        since_s=_ago(rank) or 0.0,
     )
+
     return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
 
 
@@ -193,22 +212,27 @@ def _explain(rank: RankState, place: str) -> Explanation:
             f"ran out of memory and was killed{place} ({rank.memory})",
             "raise the memory limit, or lower the batch size or the number of DataLoader workers",
         )
+
     if rank.killed_after_s is not None:
         next_step = "check the end of its log for what it was doing"
         if rank.killed_because:
             next_step = "look for the cause of that; the ranks resume from the newest checkpoint"
         return Explanation(Cause.ENDED, _own_kill(rank, place), next_step)
+
     if rank.failure:
         return Explanation(Cause.EXCEPTION, f"crashed{place}: {rank.failure}", after_error)
+
     if rank.exit is None:
         return Explanation(
             Cause.KILLED,
             f"exited{place}{',' if place else ''} for an unknown reason",
             f"check the end of its log, and the kernel log on {rank.host} (dmesg)",
         )
+
     if rank.exit >= 0:
         return Explanation(Cause.EXCEPTION, f"exited with code {rank.exit}{place}", after_error)
     sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
+
     return Explanation(
         Cause.KILLED,
         f"was killed by {signal_name(-rank.exit)}{place}",
@@ -224,7 +248,9 @@ def _own_kill(rank: RankState, place: str) -> str:
 
 
 def _aborted_by_gloo(
-    evidence: Evidence, first: RankState, culprits: list[RankState]
+    evidence: Evidence,
+    first: RankState,
+    culprits: list[RankState],
 ) -> Diagnosis | None:
     """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered
     different collectives. Its message is only in the rank's log, so this is concluded from where
@@ -254,6 +280,7 @@ def _aborted_by_gloo(
         collective = _entered(side)
         if collective:
             what += f"{side_name}: {collective}; "
+
     what += (
         f"gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
         "than it expects"
@@ -263,8 +290,14 @@ def _aborted_by_gloo(
         f"{aborted[0].rank} has the sizes in bytes"
     )
     since_s = _ago(first) or 0.0
+
     return evidence.diagnosis(
-        odd[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
+        odd[0],
+        Cause.MISMATCH,
+        what,
+        next_step,
+        is_certain=True,
+        since_s=since_s,
     )
 
 
@@ -274,4 +307,5 @@ def _entered(ranks: list[RankState]) -> str:
     for rank in ranks:
         if rank.collectives:
             return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)
+
     return next((called for rank in ranks if (called := operation(rank.stack))), "")

@@ -67,6 +67,7 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
         strange = _deviating_side(sides, ranks)
         is_known = strange is not None
         deviating = strange or sides[0]
+
     culprit = deviating.ranks[0]
     frame = users_frame(culprit.stack)
     place = f" ({frame})" if frame and is_known else ""
@@ -81,12 +82,18 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
         next_step = f"check whether it left the loop before the others; if not, {next_step}"
     since_s = min(rank.age_s for rank in deviating.ranks)
     diagnosis = evidence.diagnosis(
-        culprit, Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
+        culprit,
+        Cause.MISMATCH,
+        what,
+        next_step,
+        is_certain=True,
+        since_s=since_s,
     )
     if is_known:
         return diagnosis
     hosts = dict.fromkeys(rank.host for side in sides for rank in side.ranks)
     what += "; it is unknown which one is wrong"
+
     return replace(diagnosis, rank=None, host=", ".join(hosts), what=what)
 
 
@@ -97,6 +104,7 @@ def _side_texts(sides: list[Side], deviating: Side, *, is_known: bool) -> list[s
             continue
         are_the_others = is_known and len(sides) == 2 and len(side.ranks) > 1
         texts.append(side.text("the others" if are_the_others else names(side.ranks)))
+
     return texts
 
 
@@ -116,11 +124,13 @@ def _first_mismatch(ranks: Sequence[RankState]) -> list[Side]:
             side.ranks.append(rank)
             if not collective.is_done:
                 not_done.add(key)
+
     for key in sorted(sides):
         if len(sides[key]) > 1 and (is_broken or key in not_done):
             return sorted(
                 sides[key].values(), key=lambda side: (-len(side.ranks), side.ranks[0].rank)
             )
+
     return []
 
 
@@ -142,12 +152,14 @@ def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | Non
             if collective.group == here.group and collective.number < here.number
         ]
         history = max(history, earlier, key=len)
+
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
     for expected in (set(followers[:1]), set(history)):
         strange = [side for side in sides if side.signature not in expected]
         if len(strange) == 1:
             return strange[0]
+
     return None
 
 
@@ -173,13 +185,20 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
         since_s = None
         what = _left_first(evidence, first, left)
         next_step += ", and let no rank break or return on its own"
+
     disconnected = [rank for rank in inside if rank.failure]
     if not disconnected:
         what += evidence.blocked_ranks(left)
     else:
         what += f"; {names(disconnected)} lost the connection"
+
     return evidence.diagnosis(
-        first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s
+        first,
+        Cause.LEFT_EARLY,
+        what,
+        next_step,
+        is_certain=True,
+        since_s=since_s,
     )
 
 
@@ -190,6 +209,7 @@ def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> 
     what += ", before the others"
     if len(left) > 1:
         what += f"; so did {names([rank for rank in left if rank is not first])}"
+
     return what
 
 
@@ -207,6 +227,7 @@ def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
         return any(
             _identity(entered) not in map(_identity, departed.collectives) for departed in left
         )
+
     # A rank in no collective may have work to do alone, such as a last report.
     return rank.phase not in _ALONE and not is_busy(rank) and is_blocked(rank)
 
@@ -231,4 +252,5 @@ def find_teardown(evidence: Evidence) -> Diagnosis | None:
         f"and process group{place}"
     )
     next_step = "check in its stack what it waits for; release CUDA graphs before the process group is destroyed"
+
     return evidence.diagnosis(rank, Cause.TEARDOWN, what, next_step)

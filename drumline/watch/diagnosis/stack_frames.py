@@ -68,6 +68,7 @@ def operation(stack: Sequence[str]) -> str:
             return called[1]
         if _BACKWARD.search(frame):
             return "all_reduce of gradients"
+
     return ""
 
 

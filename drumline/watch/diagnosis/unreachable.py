@@ -25,6 +25,7 @@ def is_unreachable(node: LostNode) -> bool:
         return False
     if not node.how:
         return node.no_heartbeat_s >= _UNTRIED_S
+
     return node.no_heartbeat_s >= (_REFUSED_S if node.answer is Answer.REFUSED else NO_HEARTBEAT_S)
 
 
@@ -37,6 +38,7 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
         return None
     if me is not None and (me.link or _hears_nobody(cluster, lost)):
         return _cut_off(evidence, me, lost)
+
     return _lost(evidence, lost)
 
 
@@ -46,6 +48,7 @@ def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
     nodes = {node.node for node in cluster.nodes}
     connected = nodes - {node.node for node in lost}
     hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
+
     return connected <= {cluster.me} and (len(lost) >= 2 or hears_no_launcher)
 
 
@@ -54,6 +57,7 @@ def find_never_seen(evidence: Evidence) -> Diagnosis | None:
     have lost a peer."""
     lost = [node for node in evidence.cluster.never_seen if node.how and is_unreachable(node)]
     has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
+
     return _lost(evidence, lost) if lost and has_lost_peer else None
 
 
@@ -72,6 +76,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     if cluster.never_seen:
         return True
     peers = (node for node in cluster.nodes if node.node != cluster.me)
+
     return any(
         ages.get(node.node, 0.0) >= since_s
         for node in peers
@@ -100,6 +105,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
         why = me.link
     elif launcher is not None and launcher.is_cut_off:
         why = "no heartbeat from the launcher either"
+
     since_s = max(node.no_heartbeat_s for node in lost)
     what = (
         f"{me.host} is cut off from the other nodes: {why}; it has received no heartbeat from "
@@ -107,6 +113,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
     )
     hosts = ",".join([me.host, *(node.host for node in lost[:3])])
     check = f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"
+
     return _diagnosis(evidence, me.host, what, check, since_s)
 
 
@@ -127,6 +134,7 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
         next_step = f"check whether {host} is up, then {_check_between(me, host)}"
         if len({node.node for node in cluster.nodes} | {node.node for node in lost}) == 2:
             what += _witness(cluster.launcher, first, me)
+
     return _diagnosis(evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain)
 
 
@@ -137,6 +145,7 @@ def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:
         return f"; with two nodes, either {lost.host} or {me} may be cut off"
     if lost.node in launcher.silent_nodes:
         return "; the launcher receives none from it either"
+
     return f"; the launcher receives heartbeats from both {lost.host} and {me}"
 
 
@@ -155,10 +164,16 @@ def _diagnosis(
 ) -> Diagnosis:
     what += evidence.blocked_ranks()
     diagnosis = evidence.diagnosis(
-        host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s
+        host,
+        Cause.UNREACHABLE,
+        what,
+        next_step,
+        is_certain=is_certain,
+        since_s=since_s,
     )
     if is_certain and _are_healthy(evidence):
         return replace(diagnosis, is_certain=False, may_return=True)
+
     return diagnosis
 
 

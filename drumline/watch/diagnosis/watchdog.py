@@ -142,6 +142,7 @@ def other_symptoms(
         is_long = idle_s >= limit_s
         lost = (node for node in cluster.lost if _is_amiss(node, last_states, is_long))
         symptoms |= {f"node {node.node} is lost" for node in lost}
+
     return symptoms
 
 
@@ -157,6 +158,7 @@ def _is_amiss(node: LostNode, last_states: Mapping[int, RankState], is_long: boo
         return False
     # If something answers, perhaps only the sidecar has exited, and the run continues.
     is_dead = bool(node.how) and node.answer is not Answer.REFUSED
+
     return is_unreachable(node) and (is_dead or is_long)
 
 
@@ -176,7 +178,12 @@ class IdleTime:
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
 
     def observe(
-        self, cluster: ClusterState, now: float, *, counts: bool, is_busy: bool = False
+        self,
+        cluster: ClusterState,
+        now: float,
+        *,
+        counts: bool,
+        is_busy: bool = False,
     ) -> bool:
         """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank
         computed then."""
@@ -189,13 +196,16 @@ class IdleTime:
         }
         moved = any(self._keys.get(rank, key) != key for rank, key in keys.items())
         self._keys.update(keys)
+
         if moved:
             self.num_moves += 1
             if counts and not self._was_untimed:
                 self._learn(now, is_busy=is_busy)
             self.last_idle_s = self.idle_s
             self.idle_s = 0.0
+
         self._was_untimed = any(rank.phase in UNTIMED for rank in cluster.ranks)
+
         return moved
 
     def add_time(self, now: float, *, at_most_s: float) -> None:
@@ -212,7 +222,9 @@ class IdleTime:
         idle_gaps = [gap for _, gap, was_busy in self._gaps if not was_busy]
         self.limit_s = max(_MIN_LIMIT_S, _unusual_s(idle_gaps))
         self.busy_limit_s = max(
-            _MIN_BUSY_LIMIT_S, _BUSY_FACTOR * self.limit_s, 2.0 * _unusual_s(all_gaps)
+            _MIN_BUSY_LIMIT_S,
+            _BUSY_FACTOR * self.limit_s,
+            2.0 * _unusual_s(all_gaps),
         )
 
 
@@ -228,6 +240,7 @@ def _unusual_s(gaps: list[float]) -> float:
         return 0.0
     second_longest = heapq.nlargest(2, gaps)[1]
     usual = statistics.median_low(gaps[-_NUM_USUAL:])
+
     return 2.0 * max(second_longest, usual)
 
 
@@ -258,7 +271,11 @@ class Watchdog:
     the time."""
 
     def __init__(
-        self, *, hang_s: float | None, world_size: int, lost_s: float = LOST_AFTER_S
+        self,
+        *,
+        hang_s: float | None,
+        world_size: int,
+        lost_s: float = LOST_AFTER_S,
     ) -> None:
         """`hang_s`: None: a rank that may still continue is never acted on. `lost_s`: the same for
         a host that is unreachable."""
@@ -305,6 +322,7 @@ class Watchdog:
 
         if not self._is_final() and not self._is_over():
             self.wants_evidence = self._has_new_symptom(now) or self._is_time()
+
         return None
 
     @property
@@ -313,7 +331,10 @@ class Watchdog:
         return not self._symptoms <= self._examined
 
     def decide(
-        self, diagnosis: Diagnosis | None, cluster: ClusterState, now: float
+        self,
+        diagnosis: Diagnosis | None,
+        cluster: ClusterState,
+        now: float,
     ) -> Alarm | None:
         """The alarm to raise, or None. `cluster`: the current state: collecting evidence takes a
         second or two, and a run that made progress meanwhile does not hang."""
@@ -326,12 +347,14 @@ class Watchdog:
             self._examine_at_s = (
                 self._idle.idle_s + _SOON_S
             )  # soon it is known which rank was first, or never
+
         if alarm is None or (alarm is Alarm.STALL and self._is_reported(diagnosis)):
             return None
         self._alarm = (alarm, diagnosis)
         self._alarm_at = _progress(self._cluster)
         self._max_idle_s = 0.0
         self._alarm_idle_s = self._idle.idle_s
+
         return alarm
 
     def with_duration(self, diagnosis: Diagnosis, *, ends_job: bool) -> Diagnosis:
@@ -342,12 +365,14 @@ class Watchdog:
         if diagnosis.may_return and ends_job:
             wait = f"the watchdog ends the job when this has lasted {duration(self._lost_s)}"
             return replace(diagnosis, next_step=f"{diagnosis.next_step}; {wait}")
+
         if idle_s < _REPEAT_S:
             return diagnosis
         end = "does not end the job for this"
         if ends_job and limit_s < math.inf:
             end = f"ends the job after {duration(limit_s)}"
         what = f"{diagnosis.what}; for {duration(idle_s)} so far"
+
         return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
@@ -360,6 +385,7 @@ class Watchdog:
             self._has_moved = True
             self._examine_at_s = None
             self._max_idle_s = max(self._max_idle_s, self._idle.last_idle_s)
+
         for rank in cluster.ranks:
             if self._first_step is None and rank.num_marks:
                 self._first_step = rank.step
@@ -383,6 +409,7 @@ class Watchdog:
         if symptoms <= self._examined:
             self._examined = symptoms
             return False
+
         is_unknown = any(
             has_exited(rank) and rank.exit is None and not rank.failure
             for rank in self._cluster.ranks
@@ -392,6 +419,7 @@ class Watchdog:
             return False
         self._examined = symptoms
         self._examine_at_s = self._idle.idle_s + _AGAIN_S / 2
+
         return True
 
     def _is_time(self) -> bool:
@@ -403,6 +431,7 @@ class Watchdog:
             self._examine_at_s = max(
                 _SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s
             )
+
         if idle_s < self._examine_at_s:
             return False
         compile_s = COMPILE_FACTOR * self._hang_s
@@ -412,7 +441,9 @@ class Watchdog:
             # Whether an unreachable host has returned: its last heartbeat and the last progress are
             # not from the same moment.
             again = idle_s + _SOON_S
+
         self._examine_at_s = min([limit for limit in limits if limit > idle_s] + [again])
+
         return True
 
     # Which alarm to raise
@@ -424,18 +455,21 @@ class Watchdog:
                 return None
             has_failed = diagnosis.cause in _ENDED or exit_symptoms(self._seen.values())
             return Alarm.FAILURE if has_failed else Alarm.HANG
+
         if diagnosis.cause in _ENDED:
             return None
         if diagnosis.may_return:
             if idle_s < STILL_S:
                 return None
             return Alarm.HANG if diagnosis.since_s >= self._lost_s else Alarm.STALL
+
         # If it began only recently, there was progress while evidence was collected, which no
         # observation saw.
         idle_s = min(idle_s, diagnosis.since_s + _COLLECTING_S)
         is_hang = idle_s >= self._act_s(diagnosis) and diagnosis.cause is not Cause.DEBUGGED
         if is_hang and self._holds_up(diagnosis):
             return Alarm.HANG
+
         return Alarm.STALL if idle_s >= self._report_s(diagnosis) else None
 
     def _report_s(self, diagnosis: Diagnosis) -> float:
@@ -453,6 +487,7 @@ class Watchdog:
         if self._takes_long():
             usual_s = _SLOW_S if works else _SLOW_IDLE_S
             return max(usual_s * self._slowdown(), limit_s)
+
         return busy_limit_s if works else limit_s
 
     def _act_s(self, diagnosis: Diagnosis) -> float:
@@ -467,6 +502,7 @@ class Watchdog:
         )
         if diagnosis.cause is Cause.COMPILING and not waits_in_step:
             return COMPILE_FACTOR * self._hang_s
+
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
 
     def _repeat_s(self) -> float:
@@ -477,6 +513,7 @@ class Watchdog:
         other_ranks = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
         if diagnosis.cause is Cause.TEARDOWN or not other_ranks:
             return True
+
         return not all(map(is_done, other_ranks))
 
     def _is_reported(self, diagnosis: Diagnosis) -> bool:
@@ -487,6 +524,7 @@ class Watchdog:
         is_due = self._idle.idle_s >= self._repeat_s()
         if is_due and diagnosis.cause is not Cause.DEBUGGED and self._holds_up(diagnosis):
             return False
+
         return self._alarm[1].cause is not Cause.UNKNOWN or diagnosis.cause is Cause.UNKNOWN
 
     def _is_final(self) -> bool:
@@ -498,6 +536,7 @@ class Watchdog:
         """Whether every rank has left the loop and the group, or exited without an error."""
         ranks = self._seen.values()
         is_closing = any(rank.phase is Phase.LEAVING and not has_exited(rank) for rank in ranks)
+
         return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
 
     def _takes_long(self) -> bool:
@@ -505,6 +544,7 @@ class Watchdog:
         if self._is_young() or any(map(is_done, self._seen.values())):
             return True
         untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
+
         return not self._is_plain() and any(untimed)
 
     def _is_young(self) -> bool:
@@ -526,6 +566,7 @@ class Watchdog:
         steps = [rank.step for rank in self._cluster.ranks]
         if not any(steps):
             return self._idle.num_moves // _NUM_FIRST_MOVES
+
         return max(steps) - (self._first_step or 0)
 
     def _is_plain(self) -> bool:
@@ -538,6 +579,7 @@ class Watchdog:
         observations."""
         numbers = self._work if ranks is None else ranks
         recent = (self._work.get(rank, ()) for rank in numbers)
+
         return any(2 * sum(observations) > len(observations) for observations in recent)
 
 
@@ -550,4 +592,5 @@ def _progress(cluster: ClusterState) -> tuple[int, int]:
     """The furthest step, and the furthest collective."""
     step = max((rank.step for rank in cluster.ranks), default=0)
     collective = max((rank.collective for rank in cluster.ranks), default=0)
+
     return step, collective

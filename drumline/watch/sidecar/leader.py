@@ -62,7 +62,9 @@ class Leader:
         self._inspected: dict[int, NodeState] = {}
         self._inspection = 0
         self._watchdog = Watchdog(
-            hang_s=options.hang_s, world_size=options.world_size, lost_s=options.lost_s
+            hang_s=options.hang_s,
+            world_size=options.world_size,
+            lost_s=options.lost_s,
         )
         self._stragglers = Stragglers(options.slow_factor)
         self._scripts: dict[int, ScriptReport] = {}
@@ -115,6 +117,7 @@ class Leader:
             for node, peer in self._unconnected()
             if open_s < FIRST_CONNECTION_S
         )
+
         # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
             me=self.options.node,
@@ -145,6 +148,7 @@ class Leader:
         heartbeats."""
         ranks = self.cluster().ranks
         are_known = len(ranks) >= self.options.world_size
+
         return not are_known or all(rank.phase is Phase.LEFT for rank in ranks)
 
     # What it decides
@@ -161,6 +165,7 @@ class Leader:
         if recovery is not None:
             ended = recovery.diagnosis
             self._notify("stall", rank=ended.rank, host=ended.host, message=recovery.sentence)
+
         self.report_differences()
         self._report_stragglers(cluster, now)
         self._check_connections(now)
@@ -203,6 +208,7 @@ class Leader:
             how = self.network.connect_result(node)
             place = f"{peer.address} port {peer.port}"
             names.append(f"{peer.host} ({place}: {how})" if how else f"{peer.host} ({place})")
+
         if not names:
             return
 
@@ -258,6 +264,7 @@ class Leader:
             states[self.options.node] = here.result()
         else:
             here.cancel()
+
         return states
 
 

@@ -87,6 +87,7 @@ class LocalRanks:
             heartbeat_age_s=heartbeat_age_s,
             activity=tuple(filter(None, activity)),
         )
+
         return self.state
 
     def observe_exits(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -155,6 +156,7 @@ def start_slowdown() -> float:
     if stat is None:
         return 1.0
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S
+
     return max(1.0, age_s / max(time.process_time(), 1 / TICKS_PER_S))
 
 
@@ -196,6 +198,7 @@ class RankObserver:
         if self._process is None or last is None or heartbeat.pid != last.pid:
             self.close()
             self._process = RankProcess(heartbeat.pid)
+
         if last is None or _moves(heartbeat) != _moves(last):
             self._moved_s = now_s
         self._count_steps(last, heartbeat)
@@ -211,6 +214,7 @@ class RankObserver:
             is_starved=process.is_starved,
             has_io=process.has_io,
         )
+
         return self._with_exit(state, process) if process.state in EXITED else state
 
     def _count_steps(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
@@ -237,6 +241,7 @@ class RankObserver:
             state = await self._questioned(state, self._process)
         if state.state not in EXITED:
             return state
+
         return replace(
             state,
             memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
@@ -265,6 +270,7 @@ class RankObserver:
         if latest.state in EXITED or was_continued:  # that is why it did not answer
             state = latest
             answers = None
+
         return replace(
             state,
             stack=answer.stack,
@@ -286,18 +292,27 @@ class RankObserver:
         answers, report = await asking
         if not answers and main_thread_waited(pid, times_before, time.monotonic() - asked_s):
             answers = None  # it had too little CPU time to answer
+
         return RankAnswer(answers, stack, report)
 
     async def _inspect_worker(
-        self, number: int, pid: int, process: RankProcess, end: float
+        self,
+        number: int,
+        pid: int,
+        process: RankProcess,
+        end: float,
     ) -> WorkerState:
         """One after the other, because all write to the same file; without stacks when the time is
         over."""
         stack: tuple[str, ...] = ()
         if (left_s := min(end - time.monotonic(), WORKER_STACK_S)) > 0:
             stack = await ask_stack(
-                pid, self._file("stacks"), within_s=left_s, signal=WORKER_SIGNAL
+                pid,
+                self._file("stacks"),
+                within_s=left_s,
+                signal=WORKER_SIGNAL,
             )
+
         return WorkerState(
             number=number,
             pid=pid,
@@ -340,13 +355,16 @@ class RankObserver:
             code is None and ending is not None and process.state_since_s >= ending.began_s
         )
         state = replace(
-            state, exit=process.exit if code is None else code, asked_to_exit=asked_to_exit
+            state,
+            exit=process.exit if code is None else code,
+            asked_to_exit=asked_to_exit,
         )
 
         if ending is None or state.exit not in (None, -signal.SIGKILL):
             return state
         if process.state_since_s < ending.kills_at_s - KILL_SLACK_S:
             return state
+
         return replace(
             state,
             killed_after_s=ending.grace_s,
@@ -402,6 +420,7 @@ class ScriptReports:
         if len(text) > MAX_REPORT_BYTES:
             self._sent.update({(node, rank): changed for node in self._peers})
             self._warn(rank, len(text))
+
         return True
 
     def _warn(self, rank: int, num_bytes: int) -> None:

@@ -56,6 +56,7 @@ class Sidecar:
         if options.listener is not None:
             listener = socket.socket(fileno=options.listener)
             address = listener.getsockname()[0]
+
         self.ranks = LocalRanks(options, address)
         self.network = SidecarNetwork(
             me=options.node,
@@ -105,6 +106,7 @@ class Sidecar:
             if self.options.peers and (is_urgent or now - self._heartbeat_at >= HEARTBEAT_S):
                 self._heartbeat_at = now
                 self._send_heartbeat()
+
             self._decide(now)
             if is_urgent:
                 self._write_furthest_step()
@@ -112,12 +114,14 @@ class Sidecar:
                 self._status_at = now
                 self._write_furthest_step()
                 self._write_status()
+
         await self._leave()
 
     def _observe(self, now: float) -> bool:
         """Observe the ranks: whether one has a new symptom that is diagnosed at once."""
         symptoms_before = urgent_symptoms(self.ranks.state.ranks)
         state = self.ranks.observe(now, self.network.heartbeat_ages())
+
         return urgent_symptoms(state.ranks) != symptoms_before
 
     def _leads(self) -> bool:
@@ -194,6 +198,7 @@ class Sidecar:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._report_error)
+
         return task
 
     def _report_error(self, task: asyncio.Task[None]) -> None:
@@ -221,7 +226,12 @@ class Sidecar:
         self._act_here(alarm, diagnosis, action, was_printed=is_printed(diagnosis))
 
     def _act_here(
-        self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool = False
+        self,
+        alarm: str,
+        diagnosis: Diagnosis,
+        action: str,
+        *,
+        was_printed: bool = False,
     ) -> None:
         self._write_furthest_step()
         with contextlib.suppress(OSError):
@@ -274,6 +284,7 @@ class ExitCondition:
         if not (self._ranks.are_done or never_started):
             self._done_since = None
             return False
+
         if self._done_since is None:
             self._done_since = now
         # Ranks that exited without an error need no report; for others, the failure must be
@@ -281,6 +292,7 @@ class ExitCondition:
         is_reported = self._leader.has_acted or (
             self._ranks.ended_well and self._leader.all_have_left()
         )
+
         return is_reported or now - self._done_since > LINGER_S
 
     def _owns_folder(self) -> bool:
@@ -301,6 +313,7 @@ def main() -> None:
             hold(Path(options.folder))  # until the exit
     except FileNotFoundError:  # the job was over before this process started
         return
+
     asyncio.run(Sidecar(options).run())
     sys.stdout.flush()
     # Do not wait for a thread that may be blocked in the run folder.

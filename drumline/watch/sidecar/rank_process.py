@@ -96,9 +96,11 @@ class RankProcess:
         if state != self.state:
             self.state = state
             self.state_since_s = now_s
+
         # While this process itself was stopped, perhaps with the whole job, it observed nothing.
         self.state_since_s += max(0.0, now_s - self._observed_s - LATE_S)
         self._observed_s = now_s
+
         if stat is None or state == "Z":
             self.cpu = 0.0
             self.has_io = False
@@ -106,6 +108,7 @@ class RankProcess:
             if stat and (stat.exit_status or stat.num_threads <= 1):
                 self.exit = os.waitstatus_to_exitcode(stat.exit_status)
             return
+
         if not self._readings or now_s - self._readings[-1][0] >= MIN_INTERVAL_S:
             self._measure(stat, now_s, is_still=is_still)
 
@@ -138,6 +141,7 @@ class RankProcess:
             self.cpu += sum(self.descendants.cores.values())
             self.has_io |= self.descendants.has_io
             self._scheduling.measure(now_s)
+
         self.is_starved = is_still and (
             self._scheduling.is_starved or any(self.descendants.are_starved.values())
         )
@@ -179,6 +183,7 @@ class Descendants:
                 child for pid in new for child in processes.children(pid) if child != os.getpid()
             ]:
                 self._pids += new
+
         stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
         moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
@@ -218,6 +223,7 @@ class Scheduling:
         if elapsed_s == -math.inf:
             self.begin(now_s)
             return
+
         if elapsed_s < COUNT_EVERY_S:
             return
         after = thread_times(self._pid)
@@ -228,6 +234,7 @@ class Scheduling:
             and state_of(self._pid) == "R"
         ):
             return  # its main thread still waits: the kernel counts that when it has ended
+
         self.is_starved = any(
             _computes(self._before[thread], after[thread], elapsed_s) for thread in common
         )
@@ -239,6 +246,7 @@ def _computes(before: ThreadTimes, after: ThreadTimes, elapsed_s: float) -> bool
     run_ns = after.run_ns - before.run_ns
     wanted_s = (run_ns + after.wait_ns - before.wait_ns) / 1e9
     num_slices = max(1, after.num_slices - before.num_slices)
+
     return wanted_s >= COMPUTES_SHARE * elapsed_s and run_ns >= SLICE_NS * num_slices
 
 
@@ -250,6 +258,7 @@ def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: f
     waited_s = (after[pid].wait_ns - before[pid].wait_ns) / 1e9
     if state_of(pid) == "R":  # the kernel counts a wait when it has ended
         waited_s = max(waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9)
+
     return waited_s >= STARVED_SHARE * elapsed_s
 
 
@@ -278,7 +287,10 @@ def read_report(folder: Path, rank: int) -> SelfReport:
 
 
 async def ask_report(
-    folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S
+    folder: Path,
+    rank: int,
+    *,
+    within_s: float = REPORT_WITHIN_S,
 ) -> tuple[bool | None, SelfReport]:
     """Whether it answers, and its report. None: there is no pipe with a reader."""
     number = ((read_report(folder, rank).number or 0) + 1) % 256
@@ -290,6 +302,7 @@ async def ask_report(
         report = read_report(folder, rank)
         if report.number == number:
             return True, report
+
     return False, SelfReport()
 
 
@@ -298,6 +311,7 @@ def _write_question(path: Path, number: int) -> bool:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return False  # not created yet, or without a reader
+
     try:
         os.write(fd, bytes([number]))
     except BlockingIOError:
@@ -306,11 +320,16 @@ def _write_question(path: Path, number: int) -> bool:
         return False
     finally:
         os.close(fd)
+
     return True
 
 
 async def ask_stack(
-    pid: int, file: Path, *, within_s: float = STACK_WITHIN_S, signal: int = STACK_SIGNAL
+    pid: int,
+    file: Path,
+    *,
+    within_s: float = STACK_WITHIN_S,
+    signal: int = STACK_SIGNAL,
 ) -> tuple[str, ...]:
     """The main thread's calls, the innermost first. Empty when the process cannot answer: it has no
     handler (the signal would end it), is stopped or blocked in the kernel, or has exited. `signal`:
@@ -318,16 +337,19 @@ async def ask_stack(
     thread = _thread_to_ask(pid, signal)
     if thread is None:
         return ()
+
     with suppress(OSError):
         os.truncate(file, 0)
         if _TGKILL is None:
             os.kill(pid, signal)
         elif _libc.syscall(_TGKILL, pid, thread, signal):
             return ()
+
         if await _has_handled(pid, thread, within_s, signal):
             return main_thread_stack(
                 file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _cwd(pid)
             )
+
     return ()
 
 
@@ -345,9 +367,11 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
             if thread_stat is not None and thread_stat.name == ANSWERING_THREAD:
                 thread = number
                 break
+
     status_of_thread = read_status(pid, thread)
     if status_of_thread.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
         return None
+
     # A signal that is still pending is enough.
     return (
         None if any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED) else thread
@@ -364,6 +388,7 @@ async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> b
             return False
         if not any(has_signal(status, kind, signal) for kind in _NOT_HANDLED):
             return True
+
     return False
 
 
@@ -373,10 +398,13 @@ def in_fork_s(pid: int) -> float:
     status = read_status(pid)
     stat = read_stat(pid)
     is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(
-        status, "SigCgt", WORKER_SIGNAL
+        status,
+        "SigCgt",
+        WORKER_SIGNAL,
     )
     if stat is None or stat.state != "S" or not is_in:
         return 0.0
+
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S)
 
 
@@ -392,7 +420,9 @@ def fatal_stack(file: Path) -> tuple[str, ...]:
         text = file.read_bytes()[-MAX_BYTES:].decode(errors="replace")
     except OSError:
         return ()
+
     _, is_fatal, stacks = text.rpartition("Fatal Python error")
+
     return main_thread_stack(stacks, "") if is_fatal else ()
 
 
@@ -407,6 +437,7 @@ def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
             frames = []
         elif match := _FRAME.match(line):
             frames.append(f"{shorten(match['file'], cwd)}:{match['line']} in {match['name']}")
+
     return tuple(frames[:MAX_FRAMES])
 
 
@@ -415,10 +446,12 @@ def shorten(file: str, cwd: str) -> str:
     for package in ("/site-packages/", "/dist-packages/"):
         if package in file:
             return file.rpartition(package)[2]
+
     if OURS in file:
         return file[file.rindex(OURS) + 1 :]
     if cwd and file.startswith(cwd.rstrip("/") + "/"):
         return file[len(cwd.rstrip("/")) + 1 :]
+
     return "/".join(file.split("/")[-2:]) if file.startswith("/") else file
 
 

@@ -76,6 +76,7 @@ class SidecarNetwork:
         for peer in self.peers.values():
             if peer.node < self.me:
                 self._run(self._keep_connected(peer))
+
         if self.peers:
             self._run(self._keep_checking())
 
@@ -91,10 +92,15 @@ class SidecarNetwork:
             for connection in list(self._all_connections):
                 connection.end(CLOSED)
                 await connection.ended.wait()
+
             await asyncio.sleep(0)
 
     def send(
-        self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES
+        self,
+        node: int,
+        message: dict[str, Any],
+        *,
+        max_unsent: int = MAX_UNSENT_BYTES,
     ) -> bool:
         """Never blocks. False: the message is dropped, because there is no connection or its buffer
         is full. `max_unsent`: bytes that may already wait on the connection."""
@@ -134,6 +140,7 @@ class SidecarNetwork:
             old.end(
                 REPLACED
             )  # the node was restarted, or has found that the old connection is dead
+
         self._connections[node] = connection
 
     def message_received(self, connection: PeerConnection, message: Message) -> None:
@@ -156,6 +163,7 @@ class SidecarNetwork:
             if not self.refused[why]:  # once per reason: a client must not be able to fill the log
                 log.warning(f"a connection with {connection.address} was closed: {why}")
             self.refused[why] += 1
+
         if node is not None and self._connections.get(node) is connection:
             del self._connections[node]
             # A probe finds a better reason than "no answer".
@@ -166,7 +174,9 @@ class SidecarNetwork:
 
     def _make_connection(self) -> PeerConnection:
         return PeerConnection(
-            self, answer(self._secret, PURPOSE, self.me, self._diallers), is_ours=False
+            self,
+            answer(self._secret, PURPOSE, self.me, self._diallers),
+            is_ours=False,
         )
 
     async def _keep_connected(self, peer: Peer) -> None:
@@ -177,12 +187,15 @@ class SidecarNetwork:
                 await self._connected(peer)
             except OSError as error:
                 self._results[peer.node] = reason_of(error)
+
             await asyncio.sleep(RETRY_S)
 
     async def _connected(self, peer: Peer) -> None:
         """Until the connection ends."""
         connection = PeerConnection(
-            self, dial(self._secret, PURPOSE, self.me, peer.node), is_ours=True
+            self,
+            dial(self._secret, PURPOSE, self.me, peer.node),
+            is_ours=True,
         )
         call = await _connect(peer)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
@@ -203,6 +216,7 @@ class SidecarNetwork:
                     if now - max(connection.since, self._heard_at.get(node, 0.0)) > CLOSE_AFTER_S:
                         connection.end(Reason.NO_ANSWER)
                 self._probe_lost_nodes(now)
+
             last = now
 
     def _probe_lost_nodes(self, now: float) -> None:
@@ -229,6 +243,7 @@ class SidecarNetwork:
             (await _connect(peer)).close()
         except OSError as error:
             result = reason_of(error)
+
         self._probed_at[peer.node] = time.monotonic()
         if self._heard_at.get(peer.node, -math.inf) < begun:
             self._results[peer.node] = result
@@ -248,4 +263,5 @@ async def _connect(peer: Peer) -> socket.socket:
     except BaseException:
         call.close()
         raise
+
     return call

@@ -62,7 +62,12 @@ class SidecarReporter:
             self.print(message)
 
     def write_diagnosis(
-        self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, unix_s: float
+        self,
+        alarm: str,
+        diagnosis: Diagnosis,
+        cluster: ClusterState,
+        action: str,
+        unix_s: float,
     ) -> None:
         """In the run folder: the diagnosis with all observations, and the event."""
 
@@ -91,7 +96,12 @@ class SidecarReporter:
         self._queue(write)
 
     def write_for_launcher(
-        self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool
+        self,
+        alarm: str,
+        diagnosis: Diagnosis,
+        action: str,
+        *,
+        was_printed: bool,
     ) -> None:
         """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this
         node's terminal."""
@@ -108,7 +118,14 @@ class SidecarReporter:
         replace_text(self._folder / DIAGNOSIS, json.dumps(asdict(record)))
 
     def notify(
-        self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0
+        self,
+        kind: str,
+        *,
+        rank: int | None,
+        host: str,
+        message: str,
+        what: str = "",
+        step: int = 0,
     ) -> None:
         """For rank 0 to report with its next log line. If there is no notices file (a script, a
         user's own loop, or another node), it is printed here, and logged as an event."""

@@ -46,6 +46,7 @@ def kernel_lines(since: float) -> tuple[str, ...]:
     begin_us = (time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - age_s - SLACK_S) * 1e6
     records = map(parse_log_record, _log_records())
     lines = (text for moment_us, text in records if moment_us >= begin_us and _MATTERS.search(text))
+
     return tuple(list(lines)[-MAX_LINES:])
 
 
@@ -57,6 +58,7 @@ def parse_log_record(record: bytes) -> tuple[int, str]:
     is_kernel = (
         int(priority) < 8
     )  # above the lowest three bits is the kind of program; the kernel's is 0
+
     return int(moment_us), text.partition("\n")[0] if is_kernel else ""
 
 
@@ -67,6 +69,7 @@ def _log_records() -> list[bytes]:
         fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return records
+
     end = time.monotonic() + MAX_READ_S
     try:
         while time.monotonic() < end:
@@ -78,6 +81,7 @@ def _log_records() -> list[bytes]:
         pass  # BlockingIOError: that was the last one; or it may be opened but not read
     finally:
         os.close(fd)
+
     return records
 
 
@@ -103,10 +107,12 @@ class OutOfMemoryCheck:
             if (knows_pids and kills) or num_kills(self._folder) <= self._num_kills:
                 return ""  # it killed others, or none
             own_kills = [match for match in kills if match["group"].endswith(self._group)]
+
         limit = tightest_limit(self._folder, self._top) or self._limit
         if limit and (not own_kills or own_kills[-1]["constraint"] == "CONSTRAINT_MEMCG"):
             return f"the limit of {memory_size(limit)} of its control group"
         host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
         return f"the memory of the whole host, {memory_size(host_bytes)}"
 
 
@@ -123,6 +129,7 @@ def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
     folders = [ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top)]
     texts = (_text(group / name).strip() for group in folders for name in LIMITS)
     limits = [int(text) for text in texts if text.isdigit()]
+
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
@@ -135,6 +142,7 @@ def memory_group(pid: int) -> tuple[str, Path | None, Path | None]:
         for folder in (top / name.lstrip("/"), top):
             if any((folder / counter).exists() for counter in COUNTERS):
                 return name, folder, top
+
     return "/", None, None
 
 
@@ -155,4 +163,5 @@ def link_problem(address: str) -> str:
         if address in (interface.address, *interface.ipv6) and not interface.is_up:
             is_down = not is_enabled(interface.name)
             return f"{interface.name} is down" if is_down else f"{interface.name} has no carrier"
+
     return ""
