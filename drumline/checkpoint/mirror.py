@@ -130,6 +130,7 @@ class Mirror:
                 reported_at = time.monotonic()
 
     def _give_up(self, state: str) -> None:
+        """Warn about what is not mirrored."""
         self._has_given_up = True
         steps = sorted(self._missing(complete_checkpoints(self._root)))
         missing = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
@@ -144,6 +145,7 @@ class Mirror:
             self._thread.join()
 
     def _work(self) -> None:
+        """The thread: synchronize when something has changed, or again after a failure."""
         pause_s = 0.0
         while True:
             self._wake.wait(pause_s or None)
@@ -169,6 +171,7 @@ class Mirror:
                     self._is_current.set()
 
     def _report(self, message: str) -> None:
+        """Add a note to the run's events."""
         if not self._has_given_up:  # the run may have closed its files
             self._note(message)
 
@@ -191,6 +194,7 @@ class Mirror:
         self._failure = what
 
     def _synchronize(self) -> None:
+        """Upload what is missing, and remove what is not kept, here and in the store."""
         mirrored = self._run.checkpoints()  # each time: someone else may have deleted some
         self._complete = mirrored.complete
         if not self._id:
@@ -243,6 +247,7 @@ class Mirror:
         }
 
     def _upload(self, step: int, local: Manifest) -> None:
+        """Upload a checkpoint, its manifest last."""
         path = self._root / catalog.folder_name(step)
         began = time.monotonic()
         done = 0
@@ -310,6 +315,7 @@ class Mirror:
                 self._num_pieces[name] = number + 1
 
     def _files(self) -> Iterator[Path]:
+        """The small files of the run, in the order in which they depend on later ones."""
         paths = (self._folder / name for name in RUN_FILES)
         yield from (path for path in paths if path.is_file())
         for folder, ending in RUN_FOLDERS.items():
@@ -338,6 +344,7 @@ class Mirror:
         self._store.delete(name for name in unexpected if name.rpartition("/")[0] not in corrupt)
 
     def _prune_local(self, newest: Path | None = None) -> None:
+        """Remove local checkpoints that are not kept and are safe in the store."""
         with self._pruning:  # the other thread may have removed what was the newest
             newest = newest or self._root / catalog.folder_name(
                 max(complete_checkpoints(self._root))

@@ -106,6 +106,7 @@ class MirroredRun:
         return checkpoints
 
     def _read_manifest(self, step: int) -> Manifest:
+        """ValueError: it is no manifest, or of another step."""
         checkpoint = manifest.parse(self.store.read(object_name(step, manifest.FILE_NAME)))
         if checkpoint.step != step:
             raise ValueError(f"it belongs to step {checkpoint.step}")
@@ -245,6 +246,7 @@ def piece_name(name: str, number: int) -> str:
 
 
 def _is_run_file(name: str) -> bool:
+    """Whether it is one of the small files of a run."""
     folder, _, file = name.rpartition("/")
     if not folder:
         return name in RUN_FILES
@@ -391,6 +393,7 @@ def _put_owners(run: MirroredRun, ids: list[str]) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
+    """Report errors of the file system as errors of the checkpoint."""
     try:
         yield
     except OSError as error:

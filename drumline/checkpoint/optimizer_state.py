@@ -98,6 +98,7 @@ def load_optimizer_state(
 
 
 def _groups(model: Models, optimizer: Optimizer) -> list[dict[str, nn.Parameter]]:
+    """The parameters of each group by name; an error if the model does not have one."""
     names = {id(parameter): name for name, parameter in _named_parameters(model)}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -115,6 +116,7 @@ def _groups(model: Models, optimizer: Optimizer) -> list[dict[str, nn.Parameter]
 
 
 def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of one model, or of several under their names."""
     if isinstance(model, nn.Module):
         yield from unwrap_model(model).named_parameters()
         return
@@ -127,6 +129,7 @@ def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
 def _names_by_number(
     content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]
 ) -> dict[int, str]:
+    """Of the numbers that the optimizer's state dict gives its parameters."""
     pairs = zip(content["param_groups"], groups, strict=True)
     return {
         number: name
@@ -140,6 +143,7 @@ def _differences(
     optimizer: Optimizer,
     groups: list[dict[str, nn.Parameter]],
 ) -> Iterator[str]:
+    """How the saved optimizer differs from this one: class, groups, names and shapes."""
     saved_class = document.get("class")
     here = type(optimizer).__name__
     if saved_class not in (None, here):  # a checkpoint of an earlier version has no class
@@ -163,6 +167,7 @@ def _differences(
 
 
 def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
+    """Looks up a saved tensor, copied to where the optimizer has it."""
     # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps
     # on the CPU, and moves the count for fused and capturable optimizers.
     return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
@@ -210,6 +215,7 @@ def _keep_as_saved(
 
 
 def _with_strides_of(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with the memory order of its parameter."""
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
         return tensor
     return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -229,6 +229,7 @@ class Checkpoint:
         return store.broadcast(read) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
+        """Load what was saved of one object into it."""
         value = self._objects[name]
         document = snapshot.documents[name]
         tensors = snapshot.tensors.get(name, {})
@@ -257,6 +258,7 @@ class Checkpoint:
         )
 
     def _check_can_save(self, step: int) -> None:
+        """Refuse to save before `resume`, or between the micro-batches of a step."""
         if not self._has_resumed:
             raise UsageError(
                 f"save({step}) was called before resume()",
@@ -303,6 +305,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _load(value: Any, state: Any) -> None:
+    """Report whatever load_state_dict raises as a mismatch."""
     try:
         value.load_state_dict(state)
     except Exception as error:

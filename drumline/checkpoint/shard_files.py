@@ -161,6 +161,7 @@ class ShardedTensors(Mapping[str, Tensor]):
         return len(self._whole) + len(self._pieces)
 
     def shape(self, name: str) -> torch.Size:
+        """Of the whole tensor."""
         return self._whole[name].shape if name in self._whole else torch.Size(self._shapes[name])
 
     def rows(self, name: str, rows: Rows) -> Tensor:
@@ -223,6 +224,7 @@ def _own_shard(
     name: str,
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
+    """One tensor as this rank takes it."""
     parameter = next(
         (parameters[part] for part in (name, *name.split("/")) if part in parameters), None
     )

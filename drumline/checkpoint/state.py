@@ -161,6 +161,7 @@ def load_model_state(
 
 
 def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model, whose entries must be tensors."""
     entries = unwrap_model(model).state_dict(keep_vars=True)
     for name, entry in entries.items():
         if not isinstance(entry, Tensor):
@@ -173,6 +174,7 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterator[str]:
+    """How saved tensors and a model differ: names, shapes, types, and tied tensors."""
     current = _state_tensors(model)
     yield from (f"{name} is missing in the checkpoint" for name in current if name not in saved)
     yield from (f"{name} is not in the model" for name in saved if name not in current)
@@ -187,6 +189,7 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
 
 
 def _tensor_differences(name: str, saved: Tensor, current: Tensor) -> Iterator[str]:
+    """Whether a tensor can be loaded: floating-point types may differ."""
     both_float = saved.is_floating_point() and current.is_floating_point()
     if saved.shape != current.shape:
         yield f"{name} is {list(saved.shape)} in the checkpoint and {list(current.shape)} in the model"
@@ -230,6 +233,7 @@ def load_checkpoint(
 
 
 def _find_checkpoint(path: Path) -> Path:
+    """The folder of one step, verified."""
     next_step = "give a run folder, or one of the folders in its checkpoints/"
     if not path.is_dir():
         raise CheckpointError(

@@ -229,6 +229,7 @@ def _tidy(root: Path) -> None:
 
 
 def _not_saved(final: Path, reason: str, next_step: str | None) -> CheckpointError:
+    """The error, with what is left for the user."""
     root = final.parent
     earlier = "there is no earlier checkpoint"
     try:

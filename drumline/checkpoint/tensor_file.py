@@ -82,6 +82,7 @@ def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    """The length of the JSON text, and the text, padded."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in _order(tensors):
@@ -102,6 +103,7 @@ def _order(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _type_code(name: str, tensor: Tensor) -> str:
+    """The format's name for its type; an error if the format has none."""
     is_plain = tensor.layout is torch.strided and not tensor.is_meta
     if not is_plain or tensor.dtype not in _TYPE_CODES:
         raise CheckpointError(
@@ -200,6 +202,7 @@ def make_event(*, is_timed: bool = False) -> torch.cuda.Event:
 
 
 def _buffer(size: int) -> Tensor:
+    """Pinned memory, if the system allows it."""
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     except RuntimeError:  # pageable memory is slower, but works

@@ -119,6 +119,7 @@ def host_room() -> int:
 
 
 def _numbers(path: Path) -> dict[str, int]:
+    """By name, from lines like `MemAvailable: 1234 kB`."""
     rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
     return {row[0]: int(row[1]) for row in rows}
 
@@ -195,11 +196,13 @@ class Copier:
         return Copy(_each(live, lambda tensor: tensor), "none", self._staging)
 
     def _on_host(self, live: Files) -> tuple[PartFiles, Kind]:
+        """A copy in pageable memory, or none if there is no room."""
         if self._host_room() < _num_bytes(live):
             return _each(live, lambda tensor: tensor), "none"
         return _each(live, lambda tensor: tensor.detach().to("cpu", copy=True)), "host"
 
     def _from_gpu(self, live: Files) -> tuple[PartFiles, Kind]:
+        """A copy on the GPU, in pinned memory, or on the host: the first that has room."""
         if self._device_room(self._device) >= _num_bytes(live):
             try:
                 return _beside(live, self._device), "device"
@@ -211,6 +214,7 @@ class Copier:
         return self._on_host(live)
 
     def _pinned_memory(self, live: Files) -> Tensor | None:
+        """The buffer of earlier saves, or a larger one; None: there is no room."""
         size = _room_for(tensor for group in live.values() for tensor in group.values())
         if self._pinned is None or self._pinned.numel() < size:
             self._pinned = None  # before the larger one is allocated
@@ -273,14 +277,17 @@ def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _resolved(tensor: Tensor) -> Tensor:
+    """Without pending conjugations and negations, which raw memory does not have."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _room_for(tensors: Iterable[Tensor]) -> int:
+    """Bytes for these tensors side by side."""
     return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def _each(files: Files, function: Callable[[Tensor], Tensor]) -> PartFiles:
+    """The same files with other tensors."""
     return {
         file: {name: function(tensor) for name, tensor in group.items()}
         for file, group in files.items()
@@ -288,6 +295,7 @@ def _each(files: Files, function: Callable[[Tensor], Tensor]) -> PartFiles:
 
 
 def _as_bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers."""
     return (
         tensor if tensor.dtype is torch.float32 else tensor.view(_INTEGERS[tensor.element_size()])
     )
@@ -379,10 +387,12 @@ class CheckpointWriter:
 
     @property
     def is_writer(self) -> bool:
+        """Whether this rank writes."""
         return self._me.rank in [writer.rank for writer in self._writers]
 
     @property
     def is_busy(self) -> bool:
+        """Whether a save is running."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
@@ -474,6 +484,7 @@ class CheckpointWriter:
         return {0: live}
 
     def _run_in_thread(self, work: Callable[[], WrittenCheckpoint | None]) -> None:
+        """Start the thread; its result or error is kept."""
         assert self._thread is None
 
         def run() -> None:
@@ -614,6 +625,7 @@ class Collector:
     def _records_of(
         self, writer: WritingRank, expected: dict[str, list[str]]
     ) -> dict[str, FileRecord]:
+        """What a writer has written, unless it failed or holds other tensors."""
         try:
             _, reply = self._messages.wait_for(f"part/{writer.rank}")
         except (TimeoutError, RuntimeError) as error:
@@ -681,6 +693,7 @@ def write_own_part(
 
 
 def _becomes_true(seconds: float, is_so: Callable[[], bool]) -> bool:
+    """Wait for a condition; False: it was not met in this time."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:

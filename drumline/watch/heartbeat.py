@@ -93,6 +93,7 @@ class HeartbeatWriter:
             os.register_at_fork(after_in_child=lambda: (detach := detach_method()) and detach())
 
     def next_micro(self) -> None:
+        """The rank begins another micro-batch of its step."""
         self._words[_MICRO] += 1
 
     def count_collectives(self, number: int) -> None:
@@ -101,6 +102,7 @@ class HeartbeatWriter:
 
     @property
     def num_marks(self) -> int:
+        """How often the rank has entered a phase."""
         return self._words[_NOW] // _PHASES
 
     @property
@@ -220,11 +222,13 @@ class LoopHeartbeats:
         self._heartbeat.mark(DATA)
 
     def batch_ready(self) -> None:
+        """The loop gets a batch."""
         if self._step is not None:
             self._heartbeat.next_micro()
         self._heartbeat.mark(self._phase)
 
     def epoch_ended(self) -> None:
+        """The loop gets no more batches."""
         self._heartbeat.mark(Phase.USER)
 
 
@@ -309,6 +313,7 @@ def _read_settled(path: Path) -> bytes:
 
 
 def _make_file(path: Path) -> mmap.mmap:
+    """A new file, mapped into memory."""
     with path.open("xb+") as file:
         # With its memory allocated: a store to a mapped page that cannot be allocated would end the
         # rank.

@@ -25,6 +25,7 @@ class ReplicaDifference:
 
     @property
     def has_majority(self) -> bool:
+        """Whether one group is larger than each of the others."""
         return len(self.groups[0]) > len(self.groups[1])
 
     @property
@@ -39,6 +40,7 @@ class ReplicaDifference:
         return sorted(rank for group in groups for rank in group)
 
     def sentence(self, step: int, last_agreed: int | None) -> str:
+        """Which ranks differ from which, in what, and since when."""
         first, *further = self.tensors
         what = f"{first} and {plural(len(further), 'more tensor')}" if further else first
         if self.has_majority:
@@ -66,6 +68,7 @@ class ReplicaDifference:
         return join_names(sorted({self.hosts[rank] for rank in self.suspects}))
 
     def _named(self, ranks: Sequence[int]) -> str:
+        """The ranks, and their hosts."""
         return f"{named_ranks(ranks)} ({join_names(sorted({self.hosts[rank] for rank in ranks}))})"
 
 

@@ -46,10 +46,13 @@ class RunStatus:
 
     @property
     def is_live(self) -> bool:
+        """Whether a sidecar writes the status now."""
         return self.status is not None and self.age_s <= FRESH_S and not self.has_ended
 
     @property
     def has_ended(self) -> bool:
+        """Whether no job trains here, as far as this machine can see, and none is about to
+        restart."""
         if self.holder is not None:
             return False
         if self.status is None or self.status["has_ended"] or self.age_s > RESTART_S:
@@ -129,6 +132,7 @@ class RunStatusReader:
         )
 
     def _age(self, status: dict[str, Any] | None) -> float:
+        """How old the status is: by its time, or since it was seen to change."""
         if status is None:
             return 0.0
         by_clock: float = max(0.0, time.time() - status["time"])
@@ -141,6 +145,7 @@ class RunStatusReader:
 
 
 def _last_event(folder: RunFolder) -> dict[str, Any] | None:
+    """The last event of rank 0 if it ends an attempt, from the end of its file."""
     try:
         with open_regular(folder.event_file(0)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

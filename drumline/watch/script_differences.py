@@ -63,11 +63,13 @@ class ScriptComparison:
         return [*self._facts(everyone), *self._loaders(everyone), *self._modules(reports)]
 
     def _is_new(self, key: str) -> bool:
+        """Whether this was not reported yet; from now on it is."""
         is_new = key not in self._reported
         self._reported.add(key)
         return is_new
 
     def _facts(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
+        """Arguments, variables, packages and code that differ; compared once."""
         if not all(report.facts for report in everyone) or not self._is_new("facts"):
             return
         owners = [report.owner for report in everyone]
@@ -86,6 +88,7 @@ class ScriptComparison:
             yield ScriptDifference(message=f"warning: {text}. Try: {next_step}")
 
     def _loaders(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
+        """DataLoaders with different numbers of samples or batches."""
         for place in everyone[0].loaders:
             loaders = [report.loaders[place] for report in everyone if place in report.loaders]
             if len(loaders) < len(everyone):
@@ -109,6 +112,7 @@ class ScriptComparison:
                 )
 
     def _modules(self, reports: Mapping[int, ScriptReport]) -> Iterator[ScriptDifference]:
+        """DDP modules whose parameters differ at the same step."""
         keys = dict.fromkeys(
             (key, module.ranks)
             for report in reports.values()
@@ -138,6 +142,7 @@ class ScriptComparison:
         modules: Mapping[int, ModuleReport],
         reports: Mapping[int, ScriptReport],
     ) -> ScriptDifference:
+        """The message about one DDP module, with its optimizer's settings that differ."""
         ranks = sorted(modules)
         hashes = [modules[rank].hashes[step] for rank in ranks]
         hosts = _hosts([reports[rank] for rank in ranks])

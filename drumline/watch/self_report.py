@@ -138,6 +138,7 @@ def _began_ns(entry: dict[str, Any]) -> int:
 
 
 def _group_and_backend(entry: dict[str, Any]) -> tuple[str, str]:
+    """The name of the process group, or its number, and its backend."""
     number, name = entry["process_group"]
     is_unnamed = name in ("", "undefined")
     backend = str(entry["profiling_name"]).rpartition(":")[0]

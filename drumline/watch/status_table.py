@@ -119,6 +119,7 @@ def _state(
     num_waiting: int,
     ranks: Sequence[Mapping[str, Any]],
 ) -> tuple[str, RowLevel]:
+    """What a rank does in words, and how much that matters."""
     phase = rank["phase"]
     state = rank["state"]
     code = rank["exit"]
@@ -169,6 +170,7 @@ def _waits(rank: Mapping[str, Any]) -> bool:
 
 
 def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
+    """Several ranks of a host as one row."""
     if len(rows) == 1:
         return rows[0]
     phases = {row.phase for row in rows}
@@ -188,6 +190,7 @@ def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
 
 
 def _span(numbers: Iterable[int]) -> str:
+    """`3-7`, `3`, or `-` without numbers."""
     ordered = sorted(numbers)
     if not ordered:
         return "-"

@@ -171,6 +171,7 @@ class Stragglers:
         return TimeSlice(median(seconds), median(steps), fractions)
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
+        """The ranks and hosts that are slow now and were not reported recently."""
         slow: dict[int, SlowPhase] = {}
         for seconds, times in WINDOWS:
             if window := self._window(seconds):

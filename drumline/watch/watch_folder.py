@@ -191,6 +191,7 @@ def read_ending(folder: Path) -> Ending | None:
 
 
 def has_sidecar(folder: Path) -> bool:
+    """Whether the sidecar of this folder runs."""
     try:
         os.kill(int((folder / SIDECAR).read_text(encoding="utf-8")), 0)
     except (OSError, ValueError):
@@ -246,6 +247,7 @@ def hold(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path) -> None:
+    """Remove folders of this user that no process holds."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # a folder without the file is from another version
             if folder.lstat().st_uid != os.geteuid():

@@ -130,6 +130,7 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
 
 
 def _explain(evidence: Evidence, rank: RankState) -> Explanation | None:
+    """What this rank does instead of the collective; None: it is unknown."""
     if _waits_for_storage(rank):
         return _storage_wait(evidence, rank)
     if rank.phase is Phase.COMPILE:
@@ -169,6 +170,7 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
 
 
 def _place(rank: RankState) -> str:
+    """Where this rank is, for a list of places."""
     entered = pending(rank)
     if entered is not None:
         return f"in {collective_name(entered, with_sizes=True)}"
@@ -178,12 +180,14 @@ def _place(rank: RankState) -> str:
 
 
 def _weight(rank: RankState) -> int:
+    """How certain it is that this rank blocks the others."""
     has_stopped_worker = any(worker.state == "T" for worker in rank.workers)
     is_sure = _waits_for_storage(rank) or has_stopped_worker
     return 2 * is_sure + (rank.answers is False)
 
 
 def _waits_for_storage(rank: RankState) -> bool:
+    """Whether it is in the kernel and reads or writes nothing."""
     return rank.state == "D" and not rank.has_io
 
 
@@ -210,6 +214,7 @@ def _compilation(evidence: Evidence, rank: RankState) -> Explanation:
 
 
 def _held_gil(evidence: Evidence, rank: RankState) -> Explanation:
+    """Its answering thread does not run: the main thread has not released the GIL."""
     frame = innermost(rank.stack)
     cores = f", using {cores_used(rank)}" if computes(rank) else ""
     text = (
@@ -223,6 +228,7 @@ def _held_gil(evidence: Evidence, rank: RankState) -> Explanation:
 
 
 def _data_loading(evidence: Evidence, rank: RankState) -> Explanation:
+    """In the DataLoader: the worker that it waits for, or its own code."""
     worker = _worst_worker(rank)
     if worker is not None:
         explanation = _explain_worker(worker, rank.host)
@@ -239,6 +245,7 @@ def _data_loading(evidence: Evidence, rank: RankState) -> Explanation:
 
 
 def _explain_worker(worker: WorkerState, host: str) -> Explanation:
+    """What the worker does instead of delivering its batch."""
     frame = innermost(worker.stack)
     cause = Cause.DATASET
     if worker.state in _WORKER_STATES:
@@ -259,6 +266,8 @@ def _explain_worker(worker: WorkerState, host: str) -> Explanation:
 
 
 def _worst_worker(rank: RankState) -> WorkerState | None:
+    """The worker that most likely holds up the batch: in the worst state, stuck in fork, or reading
+    a sample."""
     for state in _WORKER_STATES:
         for worker in rank.workers:
             if worker.state == state:

@@ -81,6 +81,7 @@ class Diagnosis:
     )
 
     def sentence(self, alarm: str) -> str:
+        """The line that people read."""
         return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"
 
 
@@ -95,6 +96,7 @@ class Explanation:
 
 
 def name(rank: RankState) -> str:
+    """`rank 3 on node-b`."""
     return f"rank {rank.rank} on {rank.host}"
 
 

@@ -120,6 +120,7 @@ def diagnosis_text(
     action: str,
     unix_s: float,
 ) -> str:
+    """The file for people: the sentence, a table of the ranks, remarks, stacks and collectives."""
     when = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
         [diagnosis.sentence(alarm)],
@@ -133,6 +134,7 @@ def diagnosis_text(
 
 
 def _table(diagnosis: Diagnosis, cluster: ClusterState) -> list[str]:
+    """One row for each rank; those that the diagnosis names are marked."""
     has_steps = Evidence(cluster).has_steps
     return columns(
         [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)], right=_RIGHT
@@ -202,6 +204,7 @@ def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, 
 
 
 def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
+    """The latest collectives, once for all ranks that have the same ones."""
     lines_by_rank = ((tuple(map(_line, rank.collectives)), rank) for rank in cluster.ranks)
     for lines, ranks in _equal(lines_by_rank):
         yield names(ranks), lines
@@ -229,5 +232,6 @@ def _equal(
 
 
 def _sections(title: str, entries: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
+    """Entries under a title, each with its indented lines; empty without entries."""
     sections = [[f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries]
     return [[title, "-" * len(title)], *sections] if sections else []

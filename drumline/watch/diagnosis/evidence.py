@@ -55,6 +55,7 @@ class Evidence:
 
     @cached_property
     def has_steps(self) -> bool:
+        """Whether steps are counted: in a plain script they are not."""
         return any(rank.step for rank in self.cluster.ranks)
 
     @cached_property
@@ -87,6 +88,7 @@ class Evidence:
         ]
 
     def _behind_by_phase(self) -> list[RankState]:
+        """The ranks in an earlier phase or step than the furthest, or with fewer collectives."""
         points = {
             rank.rank: (rank.step, rank.micro, _ORDER[rank.phase])
             for rank in self.in_loop
@@ -164,12 +166,14 @@ class Evidence:
 
 
 def _has_reached(rank: RankState, group: str, number: int) -> bool:
+    """Whether it has entered this collective of the group, or a later one."""
     return any(
         collective.group == group and collective.number >= number for collective in rank.collectives
     )
 
 
 def has_exited(rank: RankState) -> bool:
+    """Whether its process has ended."""
     return rank.state in ("X", "Z") or rank.exit is not None
 
 
@@ -184,10 +188,12 @@ def is_done(rank: RankState) -> bool:
 
 
 def computes(process: RankState | WorkerState) -> bool:
+    """Whether it uses the CPU, or would if the machine were less crowded."""
     return process.cpu >= BUSY_CORES or process.is_starved
 
 
 def is_busy(rank: RankState) -> bool:
+    """Whether it works: it computes, or reads or writes files."""
     return computes(rank) or rank.has_io
 
 

@@ -143,10 +143,12 @@ def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
 
 
 def _has_mismatch(rank: RankState) -> bool:
+    """Whether it ended as gloo ends a rank that entered another collective than its peers."""
     return rank.exit == -signal.SIGABRT or rank.failure_kind is FailureKind.MISMATCH
 
 
 def _was_asked_to_stop(rank: RankState) -> bool:
+    """Whether a launcher or a user ended it."""
     is_request = rank.exit in _REQUESTED_EXITS or rank.killed_after_s is not None
     return is_request or rank.failure_kind is FailureKind.INTERRUPTED
 
@@ -177,12 +179,15 @@ def _strength(rank: RankState) -> int:
 
 
 def _first(ranks: list[RankState]) -> RankState:
+    """The rank that exited first; among those that exited at once, the one with the clearest
+    cause."""
     longest = max(_ago(rank) or 0.0 for rank in ranks)
     early = [rank for rank in ranks if (_ago(rank) or 0.0) >= longest - _AT_ONCE_S]
     return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
 
 
 def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
+    """That this rank exited or failed, why, and how many lost the connection to it."""
     explanation = _explain(rank, evidence.place(rank))
     what = f"{name(rank)} {explanation.text}"
     num_disconnected = sum(
@@ -241,6 +246,7 @@ def _explain(rank: RankState, place: str) -> Explanation:
 
 
 def _own_kill(rank: RankState, place: str) -> str:
+    """By which part of drumline it was killed, and why."""
     how = f"was killed by drumline's {rank.killed_by or 'launcher'}{place}"
     if rank.killed_after_s:
         how += f", {duration(rank.killed_after_s)} after it was asked to exit"

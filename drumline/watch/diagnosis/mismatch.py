@@ -50,6 +50,7 @@ class Side:
 
     @property
     def signature(self) -> Signature:
+        """What must be the same on every rank."""
         return _signature(self.collective)
 
     def text(self, who: str) -> str:
@@ -57,6 +58,7 @@ class Side:
 
 
 def find_mismatch(evidence: Evidence) -> Diagnosis | None:
+    """Ranks that entered different collectives under the same number."""
     ranks = evidence.cluster.ranks
     sides = _first_mismatch(ranks)
     if not sides:
@@ -98,6 +100,7 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
 
 
 def _side_texts(sides: list[Side], deviating: Side, *, is_known: bool) -> list[str]:
+    """Each side with its collective, the deviating one first."""
     texts = [deviating.text(names(deviating.ranks))]
     for side in sides:
         if side is deviating:
@@ -164,6 +167,7 @@ def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | Non
 
 
 def find_left_early(evidence: Evidence) -> Diagnosis | None:
+    """Ranks that are out of the loop while others wait for them in it."""
     ranks = evidence.cluster.ranks
     # Left without an error, or aborted by gloo in a collective after the loop.
     left = [
@@ -203,6 +207,7 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
 
 
 def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> str:
+    """Who left the loop, with how many others."""
     what = f"{name(first)} left the loop{_after_step(evidence, first.step)}"
     if first.exit is not None and first.exit >= 0:
         what += f" and exited with code {first.exit}"

@@ -84,6 +84,7 @@ def _called_by_user(stack: Sequence[str]) -> Iterator[str]:
 
 
 def _is_users(frame: str) -> bool:
+    """Whether the code is neither installed, nor ours, nor of the standard library."""
     if _INSTALLED.search(frame) or _OURS.search(frame) or _LIBRARY.search(frame):
         return False
     first, slash, _ = frame.partition("/")

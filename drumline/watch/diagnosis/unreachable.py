@@ -86,6 +86,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
 
 
 def _own_node(cluster: ClusterState) -> NodeState | None:
+    """The last report of the node of this sidecar."""
     return next((node for node in cluster.nodes if node.node == cluster.me), None)
 
 
@@ -99,6 +100,7 @@ def _is_done(node: NodeState) -> bool:
 
 
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
+    """That this host is the one without a connection."""
     launcher = evidence.cluster.launcher
     why = f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
     if me.link:
@@ -118,6 +120,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
 
 
 def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
+    """That other hosts send no heartbeats."""
     cluster = evidence.cluster
     this_node = _own_node(cluster)
     me = "this host" if this_node is None else this_node.host
@@ -162,6 +165,7 @@ def _diagnosis(
     *,
     is_certain: bool = True,
 ) -> Diagnosis:
+    """Uncertain as long as no process is known to have ended: then the host may return."""
     what += evidence.blocked_ranks()
     diagnosis = evidence.diagnosis(
         host,

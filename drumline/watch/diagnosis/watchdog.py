@@ -118,6 +118,7 @@ def stop_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
 
 
 def urgent_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
+    """What is diagnosed at once."""
     return exit_symptoms(ranks) | stop_symptoms(ranks)
 
 
@@ -209,11 +210,13 @@ class IdleTime:
         return moved
 
     def add_time(self, now: float, *, at_most_s: float) -> None:
+        """Count the time since the last observation as idle, but at most this much."""
         passed = 0.0 if self._observed is None else now - self._observed
         self.idle_s += min(max(passed, 0.0), at_most_s)
         self._observed = now
 
     def _learn(self, now: float, *, is_busy: bool) -> None:
+        """Add the wait that has just ended to what is usual, and forget old ones."""
         self._gaps.append((now, self.idle_s, is_busy))
         while self._gaps[0][0] < now - _RECENT_S:
             self._gaps.popleft()
@@ -376,6 +379,7 @@ class Watchdog:
         return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
+        """Note the current state, and whether there was progress."""
         self._cluster = cluster
         self._observed = now
         # A node whose ranks are done stops its heartbeats; its last state still counts.
@@ -395,6 +399,7 @@ class Watchdog:
     # When to collect evidence
 
     def _has_new_symptom(self, now: float) -> bool:
+        """Whether a symptom is new and old enough that its causes are known."""
         exited = exit_symptoms(self._seen.values())
         symptoms = exited | other_symptoms(
             self._cluster,
@@ -449,6 +454,7 @@ class Watchdog:
     # Which alarm to raise
 
     def _choose_alarm(self, diagnosis: Diagnosis) -> Alarm | None:
+        """Whether this is a failure, a hang, a stall, or nothing yet."""
         idle_s = self._idle.idle_s
         if diagnosis.is_certain:
             if diagnosis.cause not in (*_ENDED, Cause.STOPPED) and idle_s < STILL_S:
@@ -473,6 +479,7 @@ class Watchdog:
         return Alarm.STALL if idle_s >= self._report_s(diagnosis) else None
 
     def _report_s(self, diagnosis: Diagnosis) -> float:
+        """How long the run must be idle before a stall is reported."""
         if diagnosis.cause is Cause.COMPILING:
             return min(_COMPILE_S, self._act_s(diagnosis) / 2)
         limit_s = self._idle.limit_s
@@ -506,6 +513,7 @@ class Watchdog:
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
 
     def _repeat_s(self) -> float:
+        """How long the run must be idle before a stall is reported again."""
         return math.inf if self._alarm is None else max(_REPEAT_S, 2.0 * self._alarm_idle_s)
 
     def _holds_up(self, diagnosis: Diagnosis) -> bool:
@@ -528,6 +536,7 @@ class Watchdog:
         return self._alarm[1].cause is not Cause.UNKNOWN or diagnosis.cause is Cause.UNKNOWN
 
     def _is_final(self) -> bool:
+        """Whether an alarm was raised that ends the run, or would."""
         return self._alarm is not None and self._alarm[0] is not Alarm.STALL
 
     # What the run is doing
@@ -548,6 +557,7 @@ class Watchdog:
         return not self._is_plain() and any(untimed)
 
     def _is_young(self) -> bool:
+        """Whether the run is in its first steps, which are not typical."""
         if self._is_plain():
             return self._idle.num_moves < _NUM_FIRST_MOVES
         num_marks = max((rank.num_marks for rank in self._cluster.ranks), default=0)

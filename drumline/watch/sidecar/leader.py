@@ -80,6 +80,7 @@ class Leader:
     # What it receives
 
     def receive_heartbeat(self, node: int, message: Mapping[str, Any]) -> None:
+        """From the sidecar of this node, twice a second."""
         before = self._latest.get(node)
         state = from_json(NodeState, message["state"])
         if before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks):
@@ -89,10 +90,12 @@ class Leader:
             self._left.add(node)
 
     def receive_script(self, rank: int, record: Mapping[str, Any]) -> None:
+        """What a rank reports about its script."""
         self._scripts[rank] = from_json(ScriptReport, record)
         self._has_new_scripts = True
 
     def receive_inspected(self, node: int, message: Mapping[str, Any]) -> None:
+        """The answer to the current question; answers to earlier ones are ignored."""
         if message["number"] == self._inspection:
             self._inspected[node] = from_json(NodeState, message["state"])
 
@@ -174,6 +177,7 @@ class Leader:
             self._decide(diagnose(inspected), inspected, clock())
 
     def _report_stragglers(self, cluster: ClusterState, now: float) -> None:
+        """Report ranks and hosts that have become stragglers."""
         # With the observed activity of scripts, whose ranks mark no phases.
         nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
         for straggler in self._stragglers.observe(replace(cluster, nodes=nodes), now):
@@ -194,6 +198,7 @@ class Leader:
             self._notify("difference", **asdict(difference))
 
     def _notify(self, kind: str, *, message: str, **place: Any) -> None:
+        """Report through rank 0, and keep it for the status file."""
         self.reporter.notify(kind, message=message, **place)
         self.notices.append(Notice(kind, message))
 
@@ -222,6 +227,7 @@ class Leader:
         self.notices.append(Notice("warning", message))
 
     def _decide(self, diagnosis: Diagnosis | None, inspected: ClusterState, now: float) -> None:
+        """Raise an alarm for this diagnosis if the watchdog says so: print, write, and act."""
         alarm = self._watchdog.decide(diagnosis, self.cluster(), now)
         if alarm is None or diagnosis is None:
             return

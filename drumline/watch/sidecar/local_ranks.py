@@ -135,6 +135,7 @@ class LocalRanks:
 
     @property
     def ended_well(self) -> bool:
+        """Whether every rank is out of its loop without an error."""
         return self.have_started and all(rank.phase is Phase.LEFT for rank in self.state.ranks)
 
     def kill(self, why: str) -> None:
@@ -218,6 +219,7 @@ class RankObserver:
         return self._with_exit(state, process) if process.state in EXITED else state
 
     def _count_steps(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
+        """Add the steps since the last heartbeat to the step times."""
         if last is None or heartbeat.pid != last.pid or heartbeat.step < last.step:
             return  # it was restarted
         for step, seconds in heartbeat.step_s(last.step):
@@ -255,6 +257,7 @@ class RankObserver:
         self._process = None
 
     async def _questioned(self, state: RankState, process: RankProcess) -> RankState:
+        """The state with what the rank answers: its stack, workers and collectives."""
         end = time.monotonic() + INSPECT_WITHIN_S
         # A stopped rank would answer when it is continued.
         answer = RankAnswer() if state.state in STOPPED else await self._ask(state.pid)
@@ -280,6 +283,7 @@ class RankObserver:
         )
 
     async def _ask(self, pid: int) -> RankAnswer:
+        """Ask for a report through the pipe, and for a stack by a signal if that takes long."""
         asking = asyncio.create_task(ask_report(self._folder, self._rank))
         asked_s = time.monotonic()
         times_before = thread_times(pid)
@@ -327,6 +331,7 @@ class RankObserver:
         return self._folder / f"rank-{self._rank:05d}.{kind}"
 
     def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
+        """The part of the state that the heartbeat shows."""
         return RankState(
             rank=self._rank,
             host=self._host,
@@ -424,6 +429,7 @@ class ScriptReports:
         return True
 
     def _warn(self, rank: int, num_bytes: int) -> None:
+        """Once for each rank."""
         if rank not in self._too_long:
             self._too_long.add(rank)
             log.warning(

@@ -125,11 +125,13 @@ class Sidecar:
         return urgent_symptoms(state.ranks) != symptoms_before
 
     def _leads(self) -> bool:
+        """Whether no node with a lower number sends heartbeats."""
         ages = self.network.heartbeat_ages()
         lower = range(min(self.options.node, NUM_HUBS))
         return not any(ages.get(node, FRESH_S + 1) <= FRESH_S for node in lower)
 
     def _decide(self, now: float) -> None:
+        """Have the leader decide, if it is time and the last decision is made."""
         is_due = now - self._decided_at >= DECIDE_S or self.leader.is_urgent
         is_free = self._deciding is None or self._deciding.done()
         if is_free and self.ranks.have_started and is_due:
@@ -139,6 +141,7 @@ class Sidecar:
             )
 
     def _share_scripts(self) -> None:
+        """Send new reports of scripts to the nodes that may lead."""
         for rank, record in self.scripts.update(self.network):
             with contextlib.suppress(*INVALID):
                 self.leader.receive_script(rank, record)
@@ -157,6 +160,7 @@ class Sidecar:
                 replace_text(Path(self.options.folder, FURTHEST_STEP), str(step))
 
     def _write_status(self, *, is_last: bool = False) -> None:
+        """As the leader: the file for `drumline watch`."""
         if not self.ranks.have_started or not self._leads():
             return
 
@@ -215,6 +219,7 @@ class Sidecar:
             )
 
     async def _inspect(self, node: int, number: int) -> None:
+        """Answer the question of another sidecar."""
         state = await self.ranks.inspect(self.network.heartbeat_ages())
         self.network.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
@@ -233,6 +238,7 @@ class Sidecar:
         *,
         was_printed: bool = False,
     ) -> None:
+        """What one node does about an alarm: tell its launcher, and perhaps end its ranks."""
         self._write_furthest_step()
         with contextlib.suppress(OSError):
             self.reporter.write_for_launcher(alarm, diagnosis, action, was_printed=was_printed)
@@ -244,6 +250,7 @@ class Sidecar:
             self.leader.has_acted = True
 
     async def _leave(self) -> None:
+        """Report what is left, send a last heartbeat, and remove the folder."""
         self._share_scripts()
         if self._leads() and not self.leader.has_acted:
             self.leader.report_differences()

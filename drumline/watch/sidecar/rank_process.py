@@ -120,6 +120,7 @@ class RankProcess:
         self._scheduling.begin(now_s)
 
     def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
+        """Measure its use of the CPU and of files since the oldest reading."""
         # A rank that makes progress needs no measurement of its files and workers.
         moved = io_bytes(self.handle.pid) if is_still else None
         self._readings = [
@@ -168,6 +169,7 @@ class Descendants:
         return {pid: scheduling.is_starved for pid, scheduling in self._scheduling.items()}
 
     def skip_answer(self) -> None:
+        """Do not count what they read or wrote meanwhile."""
         self._io_bytes = {pid: io_bytes(pid) for pid in self._io_bytes}
 
     def count(self, now_s: float) -> None:
@@ -243,6 +245,7 @@ class Scheduling:
 
 
 def _computes(before: ThreadTimes, after: ThreadTimes, elapsed_s: float) -> bool:
+    """Whether a thread needed most of this time, in whole slices."""
     run_ns = after.run_ns - before.run_ns
     wanted_s = (run_ns + after.wait_ns - before.wait_ns) / 1e9
     num_slices = max(1, after.num_slices - before.num_slices)
@@ -307,6 +310,7 @@ async def ask_report(
 
 
 def _write_question(path: Path, number: int) -> bool:
+    """False: there is no reader."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

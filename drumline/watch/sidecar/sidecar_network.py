@@ -144,6 +144,7 @@ class SidecarNetwork:
         self._connections[node] = connection
 
     def message_received(self, connection: PeerConnection, message: Message) -> None:
+        """Messages on a connection that was replaced are dropped."""
         node = connection.node
         if node is None or self._connections.get(node) is not connection:
             return
@@ -155,6 +156,7 @@ class SidecarNetwork:
             log.exception(f"a message of node {node} could not be handled")
 
     def connection_ended(self, connection: PeerConnection) -> None:
+        """Note why, for the diagnosis of a lost node."""
         self._pending.remove(connection)
         self._all_connections.discard(connection)
         node = connection.node
@@ -206,6 +208,7 @@ class SidecarNetwork:
     # Lost nodes
 
     async def _keep_checking(self) -> None:
+        """Close dead connections, and find out why nodes are lost."""
         last = time.monotonic()
         while True:
             await asyncio.sleep(CHECK_S)
@@ -255,6 +258,7 @@ class SidecarNetwork:
 
 
 async def _connect(peer: Peer) -> socket.socket:
+    """A connected socket; OSError or TimeoutError if that fails."""
     call = socket.socket(socket.AF_INET6 if ":" in peer.address else socket.AF_INET)
     call.setblocking(False)
     try:

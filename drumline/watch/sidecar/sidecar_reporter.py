@@ -145,15 +145,18 @@ class SidecarReporter:
             self._queue(lambda run: write_status_file(run, record, writer=self._writer))
 
     async def drain(self) -> None:
+        """Wait until the queue is empty, for a few seconds."""
         deadline = time.monotonic() + DRAIN_S
         while self._jobs.unfinished_tasks and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     def _queue(self, write: Callable[[Path], None]) -> None:
+        """Have the thread write to the run folder, if there is one."""
         if (run := self._run) is not None:
             self._jobs.put(lambda: write(run))
 
     def _work(self) -> None:
+        """The thread."""
         while True:
             job = self._jobs.get()
             try:
