@@ -258,10 +258,7 @@ def test_the_sentence() -> None:
         "drumline doctor compares hosts"
     )
     data = SlowPhase(Phase.DATA, TimeAgainstPeers(0.5, 0.0004)).straggler("b", 1).sentence
-    assert (
-        "takes over 100x as long as its peers in data (500 ms per step, peers"
-        in data
-    )
+    assert "takes over 100x as long as its peers in data (500 ms per step, peers" in data
     assert "peers 0.4 ms)" in data
     assert "DataLoader workers (data.workers)" in data
     host_code = SlowPhase(Phase.BETWEEN, TimeAgainstPeers(0.5, 0.1)).straggler("b", 1)
