@@ -30,7 +30,7 @@ from drumline.data.dataset import fingerprint  # noqa: E402
 from drumline.rank.collectives import check_same, check_same_weights, gather_json  # noqa: E402
 from drumline.rank.determinism import seed_shared  # noqa: E402
 from drumline.rank.rendezvous.rank_facts import rank_facts  # noqa: E402
-from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous  # noqa: E402
+from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous  # noqa: E402
 from drumline.rank.rendezvous.rank_store import open_store  # noqa: E402
 from drumline.training.job.job import flat, make_manager  # noqa: E402
 from drumline.training.manager import RunManager  # noqa: E402
@@ -67,7 +67,7 @@ def parts_of(ddp: RunManager) -> dict[str, Callable[[], object]]:
         facts.update(collected)
 
     def rendezvous() -> None:
-        join_rendezvous(store, topology, deadline=time.monotonic() + 60, timeout_s=60, facts=facts)
+        join_rendezvous(store, topology, StartOptions(timeout_s=60, facts=facts))
 
     def compare_data() -> None:
         check_same({"data": fingerprint(data)}, host=ddp.host, next_step="")

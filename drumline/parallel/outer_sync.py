@@ -59,14 +59,14 @@ class SyncedPart:
         self._plan = plan
         self._groups = groups
         self._tensors = [parameter.detach() for parameter in parameters.values()]
-        self._dtype = reduce(
-            torch.promote_types, (tensor.dtype for tensor in self._tensors), torch.float32
-        )
+        dtypes = [tensor.dtype for tensor in self._tensors]
+        self._dtype = reduce(torch.promote_types, dtypes, torch.float32)
         self.shared = self.own()
         self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
-        self.sum = (
-            None if groups.across is None else DeltaSum(self.shared, plan.wire, groups.across)
-        )
+        self.sum: DeltaSum | None = None
+        """None: another rank of this replica has it."""
+        if groups.across is not None:
+            self.sum = DeltaSum(self.shared, plan.wire, groups.across)
         self.began_at: int | None = None
         """The step of the round in progress."""
         self.begun = self.shared.new_empty(0)
@@ -74,13 +74,11 @@ class SyncedPart:
         self.finished_at = 0
         """The step after which the latest round began that has ended."""
 
-    def start(self, step: int, weight: float | None = None) -> None:
+    def start(self, step: int, weight: float) -> None:
         """Collective: send how far the own weights are from the shared ones. `weight`: of this
         replica in the mean."""
         self.began_at = step
         self.begun = self.own()
-        if weight is None:
-            weight = self._groups.weight
         if self.sum is not None:
             self.sum.start((self.shared - self.begun).mul_(weight))
 
@@ -98,12 +96,12 @@ class SyncedPart:
             self.momentum.mul_(self._plan.momentum).add_(gradient)
             gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
         self.shared.sub_(gradient, alpha=self._plan.lr)
-        if self.began_at != step:
+        if self.began_at == step:
+            self.use_shared()
+        else:
             missed = self.by_name(self.shared - self.begun).values()
             pairs = zip(missed, self._tensors, strict=True)
             add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
-        else:
-            self.use_shared()
         self.finished_at = self.began_at or 0
         self.began_at = None
         self.begun = self.shared.new_empty(0)
@@ -125,6 +123,10 @@ class SyncedPart:
         pairs = zip(self.parameters, pieces, self._tensors, strict=True)
         return {name: piece.view(tensor.shape) for name, piece, tensor in pairs}
 
+    def momenta(self) -> dict[str, Tensor]:
+        """The outer momentum by parameter; empty without one."""
+        return {} if self.momentum is None else self.by_name(self.momentum)
+
     def own(self) -> Tensor:
         """A copy of the own weights, as one vector."""
         return torch.cat([tensor.reshape(-1).to(self._dtype) for tensor in self._tensors])
@@ -145,9 +147,8 @@ class OuterSync:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and name not in ignored
         }
-        self._parts = [
-            SyncedPart(parameters, plan, groups) for parameters in split_evenly(trained, plan.parts)
-        ]
+        split = split_evenly(trained, plan.parts)
+        self._parts = [SyncedPart(parameters, plan, groups) for parameters in split]
         self._buffers = LiveBuffers(model)
         self._sends_buffers = sends_buffers
         self._shared_buffers = self._buffers.keep()
@@ -168,18 +169,14 @@ class OuterSync:
         # A part may still be on its way after a resume with another H: its next round then begins
         # later.
         due = [
-            part
+            number
             for number, part in enumerate(self._parts)
             if part.began_at is None and (is_last or self.plan.is_due(number, step))
         ]
-        for part in due:
-            part.start(step)
+        self.repeat(due, step, weight=self.groups.weight, is_last=is_last)
         if is_last or not overlap:
-            for part in due:
-                self._finish(part, step)
-            self.is_shared = len(due) == len(self._parts) and (
-                self._sends_buffers or not self._buffers
-            )
+            has_all_buffers = self._sends_buffers or not self._buffers
+            self.is_shared = has_all_buffers and len(due) == len(self._parts)
 
     def _finish(self, part: SyncedPart, step: int) -> None:
         """Collective. The buffers are sent first: a node may be lost meanwhile, and what follows
@@ -216,14 +213,13 @@ class OuterSync:
         """What must be the same on all ranks, not copied; in a round their own weights too."""
         tensors = self.outer_state()
         for part in self._parts:
-            tensors |= {
-                f"shared/{name}": tensor for name, tensor in part.by_name(part.shared).items()
-            }
-            tensors |= part.parameters if self.is_shared else {}
+            for name, weight in part.by_name(part.shared).items():
+                tensors[f"shared/{name}"] = weight
+            if self.is_shared:
+                tensors |= part.parameters
         if self._sends_buffers:
-            tensors |= {
-                f"buffer/{number}": buffer for number, buffer in enumerate(self._shared_buffers)
-            }
+            for number, buffer in enumerate(self._shared_buffers):
+                tensors[f"buffer/{number}"] = buffer
         return tensors
 
     # A group of replicas that changes: the next one continues from what each rank has in memory.
@@ -292,17 +288,11 @@ class OuterSync:
         the model have fewer digits. Not copied."""
         tensors: dict[str, Tensor] = {}
         for part in self._parts:
-            if part.momentum is not None:
-                tensors |= {
-                    f"momentum/{name}": momentum
-                    for name, momentum in part.by_name(part.momentum).items()
-                }
-            shared = part.by_name(part.shared).items()
-            tensors |= {
-                f"weight/{name}": weight
-                for name, weight in shared
-                if weight.dtype != part.parameters[name].dtype
-            }
+            for name, momentum in part.momenta().items():
+                tensors[f"momentum/{name}"] = momentum
+            for name, weight in part.by_name(part.shared).items():
+                if weight.dtype != part.parameters[name].dtype:
+                    tensors[f"weight/{name}"] = weight
         return tensors
 
     def load_outer_state(self, saved: Mapping[str, Tensor]) -> None:
@@ -312,8 +302,7 @@ class OuterSync:
             for part in self._parts:
                 for name, weight in part.by_name(part.shared).items():
                     weight.copy_(saved.get(f"weight/{name}", part.parameters[name]))
-                momenta = {} if part.momentum is None else part.by_name(part.momentum)
-                for name, momentum in momenta.items():
+                for name, momentum in part.momenta().items():
                     momentum.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
         self._shared_buffers = self._buffers.keep(self._shared_buffers)
         self.is_shared = True
@@ -321,24 +310,20 @@ class OuterSync:
     def state_dict(self) -> dict[str, Any]:
         """Collective: what this replica has to itself, not copied. It waits for what is being
         sent."""
+        weights: dict[str, Tensor] = {}
+        rounds = []
         for part in self._parts:
             if part.began_at is not None and part.sum is not None:
                 part.sum.settle()
-        weights = {
-            name: parameter for part in self._parts for name, parameter in part.parameters.items()
-        }
+            sent = part.sum and part.sum.state_dict()
+            rounds.append({"began_at": part.began_at, "begun": part.begun, "sum": sent})
+            if not self.is_shared:
+                weights |= part.parameters
         return {
             "layout": self._layout(),
-            "weights": {} if self.is_shared else weights,
+            "weights": weights,
             "buffers": [] if self.is_shared else self._buffers.now(),
-            "rounds": [
-                {
-                    "began_at": part.began_at,
-                    "begun": part.begun,
-                    "sum": part.sum and part.sum.state_dict(),
-                }
-                for part in self._parts
-            ],
+            "rounds": rounds,
         }
 
     @torch.no_grad()
@@ -387,22 +372,19 @@ def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> 
 def split_evenly(
     parameters: Mapping[str, nn.Parameter], count: int
 ) -> list[dict[str, nn.Parameter]]:
-    """Consecutive parameters in so many parts, of about the same number of elements."""
+    """Consecutive parameters in so many parts, of about the same number of elements; each part has
+    at least one."""
     if count > len(parameters):
         raise UsageError(
             f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
             next_step=f"set it to {len(parameters)} or less",
         )
     ends = list(accumulate(parameter.numel() for parameter in parameters.values()))
-    names = list(parameters)
     cuts = [0]
     for number in range(1, count):
         cut = bisect_left(ends, ends[-1] * number / count) + 1
-        # Each part has a parameter.
         lowest = cuts[-1] + 1
-        highest = len(names) - count + number
+        highest = len(ends) - count + number
         cuts.append(min(max(cut, lowest), highest))
-    return [
-        {name: parameters[name] for name in names[low:high]}
-        for low, high in pairwise([*cuts, len(names)])
-    ]
+    items = list(parameters.items())
+    return [dict(items[low:high]) for low, high in pairwise([*cuts, len(items)])]

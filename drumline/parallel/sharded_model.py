@@ -24,8 +24,7 @@ from drumline.parallel.block_use import BlockUse, can_find_unused
 from drumline.parallel.blocks import describe_blocks, find_blocks, is_sharded_block
 from drumline.parallel.shards import own_parts
 from drumline.parallel.wrap import Applied
-from drumline.rank.group import keep_group, set_timeout
-from drumline.rank.torch_internals import norm_of_each, scale_each
+from drumline.rank.torch_internals import norm_of_each, scale_each, set_group_timeout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +190,7 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
         shape = {"replicate": dist.get_world_size() // plan.num_shards, **shape}
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for group in mesh.get_all_groups():
-        set_timeout(plan.timeout_s, group)
-        keep_group(group)
+        set_group_timeout(plan.timeout_s, group)
     return mesh
 
 

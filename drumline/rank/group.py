@@ -17,9 +17,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,10 @@ import torch.distributed as dist
 from drumline.base.errors import PreflightError, UsageError, log
 from drumline.base.rank_environment import Topology
 from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
-from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
-from drumline.rank.torch_internals import sequence_number_of, set_group_timeout
+from drumline.rank.torch_internals import process_groups, sequence_number_of, set_group_timeout
 
 QUIET_S = 0.02
 LEAVE_S = 30.0
@@ -40,7 +40,6 @@ RELEASE_S = 2.0
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
 CLOCK_MONOTONIC = 1
 SIGEV_THREAD = 2
-_made_groups: list[dist.ProcessGroup] = []
 _left_groups: list[dist.ProcessGroup] = []
 
 
@@ -79,123 +78,87 @@ def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
 
 def choose_backend(setting: str, *, device: torch.device) -> str:
     """NCCL between GPUs, gloo between CPUs, unless set."""
-    backend = setting
     if setting == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl" and device.type != "cuda":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if setting == "nccl" and device.type != "cuda":
         raise PreflightError(
             "dist.backend is 'nccl', but this rank computes on the CPU",
             next_step="use --dist.backend gloo, or --dist.device cuda on a machine with GPUs",
         )
-    return backend
+    return setting
 
 
 def join_group(
     topology: Topology,
+    options: StartOptions,
     *,
     backend: str,
     device: torch.device,
-    start_timeout_s: float,
     train_timeout_s: float,
-    facts: Mapping[str, Mapping[str, Any]],
-    environment: Mapping[str, str],
-    service: NodeService | None = None,
     live: LiveNodes | None = None,
 ) -> Rendezvous:
     """Collective: join all other ranks. The returned store still works when the group is broken.
 
-    `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's
-    network. `service`: what else runs once on each node. `live`: the nodes, where those that are
-    left continue without a lost one; then raises Redirected if they train already.
+    `live`: the nodes, where those that are left continue without a lost one; then raises Redirected
+    if they train already.
     """
-    is_next = live is not None and bool(live.latest.members)
-    if live is not None:
-        live.facts = facts
-        start_timeout_s = JOIN_S if is_next else start_timeout_s
-    deadline = time.monotonic() + start_timeout_s
-    store = open_store(
-        topology, timeout_s=start_timeout_s, check=None if live is None else live.check_finished
-    )
-    if live is not None and is_next:
-        store = store.under(f"group-{live.latest.generation}")
-    with _explained_store_errors(topology.world_size, start_timeout_s):
+    if live is None:
+        store = open_store(topology, timeout_s=options.timeout_s)
+    else:
+        live.facts = options.facts
+        if live.latest.members:
+            options = replace(options, timeout_s=JOIN_S)
+        store = open_store(topology, timeout_s=options.timeout_s, check=live.check_finished)
+        if live.latest.members:
+            store = store.under(f"group-{live.latest.generation}")
+
+    is_nccl = backend == "nccl"
+    try:
         rendezvous = join_rendezvous(
             store,
             topology,
-            deadline=deadline,
-            timeout_s=start_timeout_s,
-            facts=facts,
-            gpu=nccl_gpu(device, environment) if backend == "nccl" else None,
-            environment=environment,
-            service=service,
-            check=None if live is None else live.check_start,
+            options,
+            gpu=nccl_gpu(device, options.environment) if is_nccl else None,
+            check=lambda store: None if live is None else live.check_start(store),
         )
         if len(rendezvous.nodes) > 1:
-            rendezvous = check_reachability(
-                rendezvous,
-                topology,
-                environment,
-                backend=backend,
-                deadline=deadline,
-                service=service,
-            )
+            rendezvous = check_reachability(rendezvous, topology, options, backend=backend)
+    except dist.DistError as error:
+        raise PreflightError(
+            f"not all of the {topology.world_size} ranks continued the start within {options.timeout_s:g} s, or "
+            "rank 0, which runs the store, exited",
+            next_step="read the other ranks' output",
+        ) from error
+
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", rendezvous.store.raw),
         rank=topology.rank,
         world_size=topology.world_size,
-        timeout=timedelta(seconds=start_timeout_s),
-        device_id=device if backend == "nccl" else None,
+        timeout=timedelta(seconds=options.timeout_s),
+        device_id=device if is_nccl else None,
     )
     # The first collective makes the connections, so it is part of the start.
-    dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
-    set_timeout(train_timeout_s)
+    dist.all_reduce(torch.zeros(1, device=device if is_nccl else "cpu"))
+    set_group_timeout(train_timeout_s)
     if live is not None:
         live.begin(rendezvous)
     return rendezvous
 
 
-@contextlib.contextmanager
-def _explained_store_errors(world_size: int, timeout_s: float) -> Iterator[None]:
-    try:
-        yield
-    except dist.DistError as error:
-        raise PreflightError(
-            f"not all of the {world_size} ranks continued the start within {timeout_s:g} s, or rank 0, which runs the "
-            "store, exited",
-            next_step="read the other ranks' output",
-        ) from error
-
-
 def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup | None:
     """Collective over all ranks: a group of these, until `leave_group`; None on the others."""
-    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
-    if dist.get_rank() not in ranks:
-        return None
-    keep_group(made)
-    return made
-
-
-def keep_group(group: dist.ProcessGroup) -> None:
-    """Let `leave_group` abort this group, too."""
-    if group is not dist.group.WORLD and group not in _made_groups:
-        _made_groups.append(group)
-
-
-def set_timeout(seconds: float, group: dist.ProcessGroup | None = None) -> None:
-    """How long a collective of this group may take; by default of the group of all ranks."""
-    set_group_timeout(timedelta(seconds=seconds), group)
+    group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+    return group if dist.get_rank() in ranks else None
 
 
 def leave_group(*, broken: bool = False) -> bool:
     """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang.
     False: it takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective exists.
     An error of torch is raised; for a broken group it is logged."""
-    all_ranks = dist.group.WORLD
-    if all_ranks is None:
+    if not dist.is_initialized():
         return True
-    groups = [all_ranks, *_made_groups]
-    _made_groups.clear()
+    groups = process_groups()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     errors: list[Exception] = []
 
@@ -203,10 +166,9 @@ def leave_group(*, broken: bool = False) -> bool:
         try:
             if gpu is not None:
                 torch.cuda.set_device(gpu)
-            if broken:
-                for group in groups:
-                    with contextlib.suppress(RuntimeError):
-                        group.abort()
+            for group in groups if broken else ():
+                with contextlib.suppress(RuntimeError):
+                    group.abort()
             dist.destroy_process_group()
         except Exception as error:
             errors.append(error)

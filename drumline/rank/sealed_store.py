@@ -53,6 +53,7 @@ class SealedStore:
         """Keys with a value that this job has not written; all parts of a store share this set."""
 
     def under(self, prefix: str) -> SealedStore:
+        """The part of the store below this prefix."""
         return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign)
 
     def clone(self) -> SealedStore:
@@ -99,9 +100,8 @@ class SealedStore:
     def peek(self, key: str) -> bytes | None:
         """The current value; None: this job has not written one. Never blocks: another client may
         delete a value that `check` has just seen, and `get` would wait for it."""
-        # The answer for a key that does not exist is what it was asked to set.
-        stored = self.raw.compare_set(key, ABSENT, ABSENT)
-        return None if stored == ABSENT.encode() else self._open(key, stored)
+        stored = self._stored(key)
+        return None if stored is None else self._open(key, stored)
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """All current values; None if one is missing."""
@@ -133,8 +133,7 @@ class SealedStore:
 
     def hint(self, key: str) -> bytes:
         """What was appended, not authenticated; empty if nothing was."""
-        stored: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
-        return b"" if stored == ABSENT.encode() else stored
+        return self._stored(key) or b""
 
     def delete_key(self, key: str) -> bool:
         return self.raw.delete_key(key)
@@ -143,16 +142,23 @@ class SealedStore:
         """The values of those keys that exist."""
         return {key: value for key in keys if (value := self.peek(key)) is not None}
 
+    def _stored(self, key: str) -> bytes | None:
+        # The answer for a key that does not exist is what it was asked to set.
+        stored: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
+        return None if stored == ABSENT.encode() else stored
+
     def _read(self, keys: Sequence[str], patience: timedelta) -> list[bytes]:
+        """Wait until all have values of this job."""
         deadline = time.monotonic() + patience.total_seconds()
         while True:
             stored = [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
-            opened = dict(zip(keys, map(self._open, keys, stored), strict=True))
-            foreign = [f"{self.prefix}/{key}" for key, value in opened.items() if value is None]
-            if not foreign:
-                return [opened[key] or b"" for key in keys]
+            values = [self._open(key, value) for key, value in zip(keys, stored, strict=True)]
+            opened = [value for value in values if value is not None]
+            if len(opened) == len(keys):
+                return opened
             if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"no value of this job is at {', '.join(foreign)}")
+                foreign = keys[values.index(None)]
+                raise dist.DistStoreError(f"no value of this job is at {self.prefix}/{foreign}")
             time.sleep(POLL_S)
 
     def _hash(self, key: str, value: bytes) -> bytes:

@@ -25,11 +25,12 @@ from torch.utils.data import dataloader
 # Process groups
 
 
-def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None) -> None:
-    """Public from torch 2.15 on, where the private name prints a warning. Without it collectives
-    in training would have the longer timeout of the start."""
+def set_group_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+    """How long a collective of this group, by default that of all ranks, may take. Public from
+    torch 2.15 on, where the private name prints a warning. Without it collectives in training would
+    have the longer timeout of the start."""
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_timeout(timeout, group)
+    set_timeout(timedelta(seconds=timeout_s), group)
 
 
 def sequence_number_of(group: dist.ProcessGroup) -> Callable[[], int]:
@@ -43,7 +44,7 @@ def raise_group_timeouts(timeout: timedelta) -> None:
     """Let no collective of any group that begins from now on time out earlier: a script makes
     groups of its own, and torch lists them nowhere else. Without it torch ends a script before the
     watchdog names the rank that it waits for."""
-    for group in _process_groups():
+    for group in process_groups():
         for device in group._device_types:
             backend = group._get_backend(device)
             if backend.options._timeout < timeout:
@@ -53,10 +54,12 @@ def raise_group_timeouts(timeout: timedelta) -> None:
 def uses_gloo() -> bool:
     """Whether any group does, also one of a script's. Without it the end of a profile cannot know
     whether threads of gloo still write into its memory."""
-    return any("gloo" in dist.get_backend_config(group) for group in _process_groups())
+    return any("gloo" in dist.get_backend_config(group) for group in process_groups())
 
 
-def _process_groups() -> list[Any]:
+def process_groups() -> list[Any]:
+    """All that this rank is in, also those of a mesh. Without it the threads of a broken group
+    keep a rank from leaving it."""
     return list(dist.distributed_c10d._world.pg_map)
 
 

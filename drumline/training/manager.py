@@ -55,7 +55,7 @@ from drumline.rank.failure import Failure
 from drumline.rank.group import choose_backend, choose_device
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.rank_facts import rank_facts
-from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, StartOptions
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S
 from drumline.watch.heartbeat import LoopHeartbeats, Phase
@@ -477,15 +477,15 @@ class DDPManager:
             settings=self._settings,
             same_code=self._same_code,
         )
+        start = StartOptions(
+            timeout_s=self._start_timeout_s, facts=facts, environment=os.environ, service=node
+        )
         return group.join_group(
             topology,
+            start,
             backend=backend,
             device=device,
-            start_timeout_s=self._start_timeout_s,
             train_timeout_s=self._train_timeout_s,
-            facts=facts,
-            environment=os.environ,
-            service=node,
             live=live,
         )
 

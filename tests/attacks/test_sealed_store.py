@@ -26,7 +26,7 @@ from drumline.launch.node.node_rendezvous import CARD, NodeRendezvous, Round
 from drumline.launch.node_plan import NodePlan
 from drumline.net.key_exchange import KeyPair
 from drumline.rank.failure import Failure, claim_failure
-from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
 from drumline.rank.sealed_store import SealedStore, document
 from drumline.rank.stop_vote import StopVote
 
@@ -104,9 +104,7 @@ def test_one_side_without_the_secret_is_reported(base: dist.HashStore) -> None:
     SealedStore(base, SECRET).set("rendezvous", "{}")
     topology = Topology(rank=1, world_size=2)
     with pytest.raises(PreflightError, match="DRUMLINE_SECRET is set for rank 0, and not on"):
-        join_rendezvous(
-            SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60
-        )
+        join_rendezvous(SealedStore(base, None), topology, StartOptions(timeout_s=60))
 
 
 def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,19 +14,18 @@ from torch import nn
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology, topology_from
 from drumline.rank import collectives, determinism, group
+from drumline.rank.rendezvous.rank_rendezvous import StartOptions
 from tests.ports import listening_addresses
 from tests.ranks import RanksFailed, free_port, run_ranks
 
 CPU = torch.device("cpu")
-NOTHING_SET: dict[str, Any] = {"facts": {}, "environment": {}}
 
 
 def join() -> Topology:
     topology = topology_from(os.environ)
     assert topology is not None
-    group.join_group(
-        topology, backend="gloo", device=CPU, start_timeout_s=30, train_timeout_s=20, **NOTHING_SET
-    )
+    start = StartOptions(timeout_s=30)
+    group.join_group(topology, start, backend="gloo", device=CPU, train_timeout_s=20)
     return topology
 
 
@@ -215,15 +213,9 @@ def come_late() -> str:
     assert topology is not None
     if topology.rank == 2:
         return "never"
+    start = StartOptions(timeout_s=1 + 2 * topology.rank)
     with pytest.raises(PreflightError) as caught:
-        group.join_group(
-            topology,
-            backend="gloo",
-            device=CPU,
-            start_timeout_s=1 + 2 * topology.rank,
-            train_timeout_s=5,
-            **NOTHING_SET,
-        )
+        group.join_group(topology, start, backend="gloo", device=CPU, train_timeout_s=5)
     return str(caught.value)
 
 
@@ -243,15 +235,9 @@ def lose_rank_0() -> str:
         return "gone"
     store.set("connected", "")
     pytest.MonkeyPatch().setattr(group, "open_store", lambda *_, **__: store)
+    start = StartOptions(timeout_s=20)
     with pytest.raises(PreflightError) as caught:
-        group.join_group(
-            topology,
-            backend="gloo",
-            device=CPU,
-            start_timeout_s=20,
-            train_timeout_s=5,
-            **NOTHING_SET,
-        )
+        group.join_group(topology, start, backend="gloo", device=CPU, train_timeout_s=5)
     return str(caught.value)
 
 

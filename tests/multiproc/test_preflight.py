@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from drumline import DDPManager
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology, topology_from
-from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.watch import watch_folder
 from tests.ranks import free_port, run_ranks
@@ -143,9 +143,7 @@ def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: 
 
 def meet(topology: Topology, *, timeout_s: float = 20.0) -> Any:
     store = open_store(topology, timeout_s=timeout_s)
-    return join_rendezvous(
-        store, topology, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s
-    )
+    return join_rendezvous(store, topology, StartOptions(timeout_s=timeout_s))
 
 
 def meet_again(agent_port: int) -> str:
@@ -251,7 +249,7 @@ def lead_twice(agent_port: int) -> str:
     while os.environ["RANK"] == "1" and not store.check(["rendezvous"]):
         time.sleep(0.01)
     with pytest.raises(PreflightError) as caught:
-        join_rendezvous(store, one, deadline=time.monotonic() + 3, timeout_s=3)
+        join_rendezvous(store, one, StartOptions(timeout_s=3))
     return str(caught.value)
 
 

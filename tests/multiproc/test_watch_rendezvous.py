@@ -14,7 +14,7 @@ from typing import Any
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology, WatchSettings, topology_from
 from drumline.config.schema import WatchConfig
-from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
 from drumline.rank.watched import node_watch
@@ -44,26 +44,12 @@ class Rank:
         """As `join_group`, without a group."""
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
         topology = replace(self.topology, **changes)
-        deadline = time.monotonic() + 30
         try:
             with NodeWatch(topology, WatchConfig(), WatchSettings(folder=folder), run=None) as node:
-                joined = join_rendezvous(
-                    self.store.under(name),
-                    topology,
-                    deadline=deadline,
-                    timeout_s=30,
-                    environment=os.environ,
-                    service=node,
-                )
+                start = StartOptions(timeout_s=30, environment=os.environ, service=node)
+                joined = join_rendezvous(self.store.under(name), topology, start)
                 if len(joined.nodes) > 1:
-                    joined = check_reachability(
-                        joined,
-                        topology,
-                        os.environ,
-                        backend="gloo",
-                        deadline=deadline,
-                        service=node,
-                    )
+                    joined = check_reachability(joined, topology, start, backend="gloo")
                 options = node.options(joined)
                 if self.rank == options.ranks[0]:
                     watch_folder.hold(Path(options.folder))  # as `WatchedRank` does

@@ -13,8 +13,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,32 +74,42 @@ class NodeService(Protocol):
         known."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """How one rank starts, and what it is about to run."""
+
+    timeout_s: float
+    began_at: float = field(default_factory=time.monotonic)
+    facts: Facts = field(default_factory=dict)
+    """What must be the same on all ranks (`rank_facts`)."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Names the network to use."""
+    service: NodeService | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.began_at + self.timeout_s
+
+
 def join_rendezvous(
     store: SealedStore,
     topology: Topology,
+    options: StartOptions,
     *,
-    deadline: float,
-    timeout_s: float,
-    facts: Facts | None = None,
     gpu: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    service: NodeService | None = None,
-    check: Callable[[SealedStore], None] | None = None,
+    check: Callable[[SealedStore], None] = lambda store: None,
 ) -> Rendezvous:
     """Collective: wait until every rank has joined, and compare what they are about to run.
 
-    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use.
-    `check`: called often while it waits; what it raises ends that.
+    `gpu`: the one that this rank must have to itself. `check`: called often while it waits; what it
+    raises ends that.
     """
-    rank = _Joining(store, topology, timeout_s, json.dumps(facts or {}, sort_keys=True), check)
-    rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
-    if service is not None and topology.local_rank == 0:
-        rank.card["service"] = outcome(service.prepare, host=topology.host)
+    rank = _Joining(store, topology, options, gpu, check)
     if topology.rank == 0:
-        decision = rank.lead(deadline)
+        decision = rank.lead()
         num_readers = len(decision["names"]) - 1
     else:
-        decision = rank.follow_rank_0(deadline)
+        decision = rank.follow_rank_0()
         num_readers = 0
     value = follow(rank.part, JOINED, decision, num_readers=num_readers)
     if value["world_size"] != topology.world_size:
@@ -118,63 +127,74 @@ def join_rendezvous(
     )
 
 
-@dataclass
 class _Joining:
     """What one rank does to join."""
 
-    store: SealedStore
-    topology: Topology
-    timeout_s: float
-    facts: str
-    """As JSON."""
-    check: Callable[[SealedStore], None] | None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        store: SealedStore,
+        topology: Topology,
+        options: StartOptions,
+        gpu: str | None,
+        check: Callable[[SealedStore], None],
+    ) -> None:
+        self.store = store
+        self.topology = topology
+        self.timeout_s = options.timeout_s
+        self.deadline = options.deadline
+        self.check = check
+        self.facts = json.dumps(options.facts, sort_keys=True)
         self.name = secrets.token_hex(4)
         """Tells this process, in this start, from any other."""
-        self.keys = KeyPair() if self.store.secret is None else None
-        self.secret = self.store.secret or new_secret()
+        self.keys = KeyPair() if store.secret is None else None
+        self.secret = store.secret or new_secret()
         self.card: dict[str, Any] = {
             "name": self.name,
-            "host": self.topology.host,
+            "host": topology.host,
             "machine": this_machine(),
-            "local_rank": self.topology.local_rank,
+            "local_rank": topology.local_rank,
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
             "public": self.keys and self.keys.public,
+            "gpu": gpu,
+            "address": outward_address(options.environment, topology.master_addr),
         }
-        self.part = self.store
+        if options.service is not None and topology.local_rank == 0:
+            self.card["service"] = outcome(options.service.prepare, host=topology.host)
+        self.part = store
         self.namespace = ""
         """The part of the store that belongs to this rendezvous, once it is known."""
         self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, self.timeout_s / 4))
         self.pause_s = FIRST_POLL_S
 
-    def lead(self, deadline: float) -> Decision:
+    def lead(self) -> Decision:
         """On rank 0: open the rendezvous, wait for all, and decide."""
         opened = json.dumps({"namespace": self.name, "host": self.topology.host})
         self.store.set(CURRENT, opened)
         self._enter(self.name)
         everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
-        while not self.part.check(everyone) and time.monotonic() <= deadline:
+
+        while not self.part.check(everyone) and time.monotonic() <= self.deadline:
             current = self.store.compare_set(CURRENT, "", opened)
             opened_by = document(current, host=str)
             if current != opened.encode() and opened_by is not None:
                 raise _duplicate(self.topology, opened_by["host"])
-            self._check()
+            self.check(self.store)
             self._wait()
+
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
         keys = None
         # Ranks were given no secret: they get one for this start, wrapped for each of them.
         if self.keys is not None:
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
-        return announce(self.part, JOINED, partial(self._decide, cards), names=names, keys=keys)
+        return announce(self.part, JOINED, lambda: self._decide(cards), names=names, keys=keys)
 
-    def follow_rank_0(self, deadline: float) -> Decision:
+    def follow_rank_0(self) -> Decision:
         """On the other ranks: enter whatever rendezvous is the current one, until one has this rank
         on its list."""
         listed_name = None
         while True:
-            self._check()
+            self.check(self.store)
             decision = self._announced()
             if decision is not None:
                 listed_name, host = decision["names"].get(str(self.topology.rank), (None, ""))
@@ -182,15 +202,11 @@ class _Joining:
                 if listed_name == self.name or is_for_fewer:
                     return decision
             check_secret(self.store, "rank 0")
-            if time.monotonic() > deadline + (DECISION_GRACE_S if self.namespace else 0):
+            if time.monotonic() > self.deadline + (DECISION_GRACE_S if self.namespace else 0):
                 if listed_name:
                     raise _duplicate(self.topology, host)
                 raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
             self._wait()
-
-    def _check(self) -> None:
-        if self.check is not None:
-            self.check(self.store)
 
     def _announced(self) -> Decision | None:
         """What rank 0 has announced in the current rendezvous, which this rank enters."""
@@ -206,7 +222,8 @@ class _Joining:
         """The part of the store, in which from now on only ranks of this start are believed."""
         if self.keys is None:
             return self.part
-        if (rank := self.topology.rank) > 0:
+        rank = self.topology.rank
+        if rank > 0:
             who = f"rank {rank} on {self.topology.host}"
             self.secret = unwrap_secret(self.keys, decision["keys"], rank, self.namespace, who=who)
         return self.part.resealed(self.secret)
@@ -225,9 +242,8 @@ class _Joining:
             raise too_late(self.topology, hosts, timeout_s=self.timeout_s)
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
-            check_differences(
-                [document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks]
-            )
+            facts = [document(text) or {} for text in texts]
+            check_differences(facts, [cards[rank]["host"] for rank in ranks])
         _refuse_shared_gpus(cards)
         nodes = group_by_node(cards)
         firsts = [cards[node[0]] for node in nodes]
@@ -294,8 +310,7 @@ def _duplicate(topology: Topology, host: str) -> PreflightError:
 
 def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
     """What a rank reports while it waits; empty when all are here."""
-    # Without rank 0 nobody knows who else is here.
-    missing = [rank for rank in range(topology.world_size) if rank not in hosts] if hosts else [0]
+    missing = _missing(hosts, topology)
     who = f"rank {topology.rank} on {topology.host}"
     return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
 
@@ -307,7 +322,7 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
             f"{_named([0], {}, topology)}, which opens the rendezvous, did not start within {timeout_s:g} s",
             next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
         )
-    missing = [rank for rank in range(topology.world_size) if rank not in hosts]
+    missing = _missing(hosts, topology)
     by_host = defaultdict(list)
     for rank, host in hosts.items():
         by_host[host].append(rank)
@@ -317,6 +332,11 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
         f"missing {_named(missing, hosts, topology)}; here: {here}",
         next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
     )
+
+
+def _missing(hosts: Mapping[int, str], topology: Topology) -> list[int]:
+    """The ranks that have not joined; while rank 0 has not, nobody knows of the others."""
+    return [rank for rank in range(topology.world_size) if rank not in hosts] if hosts else [0]
 
 
 def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> str:

@@ -14,7 +14,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,9 +30,8 @@ from drumline.net.interfaces import (
     interfaces,
     nccl_interface,
 )
-from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous
-from drumline.rank.rendezvous.rank_store import Decision, agree, outcome, value_of
-from drumline.rank.sealed_store import SealedStore
+from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions
+from drumline.rank.rendezvous.rank_store import agree, outcome, value_of
 
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 UNKNOWN_NETWORK = "NAME_OF_THE_NETWORK"
@@ -45,106 +44,116 @@ NodeCard = Mapping[str, Any]
 
 
 def check_reachability(
-    rendezvous: Rendezvous,
-    topology: Topology,
-    environment: Mapping[str, str],
-    *,
-    backend: str,
-    deadline: float,
-    service: NodeService | None = None,
+    rendezvous: Rendezvous, topology: Topology, options: StartOptions, *, backend: str
 ) -> Rendezvous:
     """Collective: raise the same on every rank if data cannot go between two hosts. Returns the
     rendezvous with what the service of each node returns when it listens."""
-    store = rendezvous.store
-    firsts = [ranks[0] for ranks in rendezvous.nodes]
-    with contextlib.ExitStack() as on_exit:
-        if topology.rank in firsts:
-            served = outcome(
-                lambda: service.listen(rendezvous) if service else {}, host=topology.host
-            )
-            if listener := _listen(store, topology, environment, backend, served):
-                on_exit.callback(listener.close)
-            _probe_others(store, topology, firsts, deadline)
+    check = _ReachabilityCheck(rendezvous, topology, options, backend)
+    listener = None
+    try:
+        if topology.rank in check.firsts:
+            listener = check.listen()
+            check.probe_others()
         services = agree(
-            store,
+            rendezvous.store,
             topology,
             "decision/reachability",
-            lambda: _examine(store, firsts, backend, deadline),
-            deadline=deadline,
+            check.examine,
+            deadline=options.deadline,
         )
+    finally:
+        if listener is not None:
+            listener.close()
     pairs = zip(rendezvous.services, services, strict=True)
     return replace(
         rendezvous, services=tuple({**prepared, **listening} for prepared, listening in pairs)
     )
 
 
-def _listen(
-    store: SealedStore,
-    topology: Topology,
-    environment: Mapping[str, str],
-    backend: str,
-    served: Decision,
-) -> ProbeListener | None:
-    """Listen on this host, and publish where; None where the backend has no network to use."""
-    networks = interfaces()
-    choose_interface = nccl_interface if backend == "nccl" else gloo_interface
-    chosen = choose_interface(networks, environment)
-    towards = interface_towards(networks, topology.master_addr)
-    fact: dict[str, Any] = {
-        "host": topology.host,
-        "named": environment.get(VARIABLES.get(backend, "")),
-        "source": towards and towards.address,
-        "networks": [interface.name for interface in networks],
-        "service": served,
-    }
-    listener = None
-    # An address may just be removed; the others must know of it all the same.
-    with contextlib.suppress(OSError):
-        if chosen is not None and chosen.address is not None:
-            listener = ProbeListener(chosen.address)
-            target = ProbeTarget(
-                topology.rank,
-                topology.host,
-                chosen.name,
-                chosen.address,
-                listener.port,
-                listener.token,
-            )
-            fact["target"] = asdict(target)
-    store.set(f"listener/{topology.rank}", json.dumps(fact))
-    return listener
+class _ReachabilityCheck:
+    """The part of one rank."""
 
+    def __init__(
+        self, rendezvous: Rendezvous, topology: Topology, options: StartOptions, backend: str
+    ) -> None:
+        self.rendezvous = rendezvous
+        self.topology = topology
+        self.options = options
+        self.backend = backend
+        self.firsts = [ranks[0] for ranks in rendezvous.nodes]
 
-def _probe_others(
-    store: SealedStore, topology: Topology, firsts: Sequence[int], deadline: float
-) -> None:
-    facts = _read(store, "listener", firsts, deadline)
-    peers = [fact for rank, fact in facts.items() if rank != topology.rank]
-    failed = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
-    # The network that leads to the store is one that works; on the store's own host, the one that
-    # leads back.
-    sources = [topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
-    leading = (interface_towards(interfaces(), source) for source in sources)
-    working = next(filter(None, leading), None)
-    results_of_rank = {"failed": failed, "working": working and working.name}
-    store.set(f"probed/{topology.rank}", json.dumps(results_of_rank))
+    def listen(self) -> ProbeListener | None:
+        """Listen on this host, and publish where; None where the backend has no network to use."""
+        topology = self.topology
+        environment = self.options.environment
+        service = self.options.service
+        networks = interfaces()
+        choose_interface = nccl_interface if self.backend == "nccl" else gloo_interface
+        chosen = choose_interface(networks, environment)
+        towards = interface_towards(networks, topology.master_addr)
+        served = outcome(
+            lambda: service.listen(self.rendezvous) if service else {}, host=topology.host
+        )
+        fact: dict[str, Any] = {
+            "host": topology.host,
+            "named": environment.get(VARIABLES.get(self.backend, "")),
+            "source": towards and towards.address,
+            "networks": [interface.name for interface in networks],
+            "service": served,
+        }
+        listener = None
+        # An address may just be removed; the others must know of it all the same.
+        with contextlib.suppress(OSError):
+            if chosen is not None and chosen.address is not None:
+                listener = ProbeListener(chosen.address)
+                fact["target"] = {
+                    "rank": topology.rank,
+                    "host": topology.host,
+                    "interface": chosen.name,
+                    "address": chosen.address,
+                    "port": listener.port,
+                    "token": listener.token,
+                }
+        self.rendezvous.store.set(f"listener/{topology.rank}", json.dumps(fact))
+        return listener
 
+    def probe_others(self) -> None:
+        """Publish which hosts this one cannot reach, and which of its networks works."""
+        facts = self._read("listener")
+        peers = [fact for rank, fact in facts.items() if rank != self.topology.rank]
+        failed = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
+        # The network that leads to the store is one that works; on the store's own host, the one
+        # that leads back.
+        sources = [self.topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
+        leading = (interface_towards(interfaces(), source) for source in sources)
+        working = next(filter(None, leading), None)
+        result = {"failed": failed, "working": working and working.name}
+        self.rendezvous.store.set(f"probed/{self.topology.rank}", json.dumps(result))
 
-def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> list[Any]:
-    """On rank 0: raise for closed paths. Returns what the services of all nodes returned."""
-    facts = _read(store, "listener", firsts, deadline)
-    probed = _read(store, "probed", firsts, deadline)
-    for rank, fact in facts.items():
-        if "target" not in fact:
-            raise _no_network(fact, probed[rank]["working"], backend)
-    targets = {rank: ProbeTarget(**fact["target"]) for rank, fact in facts.items()}
-    closed = [
-        ClosedPath(targets[source], targets[int(rank)], reason, probed[int(rank)]["working"])
-        for source, result in probed.items()
-        for rank, reason in result["failed"].items()
-    ]
-    refuse_closed_paths(closed, backend=backend)
-    return [value_of(fact["service"]) for fact in facts.values()]
+    def examine(self) -> list[Any]:
+        """On rank 0: raise for closed paths. Returns what the services of all nodes returned."""
+        facts = self._read("listener")
+        probed = self._read("probed")
+        for rank, fact in facts.items():
+            if "target" not in fact:
+                raise _no_network(fact, probed[rank]["working"], self.backend)
+
+        targets = {rank: ProbeTarget(**fact["target"]) for rank, fact in facts.items()}
+        closed = [
+            ClosedPath(targets[source], targets[int(rank)], reason, probed[int(rank)]["working"])
+            for source, result in probed.items()
+            for rank, reason in result["failed"].items()
+        ]
+        refuse_closed_paths(closed, backend=self.backend)
+        return [value_of(fact["service"]) for fact in facts.values()]
+
+    def _read(self, kind: str) -> dict[int, dict[str, Any]]:
+        """What the first rank of each node has published, by rank."""
+        store = self.rendezvous.store
+        keys = [f"{kind}/{rank}" for rank in self.firsts]
+        store.wait(keys, timedelta(seconds=max(1.0, self.options.deadline - time.monotonic())))
+        texts = store.multi_get(keys)
+        return {rank: json.loads(text) for rank, text in zip(self.firsts, texts, strict=True)}
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
@@ -155,14 +164,6 @@ def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> P
         f"{networks} that is up and has an address",
         next_step=f"export {variable}={working or UNKNOWN_NETWORK} on {fact['host']}",
     )
-
-
-def _read(
-    store: SealedStore, kind: str, ranks: Sequence[int], deadline: float
-) -> dict[int, dict[str, Any]]:
-    keys = [f"{kind}/{rank}" for rank in ranks]
-    store.wait(keys, timedelta(seconds=max(1.0, deadline - time.monotonic())))
-    return {rank: json.loads(text) for rank, text in zip(ranks, store.multi_get(keys), strict=True)}
 
 
 # What a closed path means
@@ -187,14 +188,15 @@ class ClosedPath:
 def refuse_closed_paths(paths: Sequence[ClosedPath], *, backend: str) -> None:
     """Raise if there is one."""
     lines = closed_lines(paths)
-    if lines:
-        shown = lines[:MAX_LINES]
-        if len(lines) > MAX_LINES:
-            shown.append(f"and {len(lines) - MAX_LINES} more of this kind")
-        what = shown[0]
-        if len(shown) > 1:
-            what = as_list("data cannot go between these hosts:", shown)
-        raise PreflightError(what, next_step="; ".join(_fixes(paths, backend)))
+    if not lines:
+        return
+    what = lines[0]
+    if len(lines) > 1:
+        num_left_out = len(lines) - MAX_LINES
+        if num_left_out > 0:
+            lines[MAX_LINES:] = [f"and {num_left_out} more of this kind"]
+        what = as_list("data cannot go between these hosts:", lines)
+    raise PreflightError(what, next_step="; ".join(_fixes(paths, backend)))
 
 
 def closed_lines(paths: Sequence[ClosedPath]) -> list[str]:
@@ -243,9 +245,9 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
         listener = ProbeListener(address)
     except OSError:
         yield {"probe_port": 0, "probe_token": ""}
-        return
-    with contextlib.closing(listener):
-        yield {"probe_port": listener.port, "probe_token": listener.token}
+    else:
+        with contextlib.closing(listener):
+            yield {"probe_port": listener.port, "probe_token": listener.token}
 
 
 def unreachable_nodes(cards: Mapping[int, NodeCard], this_node: int) -> dict[int, str]:

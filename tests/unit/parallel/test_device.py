@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology
 from drumline.rank.group import choose_device, nccl_gpu
-from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
 from drumline.rank.sealed_store import SealedStore
 
 
@@ -46,9 +45,7 @@ def meet(gpus: Sequence[str | None]) -> list[str]:
             rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus)
         )
         try:
-            join_rendezvous(
-                store, topology, deadline=time.monotonic() + 20, timeout_s=20, gpu=gpus[number]
-            )
+            join_rendezvous(store, topology, StartOptions(timeout_s=20), gpu=gpus[number])
         except PreflightError as error:
             return str(error)
         return ""

@@ -83,7 +83,7 @@ def loader() -> Iterator[DataLoader[int]]:
 
 
 def test_the_timeout_of_a_group_changes(group: dist.ProcessGroup) -> None:
-    set_group_timeout(timedelta(seconds=77), None)
+    set_group_timeout(77)
     backend: Any = group._get_backend(torch.device("cpu"))
     assert backend.options._timeout == timedelta(seconds=77)
 
