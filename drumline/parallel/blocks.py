@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 from torch import nn
@@ -74,34 +72,46 @@ def _class_name(block: nn.Module) -> str:
     return name.removeprefix("FSDP") if is_sharded_block(block) else name
 
 
-@dataclass
 class _Candidate:
     """Modules that may be the blocks: all of one class, or those of one list of plain
     `nn.Sequential`."""
 
-    modules: dict[str, nn.Module]
-
-    def __post_init__(self) -> None:
-        self.sizes = {
-            id(value): value.numel()
-            for module in self.modules.values()
-            for value in module.parameters()
-        }
-        self.size = sum(self.sizes.values())
-        first = next(iter(self.modules.values()))
-        self.is_plain = type(first) in PLAIN
-        is_of_torch = type(first).__module__.startswith("torch.")
-        self.is_layer = is_of_torch and next(first.children(), None) is None
+    def __init__(self) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self.sizes: dict[int, int] = {}
+        """The elements of each parameter, by its id."""
+        self.is_listed = False
+        """Whether one of them is in a list."""
+        self.is_plain = False
+        self.is_layer = False
         """Single layers, as torch.nn has them; a class of the user's may compute with its own
         parameters."""
+
+    def add(self, name: str, module: nn.Module, *, is_listed: bool) -> None:
+        self.modules[name] = module
+        self.sizes |= {id(value): value.numel() for value in module.parameters()}
+        self.is_listed |= is_listed
+        self.is_plain = type(module) in PLAIN
+        is_of_torch = type(module).__module__.startswith("torch.")
+        self.is_layer = is_of_torch and next(module.children(), None) is None
+
+    @property
+    def repeats(self) -> bool:
+        return len(self.modules) > 1
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes.values())
 
     def holds(self, candidate: _Candidate) -> bool:
         """Whether each of its modules is inside one of these."""
         prefixes = tuple(f"{name}." for name in self.modules)
         return all(name.startswith(prefixes) for name in candidate.modules)
 
-    def overlaps(self, candidate: _Candidate) -> bool:
-        return not self.sizes.keys().isdisjoint(candidate.sizes)
+    def size_outside(self, blocks: list[_Candidate]) -> int:
+        """The elements of the parameters that are in no block."""
+        outside = self.sizes.keys() - {key for block in blocks for key in block.sizes}
+        return sum(self.sizes[key] for key in outside)
 
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
@@ -109,71 +119,63 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     classes beside them. Without lists those that repeat anywhere, otherwise one in a list. Single
     layers only where there is nothing larger: to compute a layer's activations again saves
     nothing."""
-    listed, unlisted = _by_kind(model)
-    larger = [kind for kind in listed if not kind.is_layer]
-    candidates = (
-        [kind for kind in larger if len(kind.modules) > 1]
-        or [kind for kind in unlisted if len(kind.modules) > 1 and not kind.is_layer]
-        or [kind for kind in larger if not kind.is_plain]
+    candidates = _candidates(model)
+    listed = [candidate for candidate in candidates if candidate.is_listed]
+    chosen = _choose(
+        [candidate for candidate in listed if candidate.repeats and not candidate.is_layer]
+        or [candidate for candidate in candidates if candidate.repeats and not candidate.is_layer]
+        or [candidate for candidate in listed if not candidate.is_plain and not candidate.is_layer]
     )
-    blocks = _choose(candidates) if candidates else []
-    layers = [kind for kind in listed if kind.is_layer and len(kind.modules) > 1]
-    largest_layers = max(layers, key=lambda candidate: candidate.size, default=None)
-    if largest_layers is not None and _outside(largest_layers, blocks) > sum(
-        block.size for block in blocks
-    ):
-        blocks = [largest_layers]
-    chosen = {name for candidate in blocks for name in candidate.modules}
-    return {
-        name: module for name, module in reversed(list(model.named_modules())) if name in chosen
-    }
+
+    layers = [candidate for candidate in listed if candidate.repeats and candidate.is_layer]
+    largest = max(layers, key=lambda candidate: candidate.size, default=None)
+    if largest is not None and largest.size_outside(chosen) > sum(block.size for block in chosen):
+        chosen = [largest]
+    names = {name for candidate in chosen for name in candidate.modules}
+    return _inside_out({name: module for name, module in model.named_modules() if name in names})
 
 
-def _by_kind(model: nn.Module) -> tuple[list[_Candidate], list[_Candidate]]:
-    """The modules of each class, where one of them is in a list; and those of the other classes. A
-    plain container's class says nothing: those in one list are of one kind."""
+def _candidates(model: nn.Module) -> list[_Candidate]:
+    """The modules of each class. A plain container's class says nothing: those in one list are of
+    one kind."""
     listed = {
         id(member)
         for parent in model.modules()
         if isinstance(parent, PLAIN)
         for member in parent.children()
     }
-    kinds: dict[Any, dict[str, nn.Module]] = defaultdict(dict)
+    candidates: dict[Any, _Candidate] = defaultdict(_Candidate)
     for name, module in model.named_modules():
         is_plain = type(module) in PLAIN
-        is_in_list = id(module) in listed
-        if is_plain and not (is_in_list and type(module) is nn.Sequential):
+        is_listed = id(module) in listed
+        if is_plain and not (is_listed and type(module) is nn.Sequential):
             continue
         if module is not model and _size(module) and not _is_expert(name, module):
-            kinds[name.rpartition(".")[0] if is_plain else type(module)][name] = module
-    candidates = [_Candidate(modules) for modules in kinds.values()]
-    in_lists = [not listed.isdisjoint(map(id, kind.modules.values())) for kind in candidates]
-    elsewhere = [not is_in_list for is_in_list in in_lists]
-    return list(compress(candidates, in_lists)), list(compress(candidates, elsewhere))
+            kind = name.rpartition(".")[0] if is_plain else type(module)
+            candidates[kind].add(name, module, is_listed=is_listed)
+    return list(candidates.values())
 
 
 def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
-    first = max(candidates, key=lambda candidate: candidate.size)
-    while inner := [
-        candidate
-        for candidate in candidates
-        if candidate is not first
-        and first.holds(candidate)
-        and candidate.size >= INNER_SHARE * first.size
-    ]:
-        first = max(inner, key=lambda candidate: candidate.size)
-    chosen = [first]
-    for candidate in sorted(candidates, key=lambda candidate: -candidate.size):
-        is_apart = not any(candidate.overlaps(block) for block in chosen)
-        if is_apart and candidate.size >= FURTHER_SHARE * first.size:
+    """The largest, or what holds most of it inside, and further ones that share nothing with
+    these."""
+    by_size = sorted(candidates, key=lambda candidate: -candidate.size)
+    chosen: list[_Candidate] = []
+    for candidate in by_size:
+        if not chosen:
+            chosen.append(_innermost(candidate, by_size))
+        is_apart = candidate.size_outside(chosen) == candidate.size
+        if is_apart and candidate.size >= FURTHER_SHARE * chosen[0].size:
             chosen.append(candidate)
     return chosen
 
 
-def _outside(layers: _Candidate, blocks: list[_Candidate]) -> int:
-    """The parameters of these layers that are in no block."""
-    inside = {parameter for candidate in blocks for parameter in candidate.sizes}
-    return sum(size for parameter, size in layers.sizes.items() if parameter not in inside)
+def _innermost(outer: _Candidate, by_size: list[_Candidate]) -> _Candidate:
+    for candidate in by_size:
+        is_large = candidate.size >= INNER_SHARE * outer.size
+        if candidate is not outer and outer.holds(candidate) and is_large:
+            return _innermost(candidate, by_size)
+    return outer
 
 
 def _is_expert(name: str, module: nn.Module) -> bool:
@@ -181,11 +183,17 @@ def _is_expert(name: str, module: nn.Module) -> bool:
 
 
 def _by_class(model: nn.Module, names: set[str]) -> dict[str, nn.Module]:
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if module is not model and type(module).__name__ in names and _size(module)
-    }
+    return _inside_out(
+        {
+            name: module
+            for name, module in model.named_modules()
+            if module is not model and type(module).__name__ in names and _size(module)
+        }
+    )
+
+
+def _inside_out(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """An inner module before the one that holds it."""
     return dict(reversed(modules.items()))
 
 

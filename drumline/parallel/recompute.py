@@ -7,7 +7,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -31,14 +31,9 @@ def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: boo
 
     For a block that draws no random numbers the generators' state is not saved.
     """
-    recompute = partial(
-        checkpoint, block, inputs, use_reentrant=False, preserve_rng_state=draws_random
-    )
+    call = partial(checkpoint, block, inputs, preserve_rng_state=draws_random)
     # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
-    if torch.compiler.is_compiling() or next(block.buffers(), None) is None:
-        outputs: Tensor = recompute()
-    else:
-        outputs = recompute(context_fn=lambda: (nullcontext(), _buffers_kept(block)))
+    outputs: Tensor = _without_trace(call, None if torch.compiler.is_compiling() else block)
     return outputs
 
 
@@ -80,10 +75,14 @@ def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:
     forward = partial(type(block).forward, block, **options)
     if not block.training or not torch.is_grad_enabled():
         return forward(*inputs)
-    recompute = partial(checkpoint, forward, *inputs, use_reentrant=False)
-    if next(block.buffers(), None) is None:
-        return recompute()
-    return recompute(context_fn=lambda: (nullcontext(), _buffers_kept(block)))
+    return _without_trace(partial(checkpoint, forward, *inputs), block)
+
+
+def _without_trace(call: Callable[..., Any], block: nn.Module | None) -> Any:
+    """Call torch's `checkpoint` so that the second pass changes no buffer of this block."""
+    if block is None or next(block.buffers(), None) is None:
+        return call(use_reentrant=False)
+    return call(use_reentrant=False, context_fn=lambda: (nullcontext(), _buffers_kept(block)))
 
 
 @contextmanager
