@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.heartbeats import described
 from benchmarks.ranks import start_ranks
+from drumline.base.rank_environment import Topology
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.runs.profile_files import JobFacts
 
@@ -87,11 +88,8 @@ def run_rank(options: argparse.Namespace) -> None:
     capture = TraceCapture(
         profiled,
         options.to.parent / "profile",
-        rank=rank,
-        world_size=world_size,
-        local_world_size=world_size,
-        host="here",
-        job=JobFacts(task="overhead"),
+        Topology(rank=rank, world_size=world_size, local_world_size=world_size),
+        JobFacts(task="overhead"),
     )
     loop.block(range(WARM_UP))
     times: dict[str, Any] = {"before": loop.block(range(WARM_UP, first - 1))}

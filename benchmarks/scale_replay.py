@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from drumline.base.rank_environment import Topology
 from drumline.rank.watched.trace_capture import CpuWait, TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 
@@ -184,20 +185,24 @@ def profiled(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     }
 
 
+class ReplayedHost(Topology):
+    """One rank on a host of its own."""
+
+    @property
+    def host(self) -> str:
+        return f"host-{self.rank}"
+
+
 def traced(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     """Profiles steps as `drumline profile` does: each rank writes its trace into the order's
     folder."""
     replay = Replay(order, group)
     last = TRACED_FROM + order["steps"]
-    rank = dist.get_rank()
     capture = TraceCapture(
         range(TRACED_FROM, last),
         Path(order["folder"]) / PROFILE_FOLDER,
-        rank=rank,
-        world_size=order["hosts"],
-        local_world_size=1,
-        host=f"host-{rank}",
-        job=JobFacts(task="replay"),
+        ReplayedHost(rank=dist.get_rank(), world_size=order["hosts"]),
+        JobFacts(task="replay"),
     )
     capture.modules = [replay.model]
     for number in range(last):

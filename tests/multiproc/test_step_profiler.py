@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from drumline.base.rank_environment import Topology
 from drumline.base.text import MIB
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.report.profile.bucket_plan import filled
@@ -89,10 +90,8 @@ def profile_with_an_open_collective(folder: Path) -> bool:
     before the profiler stopped."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    job = JobFacts(task="train.py")
-    capture = TraceCapture(
-        range(2, 4), folder, rank=rank, world_size=2, local_world_size=2, host="vm", job=job
-    )
+    topology = Topology(rank=rank, world_size=2, local_world_size=2)
+    capture = TraceCapture(range(2, 4), folder, topology, JobFacts(task="train.py"))
     for number in range(4):
         capture.begin_step(number)
         if number == 3:

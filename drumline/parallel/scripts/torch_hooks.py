@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import functools
 import importlib.util
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, Heartbe
 
 def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     """Begin when the script has imported torch."""
-    call_after_torch(lambda: _wrap_torch(activity, recorder), "ranks are not compared")
+    call_after_torch(_TorchObserver(activity, recorder).begin, "ranks are not compared")
 
 
 def call_after_torch(loaded: Callable[[], None], without: str) -> None:
@@ -73,85 +72,87 @@ class _AfterTorch(MetaPathFinder):
             )
 
 
-def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
-    """`activity`: records which phase the main thread is in, for finding stragglers."""
-    import torch
-    from torch.distributed import Work
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-    from torch.utils.data import DataLoader
+class _TorchObserver:
+    """Records which phase the main thread is in, for finding stragglers, and what ranks compare."""
 
-    from drumline.rank.torch_internals import LoaderIterator
+    def __init__(self, activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
+        self._activity = activity
+        self._recorder = recorder
+        self._main_thread = threading.main_thread().ident
+        self._phase = int(Phase.BETWEEN)
+        self._num_backward = 0
 
-    is_compiling = torch.compiler.is_compiling
-    main_thread = threading.main_thread().ident
-    phase = int(Phase.BETWEEN)
-    num_backward = 0
-    activity.mark(phase)
+    def begin(self) -> None:
+        """torch is loaded: wrap it."""
+        import torch
+        from torch.distributed import Work
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+        from torch.utils.data import DataLoader
 
-    def is_observed() -> bool:
-        return not is_compiling() and threading.get_ident() == main_thread
+        from drumline.rank.torch_internals import LoaderIterator
 
-    def enter(following: int) -> int:
-        """Returns the phase that was left."""
-        nonlocal phase
-        before, phase = phase, following
-        activity.mark(following)
-        return before
+        self._is_compiling = torch.compiler.is_compiling
+        self._activity.mark(self._phase)
+        wrap_method(DistributedDataParallel, "__init__", self._build)
+        wrap_method(DistributedDataParallel, "forward", self._timed(FORWARD))
+        wrap_method(torch.Tensor, "backward", self._timed(BACKWARD, self._begin_backward))
+        # A rank waits for the others here, as in backward.
+        wrap_method(Work, "wait", self._timed(BACKWARD))
+        wrap_method(DataLoader, "__iter__", self._iterate)
+        wrap_method(LoaderIterator, "__next__", self._timed(DATA))
+        register_optimizer_step_pre_hook(self._begin_optimizer)
+        register_optimizer_step_post_hook(self._end_optimizer)
 
-    def begin_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_observed():
-            recorder.modules.optimizers.add(optimizer)
-            enter(OPTIMIZER)
+    def _is_observed(self) -> bool:
+        return not self._is_compiling() and threading.get_ident() == self._main_thread
 
-    def end_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_observed():
-            enter(Phase.BETWEEN)
+    def _enter(self, phase: int) -> None:
+        self._phase = phase
+        self._activity.mark(phase)
 
-    def begin_backward() -> None:
-        nonlocal num_backward
-        # Here and not in forward, which may be compiled.
-        num_backward += 1
-        activity.begin_step(num_backward)
-        with contextlib.suppress(Exception):
-            recorder.modules.begin_backward()
-
-    def timed(entered: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
+    def _timed(self, phase: int, before: Callable[[], None] = lambda: None) -> Callable[..., Any]:
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not is_observed():
+            if not self._is_observed():
                 return call(*args, **kwargs)
-            if before is not None:
-                before()
-            last = enter(entered)
+            before()
+            last = self._phase
+            self._enter(phase)
             try:
                 return call(*args, **kwargs)
             finally:
-                enter(last)
+                self._enter(last)
 
         return wrapper
 
-    def build(call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
-        call(module, *args, **kwargs)
-        recorder.record_facts()
+    def _begin_backward(self) -> None:
+        # Here and not in forward, which may be compiled.
+        self._num_backward += 1
+        self._activity.begin_step(self._num_backward)
         with contextlib.suppress(Exception):
-            recorder.modules.add(module)
+            self._recorder.modules.begin_backward()
 
-    def iterate(call: Callable[..., Any], loader: Any) -> Any:
-        recorder.record_loader(loader, sys._getframe(2))
+    def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._is_observed():
+            self._recorder.modules.optimizers.add(optimizer)
+            self._enter(OPTIMIZER)
+
+    def _end_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._is_observed():
+            self._enter(Phase.BETWEEN)
+
+    def _build(self, call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
+        call(module, *args, **kwargs)
+        self._recorder.record_facts()
+        with contextlib.suppress(Exception):
+            self._recorder.modules.add(module)
+
+    def _iterate(self, call: Callable[..., Any], loader: Any) -> Any:
+        self._recorder.record_loader(loader, sys._getframe(2))
         return call(loader)
-
-    wrap_method(DistributedDataParallel, "__init__", build)
-    wrap_method(DistributedDataParallel, "forward", timed(FORWARD))
-    wrap_method(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
-    # A rank waits for the others here, as in backward.
-    wrap_method(Work, "wait", timed(BACKWARD))
-    wrap_method(DataLoader, "__iter__", iterate)
-    wrap_method(LoaderIterator, "__next__", timed(DATA))
-    register_optimizer_step_pre_hook(begin_optimizer)
-    register_optimizer_step_post_hook(end_optimizer)
 
 
 def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -205,11 +206,8 @@ class ScriptProfile:
         self._capture = TraceCapture(
             steps,
             self._folder / PROFILE_FOLDER,
-            rank=self._topology.rank,
-            world_size=self._topology.world_size,
-            local_world_size=self._topology.local_world_size,
-            host=socket.gethostname(),
-            job=JobFacts(task=self._script),
+            self._topology,
+            JobFacts(task=self._script),
         )
         wrap_method(DistributedDataParallel, "__init__", self._build)
         self._hook = register_optimizer_step_post_hook(self._after_step)

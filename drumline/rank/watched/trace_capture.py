@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from drumline.base.processes import ThreadTimes, thread_times
+from drumline.base.rank_environment import Topology
 from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB, print_message
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
@@ -90,19 +91,13 @@ class TraceCapture:
         self,
         steps: range,
         folder: Path,
-        *,
-        rank: int,
-        world_size: int,
-        local_world_size: int,
-        host: str,
+        topology: Topology,
         job: JobFacts,
     ) -> None:
         self._steps = steps
         self._folder = folder
-        self._rank = rank
-        self._world_size = world_size
-        self._local_world_size = local_world_size
-        self._host = host
+        self._topology = topology
+        self._rank = topology.rank
         self._job = job
         self._profiler: Any = None
         self._range: Any = None
@@ -316,8 +311,8 @@ class TraceCapture:
             job = replace(job, bucket_cap_mb=cap / MIB)
         return RankFacts(
             rank=self._rank,
-            world_size=self._world_size,
-            host=self._host,
+            world_size=self._topology.world_size,
+            host=self._topology.host,
             device=torch.cuda.get_device_name() if self._is_gpu else "cpu",
             backend=self._backend,
             first_step=self._steps.start,
@@ -326,7 +321,7 @@ class TraceCapture:
             num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
-            cores=len(os.sched_getaffinity(0)) / self._local_world_size,
+            cores=len(os.sched_getaffinity(0)) / self._topology.local_world_size,
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
             cpu_wait_s=None if waited_s is None else waited_s / max(1, num_steps),
             pauses=tuple(self._pauses),

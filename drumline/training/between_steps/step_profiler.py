@@ -51,11 +51,8 @@ class ProfiledStep:
         self._capture = TraceCapture(
             steps,
             self._folder,
-            rank=ddp.rank,
-            world_size=ddp.world_size,
-            local_world_size=ddp.local_world_size,
-            host=ddp.host,
-            job=job_facts(context),
+            ddp.connection.topology,
+            job_facts(context),
         )
         self._capture.modules = [context.job.applied]
         self._capture.optimizer = context.job.optimizer

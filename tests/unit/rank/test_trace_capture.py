@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drumline.base.errors import TrainingError
+from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.torch_hooks import ScriptProfile
 from drumline.rank.watched import trace_capture
 from drumline.rank.watched.trace_capture import SyncLines, TraceCapture
@@ -25,10 +26,8 @@ CPU = torch.device("cpu")
 
 
 def make_capture(folder: Path, rank: int = 0) -> TraceCapture:
-    job = JobFacts(task="train.py")
-    return TraceCapture(
-        range(2, 3), folder, rank=rank, world_size=2, local_world_size=1, host="vm", job=job
-    )
+    topology = Topology(rank=rank, world_size=2)
+    return TraceCapture(range(2, 3), folder, topology, JobFacts(task="train.py"))
 
 
 class ThreadRanks:
