@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from torch.utils import data
 
 import drumline
-from drumline.base.processes import thread_times
+from drumline.base.processes import ThreadTimes, thread_times
 from drumline.rank.torch_internals import LoaderIterator, end_workers, start_workers
 from drumline.runs.profile_files import (
     CLIPPING,
@@ -54,6 +54,7 @@ MOST_LINES = 2000
 MOST_COLLECTIONS = 5000
 MOST_THREADS = 5
 MOST_SOURCE = 100
+NEW_THREAD = ThreadTimes(run_ns=0, wait_ns=0, num_slices=0)
 NO_LINE = SampledLine(file="", line=0, function="")
 REST = "rest"
 END = "end"
@@ -151,11 +152,9 @@ class RunnableClock:
             os.close(self._schedule)
 
 
-def _line_of(statement: tuple[CodeType, int] | None) -> SampledLine:
-    if statement is None:
-        return NO_LINE
-    code, number = statement
-    return SampledLine(file=code.co_filename, line=number, function=code.co_qualname)
+def _line_of(frame: FrameType) -> SampledLine:
+    code = frame.f_code
+    return SampledLine(file=code.co_filename, line=frame.f_lineno or 0, function=code.co_qualname)
 
 
 def outermost_code(frame: FrameType) -> CodeType:
@@ -167,8 +166,8 @@ def outermost_code(frame: FrameType) -> CodeType:
 class _Seen(NamedTuple):
     phase: str
     line: SampledLine
-    statement: tuple[CodeType, int] | None
-    """The line of a script's training loop, or of a task, that led there; None: in the engine's
+    statement: SampledLine
+    """The line of a script's training loop, or of a task, that led there; none in the engine's
     loop."""
 
 
@@ -186,7 +185,7 @@ class StackSampler:
         self._numbers: dict[str, int] = {}
         self._lines: dict[SampledLine, int] = {NO_LINE: 0}
         self._rows: list[list[int]] = []
-        self._statements: list[tuple[CodeType, int] | None] = []
+        self._statements: list[SampledLine] = []
         """Of each row."""
         self._loop = self._codes_of_loop(sys._getframe())
         self._collections: list[Collection] = []
@@ -217,7 +216,7 @@ class StackSampler:
         sys.setswitchinterval(self._switch_interval_s)
         self._name_pauses()
         threads = tuple(self._other_threads())
-        statements = tuple(map(self._number_of, map(_line_of, self._statements)))
+        statements = tuple(map(self._number_of, self._statements))
         return StackSamples(
             began_ns=self._began_ns,
             phases=tuple(self._numbers),
@@ -268,6 +267,7 @@ class StackSampler:
         view = self._describe(frame, self._outermost)
         if view is None:
             return
+
         phase = self._numbers.setdefault(view.phase, len(self._numbers))
         line = self._number_of(view.line)
         used_ns = cpu_ns - self._last_cpu_ns
@@ -279,6 +279,7 @@ class StackSampler:
         else:
             self._rows.append([now_ns, used_ns, phase, line])
             self._statements.append(view.statement)
+
         for thread, top in frames.items():
             view = self._describe(top)
             if thread != self._thread.ident and view is not None:
@@ -293,38 +294,34 @@ class StackSampler:
         """The outermost phase, and the innermost line of the user's. None: the thread ran meanwhile,
         and the stack does not end with `outermost`."""
         phase = REST
-        line: SampledLine | None = None
-        statement: tuple[CodeType, int] | None = None
-        outermost_line: tuple[CodeType, int] | None = None
-        library: str | None = None
+        line = NO_LINE
+        statement = NO_LINE
+        outermost_line = NO_LINE
+        library = ""
         code: CodeType | None = None
         is_evaluating = self._is_evaluating()
         while frame is not None:
             code = frame.f_code
             entered = self._phases.get(code)
             if entered == END:
-                return _Seen(phase, line or NO_LINE, statement or outermost_line)
+                return _Seen(phase, line, outermost_line if statement == NO_LINE else statement)
+
             package = package_of(code.co_filename)
-            if library is None:
-                library = package
-            if line is None and not package:
-                line = SampledLine(
-                    file=code.co_filename,
-                    line=frame.f_lineno or 0,
-                    function=code.co_qualname,
-                    library=library,
-                )
+            library = library or package
             if not package:
-                outermost_line = (code, frame.f_lineno or 0)
-            if statement is None and code in self._loop:
-                statement = outermost_line
+                outermost_line = _line_of(frame)
+                if line == NO_LINE:
+                    line = replace(outermost_line, library=library)
+                if statement == NO_LINE and code in self._loop:
+                    statement = outermost_line
+
             if entered == "forward" and is_evaluating:
                 entered = EVALUATION
             if entered is not None and INSIDE.get(phase) != entered:
                 phase = entered
             frame = frame.f_back
         is_whole = outermost is None or code is outermost
-        return _Seen(phase, line or NO_LINE, statement) if is_whole else None
+        return _Seen(phase, line, statement) if is_whole else None
 
     def _is_evaluating(self) -> bool:
         """Asked of the models, not of the frames: `f_locals` of a function that is returning in
@@ -348,33 +345,29 @@ class StackSampler:
         also where it loads data."""
         if not self._loop:
             return
-        lasts: dict[object, Counter[int]] = defaultdict(Counter)
+        times: dict[SampledLine, Counter[int]] = defaultdict(Counter)
         began_ns = self._began_ns
         for (until_ns, _, phase, _), statement in zip(self._rows, self._statements, strict=True):
-            lasts[statement][phase] += until_ns - began_ns
+            times[statement][phase] += until_ns - began_ns
             began_ns = until_ns
+        times.pop(NO_LINE, None)
+
         for name in (EVALUATION, "save"):
             number = self._numbers.get(name, -1)
-            named = {
-                statement
-                for statement, phases in lasts.items()
-                if statement is not None and phases[number] > PAUSE_SHARE * phases.total()
-            }
             for row, statement in zip(self._rows, self._statements, strict=True):
-                if statement is not None and statement in named:
+                phases = times[statement]
+                if phases[number] > PAUSE_SHARE * phases.total():
                     row[2] = number
-                    row[3] = self._number_of(_line_of(statement))
+                    row[3] = self._number_of(statement)
 
     # Garbage collection, in whichever thread it runs
 
     def _on_collection(self, event: str, info: Mapping[str, int]) -> None:
         now_ns = time.time_ns()
         if event == "start":
-            line = NO_LINE
-            if info["generation"] == 2:  # the others take microseconds
-                view = self._describe(sys._getframe().f_back)
-                line = NO_LINE if view is None else view.line
-            self._collection_began = (now_ns, line)
+            is_full = info["generation"] == 2  # the others take microseconds
+            view = self._describe(sys._getframe().f_back) if is_full else None
+            self._collection_began = (now_ns, NO_LINE if view is None else view.line)
         elif self._collection_began is not None and len(self._collections) < MOST_COLLECTIONS:
             began_ns, line = self._collection_began
             self._collections.append(
@@ -386,15 +379,15 @@ class StackSampler:
     def _other_threads(self) -> Iterable[ThreadUse]:
         """The CPU time of each, and the line in which it was seen most: a thread that computes is
         there nearly always."""
-        now = thread_times(os.getpid())
+        times = thread_times(os.getpid())
         uses = []
         for thread in threading.enumerate():
-            before = self._threads_before.get(thread.native_id or 0)
-            after = now.get(thread.native_id or 0)
+            number = thread.native_id or 0
             lines = [row for row in self._other_lines if row[0] == thread.ident]
-            if thread.ident == self._main or after is None or not lines:
+            if thread.ident == self._main or number not in times or not lines:
                 continue
-            cpu_ns = after.run_ns - (0 if before is None else before.run_ns)
-            _, line = max(lines, key=lambda row: self._other_lines[row])
+            before = self._threads_before.get(number, NEW_THREAD)
+            cpu_ns = times[number].run_ns - before.run_ns
+            _, line = max(lines, key=self._other_lines.__getitem__)
             uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
         return sorted(uses, key=lambda use: -use.cpu_s)[:MOST_THREADS]

@@ -43,6 +43,7 @@ from drumline.rank.torch_internals import (
 )
 from drumline.rank.watched.stack_sampler import (
     BUSY_THREAD,
+    NEW_THREAD,
     Phases,
     StackSampler,
     code_of,
@@ -78,7 +79,6 @@ POLL_S = 0.02
 UNSTOPPED: list[Any] = []
 """Profilers that were not stopped: gloo's threads may still write into their memory."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
-NEW_THREAD = ThreadTimes(run_ns=0, wait_ns=0, num_slices=0)
 TORCH = str(Path(torch.__file__).parent)
 
 
@@ -103,6 +103,7 @@ class TraceCapture:
         self._range: Any = None
         self._number = 0
         self._timed_from: tuple[int, float] | None = None
+        """The step from which on steps without the profiler are timed, and when it began."""
         self._unprofiled_s: float | None = None
         self._loading_s = 0.0
         """How long the loop waited for batches."""
@@ -114,7 +115,9 @@ class TraceCapture:
         self._sync_lines: SyncLines | None = None
         self._sampler: StackSampler
         self._stacks = StackSamples()
-        self._threads_before: tuple[float, dict[int, int]] | None = None
+        self._began_s = 0.0
+        self._threads_before: dict[int, int] = {}
+        """The CPU time of other threads then."""
         self.phases: Phases = {}
         """Where the phases of the loop begin, besides those of torch."""
         self.modules: list[torch.nn.Module] = []
@@ -132,8 +135,9 @@ class TraceCapture:
         """Step `number`, counted from 0, begins here."""
         first = self._steps.start
         self._number = number
-        if self._threads_before is None:
-            self._threads_before = (time.perf_counter(), other_threads_ns())
+        if not self._began_s:
+            self._began_s = time.perf_counter()
+            self._threads_before = other_threads_ns()
         if self.is_recording:
             self._range.__exit__(None, None, None)
             if number < self._steps.stop:
@@ -183,13 +187,14 @@ class TraceCapture:
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
             files = gather_json((path.name, file_version(path) if self._is_written else None))
             is_seen = gather_json(
-                [file_version(path.parent / name) == version for name, version in files]
+                [file_version(self._folder / name) == version for name, version in files]
             )[0]
-            content = b"" if is_seen[self._rank] or not self._is_written else path.read_bytes()
-            sizes = gather_json(len(content))
+            is_sent = self._is_written and not is_seen[self._rank]
+            content = path.read_bytes() if is_sent else b""
             sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
-            parts = gather_on_main(sent, sizes)
+            parts = gather_on_main(sent, gather_json(len(content)))
             received += list(zip(files, is_seen, parts, strict=False))
+
         for (name, _), is_current, part in received:
             if part.numel():
                 replace_bytes(self._folder / name, part.numpy().tobytes())
@@ -211,11 +216,13 @@ class TraceCapture:
     def _prepare(self) -> None:
         quiet_profiler()
         if self._timed_from is not None:
-            number, began = self._timed_from
-            if self._number - number >= FEWEST_TIMED:
-                lasted_s = self._now() - self._paused_s - began
-                self._unprofiled_s = lasted_s / (self._number - number)
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
+            number, began_s = self._timed_from
+            num_steps = self._number - number
+            if num_steps >= FEWEST_TIMED:
+                self._unprofiled_s = (self._now() - self._paused_s - began_s) / num_steps
+        activities = [ProfilerActivity.CPU]
+        if self._is_gpu:
+            activities.append(ProfilerActivity.CUDA)
         # Not with acc_events: torch would make a Python object of every event, for a minute where a
         # step has 20,000 operations.
         self._profiler = profile(activities=activities)
@@ -241,12 +248,9 @@ class TraceCapture:
 
     def _has_busy_thread(self) -> bool:
         """Whether another Python thread has competed with the steps so far."""
-        if self._threads_before is None:
-            return False
-        began_s, before_ns = self._threads_before
-        most_ns = BUSY_THREAD * (time.perf_counter() - began_s) * 1e9
+        most_ns = BUSY_THREAD * (time.perf_counter() - self._began_s) * 1e9
         return any(
-            cpu_ns - before_ns.get(thread, 0) > most_ns
+            cpu_ns - self._threads_before.get(thread, 0) > most_ns
             for thread, cpu_ns in other_threads_ns().items()
         )
 
@@ -265,15 +269,13 @@ class TraceCapture:
         self._stacks = self._sampler.stop()
         self._worker_use = self._workers.use()
         self._waited_s = self._cpu_wait.stop()
-        if is_closed:
-            self._profiler.stop_trace()
-        else:
-            UNSTOPPED.append(self._profiler)
         if self._sync_lines is not None:
             self._sync_lines.stop()
         if is_closed:
+            self._profiler.stop_trace()
             self._write()
         else:
+            UNSTOPPED.append(self._profiler)
             print_message(
                 f"rank {self._rank} has no trace: a collective was still open {MOST_OPEN_S:g} s after the last "
                 "profiled step"
@@ -526,6 +528,5 @@ def tensor_bytes(modules: Iterable[torch.nn.Module], data: Mapping[str, Any]) ->
         if parameter.requires_grad and name not in ignored
     ]
     order = [int(number) for number in numbers]
-    return (
-        tuple(sizes[number] for number in order) if sorted(order) == list(range(len(sizes))) else ()
-    )
+    is_whole = sorted(order) == list(range(len(sizes)))
+    return tuple(sizes[number] for number in order) if is_whole else ()
