@@ -10,20 +10,23 @@ import platform
 import re
 import sys
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from drumline.base.rank_environment import Topology, own_variables
+from drumline.base.untrusted import replace_text
 from drumline.watch.cluster_state import LoaderReport, ModuleHashes, ModuleReport, ScriptReport
+from drumline.watch.fact_differences import Facts
 
-INSTALLED = ("/site-packages/", "/dist-packages/")
+INSTALLED = re.compile("/(site|dist)-packages/")
 MAX_LOADERS = 64
 IS_OPTION = re.compile(r"--?[A-Za-z]")
-ASSIGNMENT = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"(--?[A-Za-z][^=]*|[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 SECRET_NAMES = re.compile(r"keys?$|token$|secret|passw|passphrase|credential")
 # The parameters of DDP modules are hashed at construction and every so many updates, without a
 # collective and without a wait for the device.
@@ -52,7 +55,7 @@ class ScriptRecorder:
             "node_rank": node_rank,
         }
         self._arguments = arguments_by_name(arguments)
-        self._facts: dict[str, dict[str, Any]] = {}
+        self._facts: Facts = {}
         self._loaders: dict[str, LoaderReport] = {}
         self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.modules = DdpModules(topology.rank)
@@ -91,20 +94,16 @@ class ScriptRecorder:
                 loaders=dict(self._loaders),
                 modules=self.modules.reports(),
             )
-            self._file.with_suffix(".new").write_text(json.dumps(asdict(report)), encoding="utf-8")
-            self._file.with_suffix(".new").replace(self._file)
+            replace_text(self._file, json.dumps(asdict(report)))
             self._num_written = num_changes
 
     def _place(self, frame: FrameType | None) -> str:
         """The user's line that iterates; a second loader there has a number."""
-        while (
-            frame is not None
-            and frame.f_back
-            and any(folder in frame.f_code.co_filename for folder in INSTALLED)
-        ):
+        while frame is not None and INSTALLED.search(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None:
             return "unknown"
+
         place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         number = sum(recorded.partition(" ")[0] == place for recorded in self._loaders) + 1
         return place if number == 1 else f"{place} (number {number})"
@@ -113,59 +112,52 @@ class ScriptRecorder:
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     """`--lr 0.1 --amp data x=1` as `{"--lr": "0.1", "--amp": "given", "argument 1": "data", "x":
     "1"}`."""
-    values_by_name: dict[str, list[str]] = {}
-    rest = list(words)
+    values_by_name: dict[str, list[str]] = defaultdict(list)
+    rest = deque(words)
     num_places = 0
     while rest:
-        word = rest.pop(0)
-        if IS_OPTION.match(word):
-            name, is_assigned, value = word.partition("=")
-            if not is_assigned:
-                takes_next = bool(rest) and not IS_OPTION.match(rest[0])
-                value = rest.pop(0) if takes_next else "given"
-        elif assigned := ASSIGNMENT.fullmatch(word):
+        word = rest.popleft()
+        if assigned := ASSIGNMENT.fullmatch(word):
             name, value = assigned.groups()
+        elif IS_OPTION.match(word):
+            name = word
+            takes_next = bool(rest) and not IS_OPTION.match(rest[0])
+            value = rest.popleft() if takes_next else "given"
         else:
             num_places += 1
             name = f"argument {num_places}"
             value = word
-        values_by_name.setdefault(name, []).append(value)
+        values_by_name[name].append(value)
     return {name: " ".join(values) for name, values in values_by_name.items()}
 
 
-def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def script_facts(arguments: Mapping[str, str]) -> Facts:
     """By group and name. The values of secrets, such as `--api-key`, are hashed."""
     from drumline.rank.rendezvous.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND, code_hashes
 
     environment = own_variables()
-    variables = sorted((*ANY_BACKEND, *(name for names in OF_BACKEND.values() for name in names)))
-    # Not getattr: some modules are loaded by the first attribute access.
-    modules = [
-        (name, getattr(module, "__dict__", {})) for name, module in list(sys.modules.items())
-    ]
-    versions = {
-        name: content["__version__"]
-        for name, content in modules
-        if "." not in name and "__version__" in content
-    }
+    variables = sorted(chain(ANY_BACKEND, *OF_BACKEND.values()))
+    packages = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for name, module in list(sys.modules.items()):
+        # Not getattr: some modules are loaded by the first attribute access.
+        version = getattr(module, "__dict__", {}).get("__version__")
+        if "." not in name and isinstance(version, str):
+            packages[name] = str(version)
     return {
         "arguments": {
-            name: {"hash": hashlib.blake2b(value.encode(), digest_size=4).hexdigest()}
-            if SECRET_NAMES.search(name.lower())
-            else value
+            name: _hashed(value) if SECRET_NAMES.search(name.lower()) else value
             for name, value in arguments.items()
         },
         "variables": {
             name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables
         },
-        "packages": {
-            "Python": ".".join(platform.python_version_tuple()[:2]),
-            **{
-                name: str(version) for name, version in versions.items() if isinstance(version, str)
-            },
-        },
+        "packages": packages,
         "script": code_hashes(),
     }
+
+
+def _hashed(secret: str) -> dict[str, str]:
+    return {"hash": hashlib.blake2b(secret.encode(), digest_size=4).hexdigest()}
 
 
 def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
@@ -198,15 +190,19 @@ class _PendingHashes:
 
 @dataclass
 class _ObservedModule:
-    key: str  # the same on every rank
+    key: str
+    """The same on every rank."""
     name: str
     ranks: tuple[int, ...]
-    trained: weakref.ref[Any]  # one of its parameters that requires gradients
+    trained: weakref.ref[Any]
+    """One of its parameters that requires gradients."""
     version: int | None = None
     was_no_sync: bool = False
     num_updates: int = 0
     compared: int = 0
-    diverges: bool = False  # whether replicas may differ, or it cannot be observed
+    """The latest step that it was hashed at."""
+    diverges: bool = False
+    """Whether replicas may differ, or it cannot be observed."""
     pending: deque[_PendingHashes] = field(default_factory=deque)
     hashes: dict[int, ModuleHashes] = field(default_factory=dict)
 
@@ -232,24 +228,28 @@ class DdpModules:
         self._rank = rank
         self._modules: weakref.WeakKeyDictionary[Any, _ObservedModule] = weakref.WeakKeyDictionary()
         self._num_built: Counter[tuple[int, ...]] = Counter()
-        self.num_changes = 0  # in what `reports` returns
-        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have taken a step
+        self.num_changes = 0
+        """In what `reports` returns."""
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that have taken a step."""
 
     def add(self, module: Any) -> None:
+        """Observe a module that the script has built."""
         import torch.distributed as dist
 
         ranks = tuple(dist.get_process_group_ranks(module.process_group))
-        trained = next(
-            (parameter for parameter in module.parameters() if parameter.requires_grad), None
-        )
-        if trained is None or len(ranks) < 2 or self._rank not in ranks:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not trained or len(ranks) < 2 or self._rank not in ranks:
             return
+
         # Counted on every rank, also where it is not compared: the number is its name across ranks.
         key = f"{self._num_built[ranks]} of {','.join(map(str, ranks))}"
         self._num_built[ranks] += 1
         if len(self._modules) >= MAX_MODULES:
             return
-        observed = _ObservedModule(key, type(module.module).__name__, ranks, weakref.ref(trained))
+        observed = _ObservedModule(
+            key, type(module.module).__name__, ranks, weakref.ref(trained[0])
+        )
         self._modules[module] = observed
         self.num_changes += 1
         self._observe(module, observed, 0)
@@ -297,16 +297,15 @@ class DdpModules:
         from drumline.rank.tensor_hash import hash_tensors
         from drumline.rank.torch_internals import current_dispatch_mode
 
-        hooks = [
-            getattr(hook, "__qualname__", "").lower()
-            for hook, _ in getattr(module, "_comm_hooks", ())
-        ]
+        hooks = getattr(module, "_comm_hooks", ())
+        names = " ".join(getattr(hook, "__qualname__", "").lower() for hook, _ in hooks)
         # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
         # operation.
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         is_captured |= current_dispatch_mode() is not None
-        if is_captured or any(word in name for name in hooks for word in DIVERGING_HOOKS):
+        if is_captured or any(word in names for word in DIVERGING_HOOKS):
             return
+
         ignored = getattr(module, "parameters_to_ignore", ())
         tensors = {
             name: parameter
@@ -325,23 +324,19 @@ class DdpModules:
 
     def _settings(self, trained: Any) -> dict[str, Any]:
         """The numbers that the optimizer of this parameter has, by name."""
-        groups = [
-            (type(optimizer).__name__, group)
-            for optimizer in list(self.optimizers)
-            for group in optimizer.param_groups
-        ]
-        return {
-            f"{name}'s {key}": value
-            for name, group in groups
-            if any(parameter is trained for parameter in group["params"])
-            for key, value in group.items()
-            if isinstance(value, int | float) or key == "betas"
-        }
+        settings = {}
+        for optimizer in list(self.optimizers):
+            for group in optimizer.param_groups:
+                if any(parameter is trained for parameter in group["params"]):
+                    for key, value in group.items():
+                        if isinstance(value, int | float) or key == "betas":
+                            settings[f"{type(optimizer).__name__}'s {key}"] = value
+        return settings
 
 
 def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> None:
-    pairs = zip(done.kinds.items(), done.hashes.tolist(), strict=True)
-    tensors = {name: (kind, value) for (name, kind), value in pairs}
+    kinds_and_hashes = zip(done.kinds.values(), done.hashes.tolist(), strict=True)
+    tensors = dict(zip(done.kinds, kinds_and_hashes, strict=True))
     observed.hashes[done.step] = ModuleHashes(tensors=tensors, settings=done.settings)
     while len(observed.hashes) > max(1, min(MAX_STEPS, most_hashes // len(tensors))):
         del observed.hashes[min(observed.hashes)]

@@ -104,6 +104,7 @@ class _WatchedScript:
         atexit.register(self._close)
 
     def fail(self, error: BaseException) -> None:
+        """The script has raised this."""
         if isinstance(error, Exception) and os.getpid() == self._pid:
             self._error = error
             text = _unused_parameters(error) or str(error).partition("\n")[0]
