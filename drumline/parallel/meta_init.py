@@ -48,23 +48,21 @@ class ModuleInit:
     def _initialize(self, name: str, module: nn.Module) -> None:
         initialize = _method_of(module)
         assert initialize is not None
-        tied: list[tuple[nn.Parameter, Tensor]] = []
-        parameters = list(module.named_parameters(recurse=False, remove_duplicate=False))
-        for key, old in parameters:
-            if old in self._made:  # another module has initialized it
-                new = self._made[old]
-                tied.append((new, new.detach().clone()))
+        tied: dict[nn.Parameter, Tensor] = {}
+        """Parameters that another module has initialized, with their values."""
+        for key, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if old in self._made:
+                tied[self._made[old]] = self._made[old].detach().clone()
             else:
-                new = nn.Parameter(_unset_like(old), requires_grad=old.requires_grad)
-                self._made[old] = new
-            setattr(module, key, new)
-        buffers = list(module.named_buffers(recurse=False, remove_duplicate=False))
-        for key, buffer in buffers:
+                self._made[old] = nn.Parameter(_unset_like(old), requires_grad=old.requires_grad)
+            setattr(module, key, self._made[old])
+        for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(module, key, _unset_like(buffer))
+
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(text_hash(f"{self._seed} {name}") & (2**63 - 1))
             initialize()
-            for parameter, before in tied:
+            for parameter, before in tied.items():
                 parameter.copy_(before)
         _check_all_set(name, module, getattr(initialize, "__name__", "init_weights"))
 

@@ -58,16 +58,15 @@ def make_replica_groups(
     ordered = sorted(tuple(sorted(ranks)) for ranks in replicas)
     leaders = tuple(ranks[0] for ranks in ordered)
     across = make_group(leaders, timeout_s=timeout_s)
-    members: tuple[int, ...] = ()
-    within = None
-    for ranks in ordered:  # all ranks make all groups, in the same order
-        group = make_group(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None
-        if dist.get_rank() in ranks:
-            members = ranks
-            within = group
-    weight = len(members) / dist.get_world_size()
+    # All ranks make all groups, in the same order.
+    groups = {ranks: make_group(ranks, timeout_s=timeout_s) for ranks in ordered if len(ranks) > 1}
+    (members,) = (ranks for ranks in ordered if dist.get_rank() in ranks)
     return ReplicaGroups(
-        members=members, leaders=leaders, within=within, across=across, weight=weight
+        members=members,
+        leaders=leaders,
+        within=groups.get(members),
+        across=across,
+        weight=len(members) / dist.get_world_size(),
     )
 
 
@@ -117,21 +116,23 @@ class DeltaSum:
         self._wire_device = (
             torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
         )
-        is_rounded = wire != "fp32"
-        self._error = like.new_zeros(self._count, length) if is_rounded else None
-        self._slice_error = like.new_zeros(1, length) if is_rounded else None
+        self._errors: dict[str, Tensor] = {}
+        """What rounding has left out, in each half."""
+        if wire != "fp32":
+            self._errors["error"] = like.new_zeros(self._count, length)
+            self._errors["slice_error"] = like.new_zeros(1, length)
         self._length = length
         self._work: Any = None
         self._is_second_half = False
-        self._nothing = like.new_empty(0)
-        self._sent = self._received = self._nothing
+        self._sent = like.new_empty(0)
+        self._received = self._sent
         self._result: Tensor | None = None
 
     def start(self, values: Tensor) -> None:
         """Collective: begin the first half."""
         rows = values.new_zeros(self._count * self._length)
         rows[: self._size] = values
-        self._sent = self._rounded(rows.view(self._count, self._length), self._error)
+        self._sent = self._rounded(rows.view(self._count, self._length), "error")
         self._received = torch.empty_like(self._sent)
         self._work = dist.all_to_all_single(
             self._received, self._sent, group=self._group, async_op=True
@@ -143,8 +144,7 @@ class DeltaSum:
         if self._work is None or self._is_second_half:
             return
         self._work.wait()
-        slices = decode(self._received.to(self._device), self._wire, self._dtype)
-        self._sent = self._rounded(slices.sum(0, keepdim=True), self._slice_error)
+        self._sent = self._rounded(self._decoded().sum(0, keepdim=True), "slice_error")
         self._received = self._sent.new_empty(self._count, self._sent.shape[1])
         # torch renames the function that needs no list.
         self._work = dist.all_gather(
@@ -157,11 +157,10 @@ class DeltaSum:
         if self._result is None:
             self.advance()
             self._work.wait()
-            rows = decode(self._received.to(self._device), self._wire, self._dtype)
-            self._result = rows.flatten()[: self._size].clone()
+            self._result = self._decoded().flatten()[: self._size].clone()
             self._work = None
-            self._sent = self._nothing
-            self._received = self._nothing
+            self._sent = self._result.new_empty(0)
+            self._received = self._sent
         return self._result
 
     def take(self) -> Tensor:
@@ -170,24 +169,27 @@ class DeltaSum:
         self._result = None
         return result
 
-    def _rounded(self, rows: Tensor, error: Tensor | None) -> Tensor:
-        if error is not None:
-            rows = rows + error
+    def _decoded(self) -> Tensor:
+        return decode(self._received.to(self._device), self._wire, self._dtype)
+
+    def _rounded(self, rows: Tensor, half: str) -> Tensor:
+        """The rows to send; what that leaves out is kept."""
+        error = self._errors.get(half)
+        if error is None:
+            return encode(rows, self._wire).to(self._wire_device)
+        rows = rows + error
         sent = encode(rows, self._wire)
-        if error is not None:
-            torch.sub(rows, decode(sent, self._wire, self._dtype), out=error)
+        torch.sub(rows, decode(sent, self._wire, self._dtype), out=error)
         return sent.to(self._wire_device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What rounding has left out; and the sum, if it is settled and not taken."""
-        named = {"error": self._error, "slice_error": self._slice_error, "result": self._result}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        return self._errors if self._result is None else {**self._errors, "result": self._result}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, has_result: bool) -> None:
         """That of the same replica among as many. `has_result`: it was saved while a sum was on its
         way."""
-        for name, tensor in (("error", self._error), ("slice_error", self._slice_error)):
-            if tensor is not None and name in state:
-                tensor.copy_(state[name])
+        for half, error in self._errors.items():
+            error.copy_(state[half])
         if has_result:
             self._result = state["result"].to(self._device, self._dtype, copy=True)

@@ -47,15 +47,15 @@ class ReplicaComparison:
         """Collective, of two ranks or more: compare. On a difference raise on every rank, or
         copy the majority's tensors to all."""
         if self.tensors is None:
-            tensors = replica_tensors(
+            compared = replica_tensors(
                 self.model, self.optimizer, include_buffers=self.include_buffers
             )
         else:
-            tensors = self.tensors()
+            compared = self.tensors()
         has_replicas = self.sharded is None or self._group is not None
         tensors = {
             name: own_part(tensor)
-            for name, tensor in tensors.items()
+            for name, tensor in compared.items()
             if has_replicas or not is_shard(tensor)
         }
         hashes = hash_tensors(list(tensors.values()), self.device)

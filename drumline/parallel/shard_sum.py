@@ -10,6 +10,7 @@ sends the result to all (all-gather). The first half overlaps with the last back
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
@@ -57,7 +58,7 @@ class _Bucket:
         self._flats = [_Flat(parameters, world_size)]
         self._spare = list(self._flats)
         self._newest = self._flats[0]
-        self._sums: list[tuple[TreeNode, _Flat]] = []
+        self._sums: Sums[_Flat] = []
         self._received = self._newest.data.new_empty(0)
         self._pending: dist.Work | None = None
 
@@ -78,14 +79,14 @@ class _Bucket:
         """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that
         every rank has."""
         chunk = self._newest.chunk
-        counts = [len(nodes_of_rank) for nodes_of_rank in nodes]
-        if self._received.numel() != sum(counts) * chunk:
-            self._received = self._newest.data.new_empty(sum(counts) * chunk)
+        sizes = [len(nodes_of_rank) * chunk for nodes_of_rank in nodes]
+        if self._received.numel() != sum(sizes):
+            self._received = self._newest.data.new_empty(sum(sizes))
         self._pending = dist.all_to_all_single(
             self._received,
             self._outgoing(),
-            [count * chunk for count in counts],
-            [counts[rank] * chunk] * self._world_size,
+            sizes,
+            [sizes[rank]] * self._world_size,
             async_op=True,
         )
 
@@ -95,9 +96,8 @@ class _Bucket:
         assert self._pending is not None
         self._pending.wait()
         rows = self._received.view(-1, self._newest.chunk).unbind()
-        sums: list[tuple[TreeNode, Tensor]] = []
-        nodes_in_order = chain.from_iterable(nodes)
-        for node, row in zip(nodes_in_order, rows, strict=True):
+        sums: Sums[Tensor] = []
+        for node, row in zip(chain.from_iterable(nodes), rows, strict=True):
             fold(sums, (node, row), num_shards, Tensor.add_)
         ((_, total),) = sums
         self._pending = _all_gather(self._newest.data, total, async_op=True)
@@ -153,26 +153,22 @@ class ShardSum:
         )
         self._rank = rank
         self._world_size = world_size
-        self._parameters = {
-            name: parameter for name, parameter in parameters.items() if parameter.numel()
+        self._names = {
+            parameter: name for name, parameter in parameters.items() if parameter.numel()
         }
         self._find_unused = find_unused
-        self._used: set[str] = set()
-        """The parameters that got a gradient in this shard, by name; below, in any of this rank's
-        shards."""
-        self._ever_used: set[str] = set()
-        self._buckets = [
-            _Bucket(group, world_size)
-            for group in _grouped(self._parameters.values(), bucket_bytes)
-        ]
+        self._used: set[Tensor] = set()
+        """The parameters that got a gradient in this shard; below, in any of this rank's shards."""
+        self._ever_used: set[Tensor] = set()
+        groups = _grouped(self._names, bucket_bytes)
+        self._buckets = [_Bucket(group, world_size) for group in groups]
         self._num_sent = 0
         self._sends_along: tuple[int, int] | None = None
-        bucket_of = {
-            parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
-        }
-        for name, parameter in self._parameters.items():
-            hook = partial(self._gradient_is_there, name, bucket_of[parameter])
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        """The shard, and the number of shards, of a backward pass that is sent along."""
+        for bucket in self._buckets:
+            hook = partial(self._gradient_is_there, bucket)
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def open_shard(self) -> None:
         """The next backward passes belong to another shard."""
@@ -193,8 +189,10 @@ class ShardSum:
             bucket.close_shard(shard, num_shards)
         if self._find_unused:
             self._ever_used |= self._used
-        elif len(self._used) < len(self._parameters):
-            unused = [name for name in self._parameters if name not in self._used]
+        elif len(self._used) < len(self._names):
+            unused = [
+                name for parameter, name in self._names.items() if parameter not in self._used
+            ]
             raise UnusedParametersError(
                 f"the loss of shard {shard} does not use these parameters: {join_names(unused, most=NAMED)}",
                 next_step=FIND_UNUSED,
@@ -217,13 +215,13 @@ class ShardSum:
         if self._find_unused:
             self._drop_unused()
 
-    def _gradient_is_there(self, name: str, bucket: _Bucket, parameter: Tensor) -> None:
-        self._used.add(name)
+    def _gradient_is_there(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
+        self._used.add(parameter)
         if self._sends_along is None:
             return
         if parameter not in bucket.missing:
             raise TrainingError(
-                f"the parameter {name} got its gradient twice in one backward pass",
+                f"the parameter {self._names[parameter]} got its gradient twice in one backward pass",
                 next_step="use torch.utils.checkpoint with use_reentrant=False",
             )
         bucket.missing.remove(parameter)
@@ -239,12 +237,11 @@ class ShardSum:
         """A parameter that no shard used has no gradient instead of zeros: the optimizer must not
         update it."""
         device = self._buckets[0].parameters[0].device
-        used = torch.tensor(
-            [name in self._ever_used for name in self._parameters], dtype=torch.uint8, device=device
-        )
+        is_used = [parameter in self._ever_used for parameter in self._names]
+        used = torch.tensor(is_used, dtype=torch.uint8, device=device)
         if self._world_size > 1:
             dist.all_reduce(used, dist.ReduceOp.MAX)
-        for parameter, was_used in zip(self._parameters.values(), used.tolist(), strict=True):
+        for parameter, was_used in zip(self._names, used.tolist(), strict=True):
             if not was_used:
                 parameter.grad = None
         self._ever_used.clear()
@@ -253,15 +250,16 @@ class ShardSum:
 def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Buckets of one type each, the last parameters first: their gradients are ready first."""
     groups: list[list[nn.Parameter]] = []
-    open_groups: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    open_groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    sizes: Counter[torch.dtype] = Counter()
     for parameter in reversed(list(parameters)):
-        group, size = open_groups.get(parameter.dtype, ([], bucket_bytes))
-        if size >= bucket_bytes:
-            group = []
-            size = 0
-            groups.append(group)
-        group.append(parameter)
-        open_groups[parameter.dtype] = (group, size + parameter.numel() * parameter.element_size())
+        dtype = parameter.dtype
+        if dtype not in open_groups or sizes[dtype] >= bucket_bytes:
+            open_groups[dtype] = []
+            sizes[dtype] = 0
+            groups.append(open_groups[dtype])
+        open_groups[dtype].append(parameter)
+        sizes[dtype] += parameter.nbytes
     return groups
 
 
@@ -286,8 +284,11 @@ def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
     )
 
 
+Sums = list[tuple[TreeNode, Part]]
+
+
 def fold(
-    sums: list[tuple[TreeNode, Part]],
+    sums: Sums[Part],
     new: tuple[TreeNode, Part],
     num_shards: int,
     add: Callable[[Part, Part], object],
@@ -305,7 +306,7 @@ def fold(
 def nodes_of(shards: range, num_shards: int) -> list[TreeNode]:
     """The nodes that remain when a rank with these neighbouring shards has added up all that it
     can."""
-    sums: list[tuple[TreeNode, None]] = []
+    sums: Sums[None] = []
     for shard in shards:
         fold(sums, (TreeNode(shard, shard + 1), None), num_shards, lambda left, right: None)
     return [node for node, _ in sums]
