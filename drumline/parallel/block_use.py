@@ -8,7 +8,7 @@ with the first, and raises before it would enter a collective of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -38,8 +38,8 @@ class BlockUse:
         self._mode = mode
         self._parameters = _parameters_by_module(sharded)
         self._is_learned = False
-        self._gather: Callable[[str], list[list[str]]] | None = None
-        """Hosts and blocks of all ranks; None: they are not compared."""
+        self._host = ""
+        """While ranks compare what they call: this rank's."""
         self._called = FirstCalls()
         self._reduced = FirstCalls()
         self._sizes: dict[str, set[int]] = {name: set() for name in sharded}
@@ -52,12 +52,12 @@ class BlockUse:
     @contextmanager
     def compared(self, host: str) -> Iterator[None]:
         """Collective: in it the ranks compare each block that they call. `host`: this rank's."""
-        self._gather = lambda name: gather_json([host, name])
+        self._host = host
         try:
             yield
             self._compare(NO_MORE)
         finally:
-            self._gather = None
+            self._host = ""
 
     def learn(self) -> None:
         """From now on every pass must use what the latest one has used."""
@@ -92,7 +92,7 @@ class BlockUse:
             raise _unused([param for param in self._parameters[name] if param not in reduced])
 
     def _before_block(self, name: str, *_: Any) -> None:
-        if self._gather is not None:
+        if self._host:
             self._compare(name)
         if not torch.is_grad_enabled():
             return
@@ -100,13 +100,12 @@ class BlockUse:
             self._called.add(name)
         elif not self._called.visit(name):
             missing = self._called.next_name()
-            if name in self._called and missing is not None:
-                raise self._left_out(missing)
-            raise self._changed(f"calls {_block_text(name)}, which it did not call")
+            if name not in self._called or missing is None:
+                raise self._changed(f"calls {_block_text(name)}, which it did not call")
+            raise self._left_out(missing)
 
     def _compare(self, name: str) -> None:
-        assert self._gather is not None
-        calls = self._gather(name)
+        calls = gather_json([self._host, name])
         if any(called != name for _, called in calls):
             hosts = [host for host, _ in calls]
             blocks = [called or THE_MODEL for _, called in calls]

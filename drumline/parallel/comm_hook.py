@@ -60,14 +60,13 @@ class PowerSGD:
             id(parameter): name.removeprefix("module.model.")
             for name, parameter in model.named_parameters()
         }
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        without_rows = [value for value in trained if value.dim() == 0 or value.numel() == 0]
-        if without_rows:
-            name = self._names[id(without_rows[0])]
-            raise UsageError(
-                f"--dist.comm powersgd cannot send the gradient of {name}: it has no rows",
-                next_step="give the parameter the shape [1], or use --dist.comm bf16",
-            )
+        for parameter in model.parameters():
+            has_rows = parameter.dim() > 0 and parameter.numel() > 0
+            if parameter.requires_grad and not has_rows:
+                raise UsageError(
+                    f"--dist.comm powersgd cannot send the gradient of {self._names[id(parameter)]}: it has no rows",
+                    next_step="give the parameter the shape [1], or use --dist.comm bf16",
+                )
         self._torch_state = PowerSGDState(
             None,
             matrix_approximation_rank=columns,
@@ -157,10 +156,8 @@ class PowerSGD:
     def load_state_dict(self, state: Mapping[int, Any], *, step: int) -> None:
         """Continue after this step, with the state of this rank, or an empty one. Where `start` is
         later now, it is not used."""
-        names = ("parameters", "columns", "error", "p", "q")
-        saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._torch_state.iter = step
-        self._saved = saved if step >= self._torch_state.start_powerSGD_iter else {}
+        self._saved = dict(state) if step >= self._torch_state.start_powerSGD_iter else {}
 
 
 def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:

@@ -70,11 +70,7 @@ class ShardedModel(Applied):
 
     def describe_blocks(self) -> str:
         """What is gathered at a time, for people."""
-        blocks = [
-            module
-            for module in self.model.modules()
-            if is_sharded_block(module) and module is not self.model
-        ]
+        _, *blocks = filter(is_sharded_block, self.model.modules())
         if not blocks:
             return "the whole model at once, which has no blocks (--dist.wrap)"
         return describe_blocks(blocks)
@@ -95,37 +91,32 @@ class ShardedModel(Applied):
         rank; the others, which have no memory for whole gradients, in shards. Gradients that are
         reduced in a type of their own are reduced in every pass, and added up in the type of the
         shards: bf16 would lose small ones."""
-        is_zero1 = self.plan.mode == "zero1"
-        root = self._root
-        self._set_sync(False)
+        self._set_last_pass(False)
         try:
-            if is_zero1:
-                root.set_reshard_after_backward(False)
             yield
         finally:
-            self._set_sync(True)
-            if is_zero1:
-                root.set_reshard_after_backward(True)
+            self._set_last_pass(True)
 
-    def _set_sync(self, is_on: bool) -> None:
-        if self.plan.dtype is not None:
-            return
+    def _set_last_pass(self, is_last: bool) -> None:
+        root: Any = self.model
+        reduces_each = self.plan.dtype is not None
         if self.plan.mode == "zero1":
-            self._root.set_requires_gradient_sync(is_on)
+            root.set_reshard_after_backward(is_last)
+            root.set_requires_gradient_sync(is_last or reduces_each)
         if self.plan.mode == "hsdp":
-            self._root.set_requires_all_reduce(is_on)
+            root.set_requires_all_reduce(is_last or reduces_each)
 
     def reshard(self) -> None:
         """Free what is gathered of the parameters."""
-        for module in self.model.modules():
-            if is_sharded_block(module):
-                module.reshard()  # type: ignore[operator]
+        for module in filter(is_sharded_block, self.model.modules()):
+            module.reshard()  # type: ignore[operator]
 
     @torch.no_grad()
     def clip_grad_norm_(self, parameters: Iterable[Tensor], most: float) -> Tensor:
         """Collective: scale the gradients so that their norm over all shards is at most this;
         returns the norm."""
-        parts = own_parts(parameter.grad for parameter in parameters if parameter.grad is not None)
+        gradients = (parameter.grad for parameter in parameters)
+        parts = own_parts(gradient for gradient in gradients if gradient is not None)
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         if parts:
             square += torch.stack(norm_of_each(parts)).double().square().sum()
@@ -135,10 +126,6 @@ class ShardedModel(Applied):
             scale = (most / (norm + 1e-6)).clamp(max=1.0)
             scale_each(parts, scale.to(parts[0]))
         return norm
-
-    @property
-    def _root(self) -> Any:
-        return self.model
 
 
 def shard_model(
@@ -177,15 +164,20 @@ def shard_model(
         prepare(model.named_modules())
     # The backward pass begins with what no block holds.
     fully_shard(model, reshard_after_forward=not blocks and not is_zero1, **options)
+    if plan.finds_unused and not can_find_unused():
+        raise UsageError(
+            f"torch {torch.__version__} cannot find unused parameters of a sharded model",
+            next_step="use torch 2.13 or newer, or --dist.mode ddp",
+        )
     if plan.finds_unused:
-        _reduce_unused(model)
+        model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     return ShardedModel(model, mesh, plan, device)
 
 
 def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    shape: dict[str, int] = {"shard": plan.num_shards}
+    shape = {"shard": plan.num_shards}
     if plan.mode == "hsdp":
         shape = {"replicate": dist.get_world_size() // plan.num_shards, **shape}
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
@@ -196,18 +188,17 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
 
 def check_parameters(model: nn.Module) -> None:
     """Refuse parameters that `fully_shard` cannot shard."""
-    named = dict(model.named_parameters())
     kind = type(model).__name__
-    trained = {parameter.dtype for parameter in named.values() if parameter.requires_grad}
-    if not trained:
+    dtypes = {str(value.dtype) for value in model.parameters() if value.requires_grad}
+    if not dtypes:
         raise UsageError(f"{kind} has no parameter that can be trained")
-    if len(trained) > 1:
-        types = ", ".join(sorted(map(str, trained)))
+    if len(dtypes) > 1:
+        types = ", ".join(sorted(dtypes))
         raise UsageError(
             f"a sharded model needs trained parameters of one type, and {kind} has {types}",
             next_step="convert the model to one type, or use --dist.mode ddp",
         )
-    for name, value in named.items():
+    for name, value in model.named_parameters():
         if value.dim() == 0:
             raise UsageError(
                 f"the parameter {name} has no dimension that could be sharded",
@@ -215,12 +206,3 @@ def check_parameters(model: nn.Module) -> None:
             )
         if not value.is_contiguous():
             value.data = value.data.contiguous()
-
-
-def _reduce_unused(model: Any) -> None:
-    if not can_find_unused():
-        raise UsageError(
-            f"torch {torch.__version__} cannot find unused parameters of a sharded model",
-            next_step="use torch 2.13 or newer, or --dist.mode ddp",
-        )
-    model.set_reduce_scatter_unused_params(True)

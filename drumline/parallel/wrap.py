@@ -146,6 +146,7 @@ def names_without_gradient(error: BaseException) -> list[str] | None:
     numbers = re.search(r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
     if not models or numbers is None:
         return []
+
     parameters = unwrap_model(models[0]).named_parameters()
     trained = [name for name, parameter in parameters if parameter.requires_grad]
     return [trained[int(number)] for number in numbers[1].split()]
