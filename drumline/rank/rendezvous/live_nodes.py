@@ -48,8 +48,6 @@ CHECK_FINISHED_S = 2.0
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
 
-MAY_DIFFER = {*WARNINGS, "the number of ranks"}
-
 
 class LiveNodes:
     """One rank's view of them."""
@@ -131,11 +129,9 @@ class LiveNodes:
             self.stores.own_store.set(NodeStores.FACTS, json.dumps(self.facts))
             self.stores.own_store.set(NodeStores.REDIRECT, self.latest.encode())
         self._ended = threading.Event()
+        watched_store = self.stores.own_store.clone()
         self._watcher = threading.Thread(
-            target=self._watch,
-            args=(self.stores.own_store.clone(),),
-            name="drumline-nodes",
-            daemon=True,
+            target=self._watch, args=(watched_store,), name="drumline-nodes", daemon=True
         )
         self._watcher.start()
 
@@ -186,9 +182,8 @@ class LiveNodes:
                     self._break()
                     return
                 if leads:
-                    self.has_joiner = any(
-                        joiner.probe() == "open" for joiner in self.stores.lobby(node_store)
-                    )
+                    joiners = self.stores.lobby(node_store)
+                    self.has_joiner = any(joiner.probe() == "open" for joiner in joiners)
                 if leads and self.number > 0:
                     self.stores.redirect_first_node(self.latest)
         except RuntimeError:
@@ -221,9 +216,8 @@ class LiveNodes:
         if not has_state:
             reason, _, _ = str(change).partition("\n")
             what = f"node {self.number} could not join the others: {reason}"
-            if (
-                isinstance(change, PreflightError) and self._watcher is not None
-            ):  # its launcher ends
+            has_begun = self._watcher is not None
+            if isinstance(change, PreflightError) and has_begun:  # its launcher ends
                 raise PreflightError(what, next_step=change.next_step) from change
             raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
         return True
@@ -239,41 +233,44 @@ class LiveNodes:
         for from it."""
         self._ended.set()
         self._close_connections()
-        if self._watcher is not None:
-            self._watcher.join()
-            self._watcher = None
+        self._join_watcher()
 
     def close(self) -> None:
         """The run is over: nodes that wait to join get a message."""
         self._ended.set()
-        # Python's exit aborts the process if a thread comes back from torch's store.
+        self._join_watcher()
+        own_store = self.stores.own_store
+        if own_store is None or not self._leads():
+            return
+        with contextlib.suppress(RuntimeError):
+            own_store.set(NodeStores.OVER, "1")
+            until = time.monotonic() + 2.0
+            while self.stores.lobby(own_store) and time.monotonic() < until:
+                time.sleep(POLL_S)
+
+    def _join_watcher(self) -> None:
+        """Python's exit aborts the process if a thread comes back from torch's store."""
         if self._watcher is not None:
             self._watcher.join()
-        with contextlib.suppress(RuntimeError):
-            if self.stores.own_store is not None and self._leads():
-                self.stores.own_store.set(NodeStores.OVER, "1")
-                until = time.monotonic() + 2.0
-                while self.stores.lobby(self.stores.own_store) and time.monotonic() < until:
-                    time.sleep(POLL_S)
+            self._watcher = None
 
     def regroup(self) -> Topology:
         """Collective over the nodes that are left: agree on the next group."""
         self.leave()
         before = self.latest
-        assert self.stores.own_store is not None
+        own_store = self.stores.own_store
+        assert own_store is not None
         if self.is_first:
-            self._wait_for_local_ranks(self.stores.own_store)
+            self._wait_for_local_ranks(own_store)
             self.latest = NextGroup(before, self.stores, self._patience_s).agree()
         else:
-            self.stores.own_store.set(f"local/{before.generation}/{self._launched.local_rank}", "1")
+            own_store.set(f"local/{before.generation}/{self._launched.local_rank}", "1")
             # Not `wait`: when another client peeks at a value that is not there, torch's store ends
             # all waits for it.
-            key = f"decision/{before.generation}"
-            decision = self.stores.own_store.peek(key)
-            while decision is None:
+            while (decision := own_store.peek(f"decision/{before.generation}")) is None:
                 time.sleep(POLL_S)
-                decision = self.stores.own_store.peek(key)
             self.latest = NodeGroup.decode(decision) or before
+
         if self.stores.process not in [member.process for member in self.latest.members]:
             this_node = f"node {self.number} ({self._launched.host})"
             raise TrainingError(
@@ -306,12 +303,13 @@ class LiveNodes:
         reason = "none of the nodes that train answers"
         for decider in group.members:
             store = self.stores.connect(decider)
-            if store is not None:
-                try:
-                    return self._join_at(decider, store, group)
-                except RuntimeError as error:
-                    reason = summary(error)
-                    break
+            if store is None:
+                continue
+            try:
+                return self._join_at(decider, store, group)
+            except RuntimeError as error:
+                reason = summary(error)
+                break
         raise TrainingError(
             f"node {self.number} cannot join: {reason}",
             next_step="nothing: its launcher starts it again; if it does not, check that the nodes reach each other on "
@@ -328,11 +326,11 @@ class LiveNodes:
             if store.peek(NodeStores.OVER) is not None:
                 store.delete_key(f"lobby/{self.number}")
                 return False
-            newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT))
-            is_newer = newer is not None and newer.generation > group.generation
-            if newer is not None and is_newer and newer.members[0] not in group.members:
+            current = NodeGroup.decode(store.peek(NodeStores.REDIRECT)) or group
+            first = current.members[0]
+            if current.generation > group.generation and first not in group.members:
                 store.delete_key(f"lobby/{self.number}")
-                raise dist.DistStoreError(f"{newer.members[0]} has joined, and decides now")
+                raise dist.DistStoreError(f"{first} has joined, and decides now")
             if notice.is_due() and self.is_first:
                 names = join_names(group.members)
                 print_message(f"node {self.number} waits to join {names} after their next round")
@@ -345,20 +343,17 @@ class LiveNodes:
         this one."""
         published = document(store.peek(NodeStores.FACTS) or b"")
         their_facts = published or self.facts  # a node that has just joined has none there
-        refused = [
-            difference
-            for difference in differences([their_facts, self.facts])
-            if not {difference.group, difference.name} & MAY_DIFFER
-        ]
-        if refused:
-            values = [
-                f"{difference.name}: {difference.values[1]!r} here, {difference.values[0]!r} there"
-                for difference in refused[:MAX_DIFFERENCES]
-            ]
+        values = []
+        next_steps = []
+        for difference in differences([their_facts, self.facts]):
+            if difference.group in WARNINGS or difference.name == "the number of ranks":
+                continue
+            there, here = difference.values
+            values.append(f"{difference.name}: {here!r} here, {there!r} there")
+            next_steps.append(NEXT_STEPS[difference.group])
+        if values:
             raise PreflightError(
                 f"node {self.number} ({self._launched.host}) differs from {join_names(group.members)}, "
-                f"and cannot join: {'; '.join(values)}",
-                next_step="; ".join(
-                    dict.fromkeys(NEXT_STEPS[difference.group] for difference in refused)
-                ),
+                f"and cannot join: {'; '.join(values[:MAX_DIFFERENCES])}",
+                next_step="; ".join(dict.fromkeys(next_steps)),
             )

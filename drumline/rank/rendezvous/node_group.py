@@ -127,14 +127,15 @@ class NodeStores:
     def host_for(self, peer: LiveNode, *, timeout_s: float) -> None:
         """At the address by which this node reaches that one; the first node's is at its
         endpoint."""
-        if self.own_store is None and self.card.number == 0:
+        if self.own_store is not None:
+            return
+        if self.card.number == 0:
             self.host(self._topology.master_addr, self._topology.master_port, timeout_s=timeout_s)
-        elif self.own_store is None:
-            with socket.create_connection(
-                (peer.address, peer.port), timeout=CONNECT_S
-            ) as connection:
-                address = str(connection.getsockname()[0])
-            self.host(address, 0, timeout_s=timeout_s)
+            return
+        endpoint = (peer.address, peer.port)
+        with socket.create_connection(endpoint, timeout=CONNECT_S) as connection:
+            address = str(connection.getsockname()[0])
+        self.host(address, 0, timeout_s=timeout_s)
 
     def connect(self, member: LiveNode) -> SealedStore | None:
         """The store of a node; None: the node is lost, or was started again."""
@@ -164,17 +165,17 @@ class NodeStores:
     def redirect_first_node(self, group: NodeGroup) -> None:
         """A first node that was started again finds nobody at its own endpoint: redirect it to the
         run."""
+        endpoint = (self._topology.master_addr, self._topology.master_port)
         with contextlib.suppress(OSError, RuntimeError):
-            host = self._topology.master_addr
-            port = self._topology.master_port
-            socket.create_connection((host, port), timeout=CONNECT_S).close()
-            self._open(host, port).set(self.REDIRECT, group.encode())
+            socket.create_connection(endpoint, timeout=CONNECT_S).close()
+            self._open(*endpoint).set(self.REDIRECT, group.encode())
 
     def lobby(self, store: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
         count = self._topology.world_size // self._topology.local_world_size
         texts = store.there([f"lobby/{number}" for number in range(count)]).values()
-        return list(filter(None, (decoded(LiveNode, text) for text in texts)))
+        joiners = [decoded(LiveNode, text) for text in texts]
+        return [joiner for joiner in joiners if joiner is not None]
 
 
 @dataclass
@@ -197,9 +198,8 @@ class NextGroup:
             if store is not None:
                 with contextlib.suppress(RuntimeError):
                     store.set(f"broken/{self.before.generation}", "1")
-        decided = None
-        while decided is None:
-            decided = self._ask_lower_nodes() or self.decide()
+        while (decided := self._ask_lower_nodes() or self.decide()) is None:
+            pass
         # For other ranks here, and nodes whose decider is lost.
         self.stores.own_store.set(self._key, decided.encode())
         return decided
@@ -247,6 +247,7 @@ class NextGroup:
                     arrived.append(peer)
                     waiting.remove(peer)
                     continue
+
                 store = self.stores.connect(peer)
                 if store is not None:
                     if peer.number < self._number:
@@ -256,6 +257,7 @@ class NextGroup:
                         if decision is not None:  # it could not reach this node meanwhile
                             return NodeGroup.decode(decision)
                     continue
+
                 is_dead = peer.process in self.stores.dead_processes
                 state = "refused" if is_dead else peer.probe()
                 if state != "open":  # otherwise there was no connection for a moment only
