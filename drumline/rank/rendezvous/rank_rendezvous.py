@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,13 +49,13 @@ class Rendezvous:
 
     store: SealedStore
     """The part of the store that is theirs alone."""
-    nodes: tuple[tuple[int, ...], ...]
+    nodes: Sequence[Sequence[int]]
     """The ranks of each node; the first of them acts for it."""
-    hosts: tuple[str, ...]
+    hosts: Sequence[str]
     """The host of each node."""
-    addresses: tuple[str | None, ...]
+    addresses: Sequence[str | None]
     """By which other nodes reach each one; None: it is the host of rank 0's store, or unknown."""
-    services: tuple[Mapping[str, Any], ...]
+    services: Sequence[Mapping[str, Any]]
     """What the `NodeService` of each node returned; empty where there is none."""
 
     def node_of(self, rank: int) -> int:
@@ -112,19 +112,14 @@ def join_rendezvous(
         decision = rank.follow_rank_0()
         num_readers = 0
     value = follow(rank.part, JOINED, decision, num_readers=num_readers)
-    if value["world_size"] != topology.world_size:
+    world_size = value.pop("world_size")
+    if world_size != topology.world_size:
         raise PreflightError(
-            f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
+            f"the world size differs across ranks: {world_size} on rank 0, {topology.world_size} on rank "
             f"{topology.rank} on {topology.host}",
             next_step="start every node with the same number of nodes and ranks",
         )
-    return Rendezvous(
-        store=rank.sealed_part(decision),
-        nodes=tuple(map(tuple, value["nodes"])),
-        hosts=tuple(value["hosts"]),
-        addresses=tuple(value["addresses"]),
-        services=tuple(value["services"]),
-    )
+    return Rendezvous(store=rank.sealed_part(decision), **value)
 
 
 class _Joining:
@@ -201,6 +196,7 @@ class _Joining:
                 is_for_fewer = listed_name is None and "what" not in decision
                 if listed_name == self.name or is_for_fewer:
                     return decision
+
             check_secret(self.store, "rank 0")
             if time.monotonic() > self.deadline + (DECISION_GRACE_S if self.namespace else 0):
                 if listed_name:
@@ -214,9 +210,7 @@ class _Joining:
         if current is None:
             return None
         self._enter(current["namespace"])
-        announced = self.part.peek(JOINED)
-        decision: Decision | None = json.loads(announced) if announced else None
-        return decision
+        return document(self.part.peek(JOINED) or b"")
 
     def sealed_part(self, decision: Decision) -> SealedStore:
         """The part of the store, in which from now on only ranks of this start are believed."""
@@ -269,8 +263,8 @@ class _Joining:
             hosts = self._hosts()
             text = waiting_for(self.topology, hosts)
             # Once on each host, and after that from one rank alone.
-            is_first = self.topology.rank == min(hosts, default=1)
-            if text and (is_first or (self.topology.local_rank == 0 and self.notice.count == 1)):
+            is_first_notice = self.topology.local_rank == 0 and self.notice.count == 1
+            if text and (is_first_notice or self.topology.rank == min(hosts, default=1)):
                 print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
         time.sleep(self.pause_s)
         self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
@@ -286,12 +280,11 @@ def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
     """Two ranks on one GPU would wait for each other in NCCL."""
     first_users: dict[str, int] = {}
     for rank, card in cards.items():
-        if not card.get("gpu"):
-            continue
-        first_user = first_users.setdefault(str(card["gpu"]), rank)
-        if first_user != rank:
+        gpu = card.get("gpu")
+        first_user = first_users.setdefault(str(gpu), rank)
+        if gpu and first_user != rank:
             raise PreflightError(
-                f"ranks {first_user} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",
+                f"ranks {first_user} and {rank} on {card['host']} would compute on one GPU, {gpu}",
                 next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
                 "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
             )
@@ -344,9 +337,8 @@ def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> 
     size = topology.local_world_size
     if topology.world_size % size or size == topology.world_size:
         return named_ranks(missing)
-    names = {rank // size: host for rank, host in hosts.items()} | dict(
-        enumerate(topology.node_names)
-    )
+    names = {rank // size: host for rank, host in hosts.items()}
+    names |= enumerate(topology.node_names)
     by_node = defaultdict(list)
     for rank in missing:
         by_node[rank // size].append(rank)

@@ -45,7 +45,8 @@ def open_store(
             store = open_tcp_store(host, port, timeout_s=timeout_s)
         elif store is None:
             bound = store_binding(host, name="MASTER_ADDR")
-            store = _hosted[port] = open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
+            store = open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
+            _hosted[port] = store
     except (RuntimeError, OSError) as error:
         if runs_elsewhere:
             raise _unreachable(topology, timeout_s, summary(error)) from error
@@ -59,29 +60,27 @@ def open_store(
 def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPStore, int]:
     """The store of this process at that port (0: any that is free), opened if there is none; and
     its port."""
-    if (store := _hosted.get(port)) is None:
-        store = open_tcp_store(address, port, timeout_s=timeout_s, bound=address)
-        _hosted[store.port] = store
+    store = _hosted.get(port) or open_tcp_store(address, port, timeout_s=timeout_s, bound=address)
+    _hosted[store.port] = store
     return store, store.port
 
 
 def _wait_until_open(
     topology: Topology, *, timeout_s: float, check: Callable[[], None] | None
 ) -> None:
-    host = topology.master_addr
-    port = topology.master_port
     limits: dict[str, float] = {Reason.UNKNOWN_NAME: UNKNOWN_NAME_S}
     if topology.agent_hosts_store:
         # torchrun's agent listens there since before there were ranks: it will not start later.
         limits[Reason.NO_ANSWER] = CLOSED_S
-    # All ranks of a host see the same; one of them reports it.
-    waiting = f"rank {topology.rank} on {topology.host} waits for rank 0's store"
+    waiting = ""
+    if topology.local_rank == 0:  # all ranks of a host see the same
+        waiting = f"rank {topology.rank} on {topology.host} waits for rank 0's store"
     blocked = wait_for_port(
-        host,
-        port,
+        topology.master_addr,
+        topology.master_port,
         timeout_s=timeout_s,
         limits=limits,
-        waiting=waiting if topology.local_rank == 0 else "",
+        waiting=waiting,
         check=check,
     )
     if blocked is not None:

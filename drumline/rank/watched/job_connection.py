@@ -66,8 +66,8 @@ class JobConnection:
     ) -> AbstractContextManager[NodeWatch | None]:
         """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not
         end the others."""
-        has_peers = self.topology.world_size > 1
-        if not {"on": True, "auto": has_peers, "off": False}[config.sidecar]:
+        is_alone = self.topology.world_size == 1
+        if config.sidecar == "off" or (config.sidecar == "auto" and is_alone):
             return nullcontext()
         return NodeWatch(
             self.topology,
@@ -162,16 +162,15 @@ class CompileMarks:
 
     def attach(self) -> None:
         """Also after a reset of the compiler, which forgets it."""
-        handler = self._handler
-        if self._begin not in handler.start_callbacks:
-            handler.register_start_callback(self._begin)
-            handler.register_end_callback(self._end)
+        if self._begin not in self._handler.start_callbacks:
+            self._handler.register_start_callback(self._begin)
+            self._handler.register_end_callback(self._end)
 
     def detach(self) -> None:
-        handler = self._handler
-        if self._begin in handler.start_callbacks:
-            handler.remove_start_callback(self._begin)
-            handler.remove_end_callback(self._end)
+        """From here on torch does not call it."""
+        if self._begin in self._handler.start_callbacks:
+            self._handler.remove_start_callback(self._begin)
+            self._handler.remove_end_callback(self._end)
 
     # These marks are not counted: a loop that has no others must still be recognized as one without
     # heartbeats.

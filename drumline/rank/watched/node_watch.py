@@ -102,7 +102,7 @@ class NodeWatch:
                 if number != node
             ),
             node=node,
-            ranks=rendezvous.nodes[node],
+            ranks=tuple(rendezvous.nodes[node]),
         )
 
 
@@ -113,11 +113,6 @@ def options_from_launcher(
     messages."""
     assert settings.folder is not None
     first = topology.rank - topology.local_rank
-    peers = [
-        Peer(number, address, address, port)
-        for number, (address, port) in enumerate(settings.nodes)
-    ]
-    several = len(peers) > 1
     options = SidecarOptions(
         folder=str(settings.folder),
         owns_folder=False,
@@ -131,11 +126,14 @@ def options_from_launcher(
         lost_s=settings.lost_s,
         launcher_link=settings.launcher_link,
         secret=settings.secret or "",
-        peers=tuple(peer for peer in peers if peer.node != node) if several else (),
+        peers=tuple(
+            Peer(number, address, address, port)
+            for number, (address, port) in enumerate(settings.nodes)
+            if number != node
+        ),
     )
-    if several and topology.local_rank == 0:
-        return options, listen_for_sidecars(*settings.nodes[node])
-    return options, None
+    listens = len(settings.nodes) > 1 and topology.local_rank == 0
+    return options, listen_for_sidecars(*settings.nodes[node]) if listens else None
 
 
 def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:

@@ -110,11 +110,11 @@ class WatchedRank:
         if error is None:
             self.heartbeat.mark(Phase.LEFT)
         else:
-            self.heartbeat.fail(
-                f"{type(error).__name__}: {error}".rstrip(": "), failure_kind(error)
-            )
+            text = f"{type(error).__name__}: {error}".rstrip(": ")
+            self.heartbeat.fail(text, failure_kind(error))
 
     def _serve(self) -> None:
+        """The thread: answers questions, and starts the sidecar again."""
         name_answering_thread()
         while True:
             sidecar = self._sidecar.fileno()

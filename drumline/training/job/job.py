@@ -381,7 +381,7 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> Replica
         return None
 
     each_rank = [(rank,) for rank in range(ddp.world_size)]
-    replicas: dict[str, Sequence[tuple[int, ...]]] = {"node": rendezvous.nodes, "none": each_rank}
+    replicas: dict[str, Sequence[Sequence[int]]] = {"node": rendezvous.nodes, "none": each_rank}
     groups = make_replica_groups(
         replicas[dist.sync_within],
         timeout_s=ddp.train_timeout_s,
