@@ -156,8 +156,10 @@ class PowerSGD:
     def load_state_dict(self, state: Mapping[int, Any], *, step: int) -> None:
         """Continue after this step, with the state of this rank, or an empty one. Where `start` is
         later now, it is not used."""
+        names = ("parameters", "columns", "error", "p", "q")
+        saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._torch_state.iter = step
-        self._saved = dict(state) if step >= self._torch_state.start_powerSGD_iter else {}
+        self._saved = saved if step >= self._torch_state.start_powerSGD_iter else {}
 
 
 def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:
