@@ -84,14 +84,17 @@ class BlockUse:
             self._reduced.add(name)
             self._sizes[name].add(size)
             return
+
         if not self._reduced.visit(name):
             missing = self._reduced.next_name()
             raise _unused(self._parameters[name if missing is None else missing])
+
         if size not in self._sizes[name]:
             reduced = parameters_in_reduction()
             raise _unused([param for param in self._parameters[name] if param not in reduced])
 
     def _before_block(self, name: str, *_: Any) -> None:
+        """A forward pass is about to call this block."""
         if self._host:
             self._compare(name)
         if not torch.is_grad_enabled():
@@ -105,6 +108,7 @@ class BlockUse:
             raise self._left_out(missing)
 
     def _compare(self, name: str) -> None:
+        """Collective: raise if another rank calls another block now."""
         calls = gather_json([self._host, name])
         if any(called != name for _, called in calls):
             hosts = [host for host, _ in calls]
@@ -116,6 +120,7 @@ class BlockUse:
             )
 
     def _changed(self, what: str) -> UnusedParametersError:
+        """The error about a pass that differs from the first."""
         return UnusedParametersError(
             f"the loss {what} in the first step; with --dist.mode {self._mode} ranks gather a block "
             "together when they call it",
@@ -190,6 +195,7 @@ def unused_advice() -> str:
 
 
 def _unused(names: list[str]) -> UnusedParametersError:
+    """The error about parameters without a gradient."""
     return UnusedParametersError(
         f"the loss does not use these parameters: {join_names(names, most=NAMED)}",
         next_step=unused_advice(),
@@ -201,6 +207,7 @@ def _block_text(name: str) -> str:
 
 
 def _call_advice(blocks: str) -> str:
+    """What to do where ranks, or passes, call different blocks."""
     return (
         f"call {blocks} (multiply the output by 0 where it is not needed), or use --dist.mode ddp with "
         "--dist.find_unused_parameters"
@@ -219,4 +226,5 @@ def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[st
         ]
         names[name] = [parameter for parameter in trained if parameter not in taken]
         taken.update(trained)
+
     return names

@@ -45,6 +45,7 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Modu
                 f"{did_you_mean(name, sorted(classes))}",
                 next_step="name classes of the model's modules, or give a number of parameters",
             )
+
     # A parameter that a module outside the block has, too, is sharded with the rest of the model
     # (tied weights).
     everywhere = _uses(model)
@@ -88,6 +89,7 @@ class _Candidate:
         parameters."""
 
     def add(self, name: str, module: nn.Module, *, is_listed: bool) -> None:
+        """Count a module as one of these."""
         self.modules[name] = module
         self.sizes |= {id(value): value.numel() for value in module.parameters()}
         self.is_listed |= is_listed
@@ -153,6 +155,7 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         if module is not model and _size(module) and not _is_expert(name, module):
             kind = name.rpartition(".")[0] if is_plain else type(module)
             candidates[kind].add(name, module, is_listed=is_listed)
+
     return list(candidates.values())
 
 
@@ -167,10 +170,12 @@ def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
         is_apart = candidate.size_outside(chosen) == candidate.size
         if is_apart and candidate.size >= FURTHER_SHARE * chosen[0].size:
             chosen.append(candidate)
+
     return chosen
 
 
 def _innermost(outer: _Candidate, by_size: list[_Candidate]) -> _Candidate:
+    """The largest kind inside this one that holds most of it; else this one."""
     for candidate in by_size:
         is_large = candidate.size >= INNER_SHARE * outer.size
         if candidate is not outer and outer.holds(candidate) and is_large:
@@ -183,6 +188,7 @@ def _is_expert(name: str, module: nn.Module) -> bool:
 
 
 def _by_class(model: nn.Module, names: set[str]) -> dict[str, nn.Module]:
+    """All modules of the classes with these names."""
     return _inside_out(
         {
             name: module
@@ -212,6 +218,7 @@ def _by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
         if sum(sizes.values()) >= least:
             blocks[name] = module
             taken |= sizes.keys()
+
     return blocks
 
 

@@ -67,6 +67,7 @@ class PowerSGD:
                     f"--dist.comm powersgd cannot send the gradient of {self._names[id(parameter)]}: it has no rows",
                     next_step="give the parameter the shape [1], or use --dist.comm bf16",
                 )
+
         self._torch_state = PowerSGDState(
             None,
             matrix_approximation_rank=columns,
@@ -107,6 +108,7 @@ class PowerSGD:
             # them there. With two buckets at once both threads would wait, and nobody send; and
             # ranks might start them in a different order.
             reduced.wait()
+
         return reduced
 
     def _begin(self, bucket: dist.GradBucket) -> None:
@@ -127,6 +129,7 @@ class PowerSGD:
             for part, memory in self._memories():
                 memory[index] = saved[part].to(buffer.device, copy=True)
             return
+
         self._saved.clear()
         if dist.get_rank() == 0:
             log.warning(
@@ -136,6 +139,7 @@ class PowerSGD:
             )
 
     def _memories(self) -> Iterator[tuple[str, dict[int, Tensor]]]:
+        """The tensors of torch's hook, by what they are and by bucket."""
         yield "error", self._torch_state.error_dict
         yield "p", self._torch_state.p_memory_dict
         yield "q", self._torch_state.q_memory_dict

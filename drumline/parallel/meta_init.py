@@ -46,6 +46,7 @@ class ModuleInit:
             self._done.add(id(module))
 
     def _initialize(self, name: str, module: nn.Module) -> None:
+        """Give the module's tensors memory, and let it set them."""
         initialize = _method_of(module)
         assert initialize is not None
         tied: dict[nn.Parameter, Tensor] = {}
@@ -56,6 +57,7 @@ class ModuleInit:
             else:
                 self._made[old] = nn.Parameter(_unset_like(old), requires_grad=old.requires_grad)
             setattr(module, key, self._made[old])
+
         for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(module, key, _unset_like(buffer))
 
@@ -64,6 +66,7 @@ class ModuleInit:
             initialize()
             for parameter, before in tied.items():
                 parameter.copy_(before)
+
         _check_all_set(name, module, getattr(initialize, "__name__", "init_weights"))
 
 
@@ -99,6 +102,7 @@ def _is_unset(tensor: Tensor) -> bool:
 
 
 def _check_all_set(name: str, module: nn.Module, method: str) -> None:
+    """Raise if the method has left out a tensor of the module."""
     own_tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     for key, tensor in own_tensors:
         if _is_unset(tensor):

@@ -95,6 +95,7 @@ class SyncedPart:
         if self.momentum is not None:
             self.momentum.mul_(self._plan.momentum).add_(gradient)
             gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
+
         self.shared.sub_(gradient, alpha=self._plan.lr)
         if self.began_at == step:
             self.use_shared()
@@ -102,6 +103,7 @@ class SyncedPart:
             missed = self.by_name(self.shared - self.begun).values()
             pairs = zip(missed, self._tensors, strict=True)
             add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
+
         self.finished_at = self.began_at or 0
         self.began_at = None
         self.begun = self.shared.new_empty(0)
@@ -166,6 +168,7 @@ class OuterSync:
                 self._finish(part, step)
             elif part.began_at is not None and 2 * (step - part.began_at) >= overlap:
                 part.advance()
+
         # A part may still be on its way after a resume with another H: its next round then begins
         # later.
         due = [
@@ -195,12 +198,14 @@ class OuterSync:
         if self.is_shared:
             yield
             return
+
         with torch.no_grad():
             own_weights = [part.keep() for part in self._parts]
             buffers = self._buffers.keep()
             for part in self._parts:
                 part.use_shared()
             self._buffers.put_back(self._shared_buffers)
+
         try:
             yield
         finally:
@@ -217,9 +222,11 @@ class OuterSync:
                 tensors[f"shared/{name}"] = weight
             if self.is_shared:
                 tensors |= part.parameters
+
         if self._sends_buffers:
             for number, buffer in enumerate(self._shared_buffers):
                 tensors[f"buffer/{number}"] = buffer
+
         return tensors
 
     # A group of replicas that changes: the next one continues from what each rank has in memory.
@@ -265,9 +272,11 @@ class OuterSync:
                     weights = weights + (part.shared - begun.to(part.shared))
                 part.put_back(part.by_name(weights).values())
             part.finished_at = finished_at[number]
+
         if state is not None:
             pairs = zip(state["buffers"], self._buffers.now(), strict=True)
             self._buffers.put_back([buffer.to(now.device) for buffer, now in pairs])
+
         self.is_shared = False
 
     @torch.no_grad()
@@ -319,6 +328,7 @@ class OuterSync:
             rounds.append({"began_at": part.began_at, "begun": part.begun, "sum": sent})
             if not self.is_shared:
                 weights |= part.parameters
+
         return {
             "layout": self._layout(),
             "weights": weights,
@@ -335,6 +345,7 @@ class OuterSync:
             for part in self._parts:
                 part.put_back([state["weights"][name] for name in part.parameters])
             self._buffers.put_back(state["buffers"])
+
         if state["layout"] == self._layout():
             for part, saved in zip(self._parts, state["rounds"], strict=True):
                 part.began_at = saved["began_at"]
@@ -379,6 +390,7 @@ def split_evenly(
             f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
             next_step=f"set it to {len(parameters)} or less",
         )
+
     ends = list(accumulate(parameter.numel() for parameter in parameters.values()))
     cuts = [0]
     for number in range(1, count):
@@ -386,5 +398,6 @@ def split_evenly(
         lowest = cuts[-1] + 1
         highest = len(ends) - count + number
         cuts.append(min(max(cut, lowest), highest))
+
     items = list(parameters.items())
     return [dict(items[low:high]) for low, high in pairwise([*cuts, len(items)])]

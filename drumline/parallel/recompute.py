@@ -57,6 +57,7 @@ def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] =
             "holds several layers repeats",
             next_step="name the classes of its blocks with --dist.wrap",
         )
+
     for number, block in enumerate(reversed(blocks.values())):
         if is_recomputed(policy, number):
             setattr(block, MARK, True)
@@ -72,6 +73,7 @@ def recomputed_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:
+    """The forward pass of a block that `recompute_blocks` has chosen."""
     forward = partial(type(block).forward, block, **options)
     if not block.training or not torch.is_grad_enabled():
         return forward(*inputs)

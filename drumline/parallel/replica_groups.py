@@ -121,6 +121,7 @@ class DeltaSum:
         if wire != "fp32":
             self._errors["error"] = like.new_zeros(self._count, length)
             self._errors["slice_error"] = like.new_zeros(1, length)
+
         self._length = length
         self._work: Any = None
         self._is_second_half = False

@@ -52,6 +52,7 @@ class ReplicaComparison:
             )
         else:
             compared = self.tensors()
+
         has_replicas = self.sharded is None or self._group is not None
         tensors = {
             name: own_part(tensor)
@@ -106,6 +107,7 @@ class ReplicaComparison:
                 next_step="look for code that differs across ranks: the model, or which parameters are frozen",
                 place=place,
             )
+
         if self.on_difference == "stop":
             raise TrainingError(
                 sentence,
@@ -114,6 +116,7 @@ class ReplicaComparison:
                 "step, look for code that differs across ranks",
                 place=place,
             )
+
         assert self.on_difference == "broadcast", self.on_difference
         names = difference.tensors if dist.get_rank() in difference.hosts else ()
         for name in names:
@@ -156,6 +159,7 @@ def replica_tensors(
 
 
 def _tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an optimizer's state, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):

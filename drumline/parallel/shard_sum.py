@@ -114,6 +114,7 @@ class _Bucket:
         self._use(self._newest)
 
     def _outgoing(self) -> Tensor:
+        """What this rank sends: its sums, in the order of the ranks that get them."""
         if len(self._sums) == 1:
             return self._sums[0][1].data
         pieces = [flat.data.view(self._world_size, -1) for _, flat in self._sums]
@@ -197,6 +198,7 @@ class ShardSum:
                 f"the loss of shard {shard} does not use these parameters: {join_names(unused, most=NAMED)}",
                 next_step=FIND_UNUSED,
             )
+
         self._used.clear()
 
     def finish(self, num_shards: int) -> None:
@@ -208,6 +210,7 @@ class ShardSum:
                 bucket.send(nodes, self._rank)
             for bucket in self._buckets:
                 bucket.add_up(nodes, num_shards)
+
         for bucket in self._buckets:
             bucket.finish()
         self._num_sent = 0
@@ -216,6 +219,7 @@ class ShardSum:
             self._drop_unused()
 
     def _gradient_is_there(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
+        """torch calls it when a backward pass has added to a parameter's gradient."""
         self._used.add(parameter)
         if self._sends_along is None:
             return
@@ -224,6 +228,7 @@ class ShardSum:
                 f"the parameter {self._names[parameter]} got its gradient twice in one backward pass",
                 next_step="use torch.utils.checkpoint with use_reentrant=False",
             )
+
         bucket.missing.remove(parameter)
         shard, num_shards = self._sends_along
         # In the order of the list, not of completion, which may differ between ranks.
@@ -244,6 +249,7 @@ class ShardSum:
         for parameter, was_used in zip(self._names, used.tolist(), strict=True):
             if not was_used:
                 parameter.grad = None
+
         self._ever_used.clear()
 
 
@@ -260,6 +266,7 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
             groups.append(open_groups[dtype])
         open_groups[dtype].append(parameter)
         sizes[dtype] += parameter.nbytes
+
     return groups
 
 

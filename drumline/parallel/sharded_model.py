@@ -63,6 +63,7 @@ class ShardedModel(Applied):
         model.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.reshard())
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function, and raise if it has left out a block."""
         self.use.begin_pass()
         result = super().forward(function, *arguments)
         self.use.end_forward()
@@ -98,6 +99,7 @@ class ShardedModel(Applied):
             self._set_last_pass(True)
 
     def _set_last_pass(self, is_last: bool) -> None:
+        """Whether the next backward pass is the last one of its step."""
         root: Any = self.model
         reduces_each = self.plan.dtype is not None
         if self.plan.mode == "zero1":
@@ -125,6 +127,7 @@ class ShardedModel(Applied):
         if parts:
             scale = (most / (norm + 1e-6)).clamp(max=1.0)
             scale_each(parts, scale.to(parts[0]))
+
         return norm
 
 
@@ -160,6 +163,7 @@ def shard_model(
                 (f"{name}.{inner}".rstrip("."), module) for inner, module in block.named_modules()
             )
         fully_shard(block, reshard_after_forward=not is_zero1, **options)
+
     if prepare is not None:
         prepare(model.named_modules())
     # The backward pass begins with what no block holds.
@@ -169,12 +173,14 @@ def shard_model(
             f"torch {torch.__version__} cannot find unused parameters of a sharded model",
             next_step="use torch 2.13 or newer, or --dist.mode ddp",
         )
+
     if plan.finds_unused:
         model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     return ShardedModel(model, mesh, plan, device)
 
 
 def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
+    """Collective: the groups of ranks that share, or replicate, shards."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = {"shard": plan.num_shards}
@@ -198,6 +204,7 @@ def check_parameters(model: nn.Module) -> None:
             f"a sharded model needs trained parameters of one type, and {kind} has {types}",
             next_step="convert the model to one type, or use --dist.mode ddp",
         )
+
     for name, value in model.named_parameters():
         if value.dim() == 0:
             raise UsageError(

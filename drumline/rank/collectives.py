@@ -72,6 +72,7 @@ def gather_on_main(content: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         dist.all_to_all_single(pieces, own_piece, lengths, [len(own_piece), *nothing[1:]])
         for whole, piece in zip(received, torch.split(pieces, lengths), strict=False):
             whole[start : start + PIECE_BYTES] = piece
+
     return received
 
 
@@ -113,6 +114,7 @@ def broadcast_tensors(
         dist.broadcast(buffer.reshape(-1).view(torch.uint8), source)
         if keeps:
             received[name] = buffer.cpu()
+
     return received
 
 

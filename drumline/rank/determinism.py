@@ -54,6 +54,7 @@ def seed_shard(seed: int, *, epoch: int, start: int, shard: int) -> None:
 
 
 def _seed_generators(sequence: np.random.SeedSequence) -> None:
+    """Seed torch, Python and numpy with independent numbers."""
     torch_seed, python_seed, numpy_seed = (
         int(word) for word in sequence.generate_state(3, np.uint64)
     )
@@ -86,6 +87,7 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     except ValueError as error:
         what = f"the saved random state is corrupt: {error}"
         raise CheckpointError(what, next_step="use an earlier checkpoint") from error
+
     torch.set_rng_state(_to_tensor(on_cpu))
     if on_gpu and device.type == "cuda":
         torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
@@ -122,6 +124,7 @@ def check_rng(state: Tensor) -> list[bytes]:
     for length in lengths:
         parts.append(packed[offset : offset + length])
         offset += length
+
     on_gpu = _GPU_BYTES if lengths[1] else 0
     expected = [torch.get_rng_state().numel(), on_gpu, _NUMPY.size, _PYTHON.size]
     if lengths != expected or offset > RNG_BYTES:
@@ -133,6 +136,7 @@ def check_rng(state: Tensor) -> list[bytes]:
         # was just seeded.
         is_inside = 0 < left <= 624 and following == 625 - left
         is_valid = bool(seeded) and ((left, following) == (1, 0) or is_inside)
+
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
     *_, python_position, _, _ = _PYTHON.unpack(parts[3])
     are_inside = 0 <= numpy_position <= 624 and 0 <= python_position <= 624
@@ -142,6 +146,7 @@ def check_rng(state: Tensor) -> list[bytes]:
 
 
 def _numpy_state() -> bytes:
+    """The state of numpy's global generator, packed."""
     state = np.random.get_state(legacy=False)
     assert isinstance(state, dict)
     if state["bit_generator"] != "MT19937":
@@ -149,6 +154,7 @@ def _numpy_state() -> bytes:
             f"numpy's global generator is a {state['bit_generator']}, which cannot be saved",
             next_step="do not replace numpy's global generator; use your own generator object",
         )
+
     inner = state["state"]
     return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
 

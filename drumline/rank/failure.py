@@ -84,6 +84,7 @@ def claim_failure(
             reason = "the connection to the store, which it hosts, was lost"
             return Failure(Place(rank=0), reason, failure.exit_code, is_assumed=True)
         return None
+
     if rank_0_hosts_store and failure.origin.rank == 0:
         time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others must read it first
     return None
@@ -101,6 +102,7 @@ def _reported(first: Failure | None, failure: Failure) -> Failure | None:
 
 
 def _wait_for_claim(store: SealedStore) -> Failure | None:
+    """The claim of the rank that failed first, once it is there; None: none comes."""
     deadline = time.monotonic() + CLAIM_WAIT_S
     while time.monotonic() < deadline:
         content = store.peek(FIRST)
@@ -126,6 +128,7 @@ def wait_for_ranks(
         if time.monotonic() > deadline:
             return [number for number, key in enumerate(keys) if not here.check([key])]
         time.sleep(max(_POLL_S, world_size / 1000))  # the store answers all ranks
+
     if rank == 0:
         here.set("all", "done")
     return []

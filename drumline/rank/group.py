@@ -51,6 +51,7 @@ def choose_device(setting: str, *, local_rank: int) -> torch.device:
             f"the device is {setting!r}: it takes auto, cpu or cuda",
             next_step="give one of them; with cuda each rank of a machine takes a GPU of its own",
         )
+
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
@@ -63,6 +64,7 @@ def choose_device(setting: str, *, local_rank: int) -> torch.device:
             next_step="start at most one rank for each GPU, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
             "--dist.device cpu",
         )
+
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
@@ -190,11 +192,13 @@ def leave_group(*, broken: bool = False) -> bool:
         )
         releasing.start()
         releasing.join(RELEASE_S)
+
     _left_groups.extend(groups)
     for error in errors:
         if not broken:
             raise error
         log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
+
     return not destroying.is_alive()
 
 
@@ -221,11 +225,13 @@ def limit_exit(limit_s: float, *, failed: bool) -> None:
 
 
 def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
+    """Called when Python exits, in the process that asked for it only."""
     if os.getpid() != pid:
         return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
+
     code = int(failed or getattr(sys, "last_value", None) is not None)
     # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not
     # get the GIL again.

@@ -89,6 +89,7 @@ class SealedStore:
         return self._read(keys, min(self.timeout, FOREIGN_WAIT)) if keys else []
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Block until this job has written all of these."""
         limit = timeout or self.timeout
         deadline = time.monotonic() + limit.total_seconds()
         self.raw.wait(list(keys), limit)
@@ -119,6 +120,7 @@ class SealedStore:
             if (opened := self._open(key, stored)) is not None:
                 return opened
             stored = self.raw.compare_set(key, stored, sealed)  # type: ignore[arg-type]
+
         raise dist.DistStoreError(
             f"a process outside this job keeps writing to {self.prefix}/{key}"
         )
@@ -143,6 +145,7 @@ class SealedStore:
         return {key: value for key in keys if (value := self.peek(key)) is not None}
 
     def _stored(self, key: str) -> bytes | None:
+        """What is there, sealed or not; None: nothing."""
         # The answer for a key that does not exist is what it was asked to set.
         stored: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
         return None if stored == ABSENT.encode() else stored
@@ -162,6 +165,7 @@ class SealedStore:
             time.sleep(POLL_S)
 
     def _hash(self, key: str, value: bytes) -> bytes:
+        """Of the key as well: a value that was copied to another key does not count."""
         assert self._key is not None
         message = f"{self.prefix}/{key}\0".encode() + value
         return hmac.digest(self._key, message, hashlib.sha256).hex().encode()
@@ -180,10 +184,12 @@ class SealedStore:
             value = stored[end:]
             if hmac.compare_digest(stored[len(SEALED) : end], self._hash(key, value)):
                 return value
+
         self._report(key)
         return None
 
     def _report(self, key: str) -> None:
+        """Print the first value that this job has not written, and remember all."""
         if not self.foreign:
             print_message(
                 f"warning: {self.prefix}/{key} in the store was not written by this job, and is ignored. Try: set the "
@@ -221,6 +227,7 @@ def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, A
 
 
 def has_fields(content: object, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """Whether it is a JSON object with these fields, of these types."""
     # bool is a subclass of int.
     return isinstance(content, dict) and all(
         isinstance(content.get(name), kind) and (kind is not int or type(content[name]) is int)

@@ -72,6 +72,7 @@ class StopVote:
             if (request := self._store.peek("request")) is not None:
                 self._join(request)
             return self.cause is not None
+
         if (proposal := self._store.peek(f"proposal/{self._round}")) is not None:
             self._answer(int(proposal))
         if self._rank == 0:
@@ -83,6 +84,7 @@ class StopVote:
                 self.stop = None if decision.decode() == CANCELLED else int(decision)
                 self.is_decided = True
                 self._changed.notify_all()
+
         return not self.is_decided
 
     def stops_at(self, step: int) -> bool:
@@ -108,11 +110,13 @@ class StopVote:
             self._changed.notify_all()
 
     def _join(self, request: bytes) -> None:
+        """Take part: write this rank's current step."""
         self._patient_until = min(self._patient_until, time.monotonic() + PATIENCE_S)
         self.cause = json.loads(request)
         self._store.set(f"position/0/{self._rank}", str(self._position()))
 
     def _answer(self, proposal: int) -> None:
+        """Get ready to stop at the proposed step, and write the current one again."""
         with self._changed:
             # Set this before the position: the loop counts its step, then reads this. So one of the
             # two sees the other.
@@ -122,6 +126,7 @@ class StopVote:
         self._store.set(f"position/{self._round}/{self._rank}", str(self._position()))
 
     def _lead(self) -> None:
+        """On rank 0: decide, or propose a later step, when all have written theirs."""
         keys = [f"position/{self._round}/{rank}" for rank in range(self._world_size)]
         if (positions := self._store.peek_all(keys)) is None:
             return

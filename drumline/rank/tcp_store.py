@@ -34,6 +34,7 @@ def open_tcp_store(
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
+
     listener, port = listen_for_store(bound, port)
     # This host may not be able to resolve the name that the others use for it.
     return dist.TCPStore(
@@ -119,6 +120,7 @@ def _is_socket(entry: Path) -> bool:
 
 
 def _break_after(connection: socket.socket, after_s: int) -> None:
+    """Let the kernel close a connection whose peer is silent for so long."""
     # The first is for a request that is not acknowledged, the others for one that is acknowledged
     # but never answered.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_s * 1000)

@@ -45,6 +45,7 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         # Wait for a copy to the CPU: otherwise its numbers would be read before they have arrived.
         device_hashes = device_hashes.to(device, non_blocking=device.type != "cpu")
         hashes.update(zip(chosen, device_hashes.unbind(), strict=True))
+
     return (
         torch.stack([hashes[number] for number in range(len(tensors))])
         if hashes
@@ -106,11 +107,13 @@ def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
             missing = -rest % ROW_BYTES
             waiting += [raw[whole:], _zeros(raw.device)[:missing]]
             size += rest + missing
+
     if waiting:
         yield _words(torch.cat(waiting))
 
 
 def _words(raw: Tensor) -> Tensor:
+    """Rows of 32-bit words, sharing memory with the bytes where they are aligned."""
     if raw.storage_offset() % WORD_BYTES:
         raw = raw.clone()  # not aligned to words: a chunk is copied, not the tensor
     return raw.view(torch.int32).view(-1, COLUMNS)

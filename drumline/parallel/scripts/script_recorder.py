@@ -70,6 +70,7 @@ class ScriptRecorder:
                 self._num_changes += 1
 
     def record_loader(self, loader: Any, caller: FrameType | None) -> None:
+        """The script iterates over this loader: record its lengths the first time."""
         with contextlib.suppress(Exception):
             if loader in self._places or len(self._loaders) >= MAX_LOADERS:
                 return
@@ -128,6 +129,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
             name = f"argument {num_places}"
             value = word
         values_by_name[name].append(value)
+
     return {name: " ".join(values) for name, values in values_by_name.items()}
 
 
@@ -143,6 +145,7 @@ def script_facts(arguments: Mapping[str, str]) -> Facts:
         version = getattr(module, "__dict__", {}).get("__version__")
         if "." not in name and isinstance(version, str):
             packages[name] = str(version)
+
     return {
         "arguments": {
             name: _hashed(value) if SECRET_NAMES.search(name.lower()) else value
@@ -161,6 +164,7 @@ def _hashed(secret: str) -> dict[str, str]:
 
 
 def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
+    """Lengths that must be the same on all ranks."""
     samplers = (loader.sampler, loader.batch_sampler)
     is_split = any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers)
     may_differ = is_uneven or not sys.modules["torch"].is_grad_enabled()
@@ -171,6 +175,7 @@ def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
 
 
 def _length(sized: Any) -> int | None:
+    """Its length, if it has one."""
     try:
         return len(sized)
     except Exception:
@@ -212,6 +217,7 @@ class _ObservedModule:
             self.num_updates += 1
             # Local SGD: each rank trains alone for a while, and weights are averaged at intervals.
             self.diverges |= self.was_no_sync
+
         self.version = version
         self.was_no_sync = is_no_sync
         step = self.num_updates
@@ -284,6 +290,7 @@ class DdpModules:
                 self.num_changes += 1
 
     def reports(self) -> dict[str, ModuleReport]:
+        """What is known of each module, by its name across ranks."""
         return {
             observed.key: ModuleReport(
                 name=observed.name, ranks=observed.ranks, hashes=dict(observed.hashes)
@@ -292,6 +299,7 @@ class DdpModules:
         }
 
     def _hash(self, module: Any, observed: _ObservedModule, step: int) -> None:
+        """Begin to hash the module's parameters, and keep the optimizer's numbers of this step."""
         import torch
 
         from drumline.rank.tensor_hash import hash_tensors
@@ -335,6 +343,7 @@ class DdpModules:
 
 
 def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> None:
+    """Move hashes that are done to the report, without the oldest beyond the limit."""
     kinds_and_hashes = zip(done.kinds.values(), done.hashes.tolist(), strict=True)
     tensors = dict(zip(done.kinds, kinds_and_hashes, strict=True))
     observed.hashes[done.step] = ModuleHashes(tensors=tensors, settings=done.settings)

@@ -36,9 +36,11 @@ def main(words: list[str]) -> None:
         sys.exit(
             "usage: python -m drumline.parallel.scripts.script_runner SCRIPT.py|-m MODULE [arguments]"
         )
+
     if words[0] != "--profile":
         _run_watched(words)
         return
+
     _, steps, folder, until, how, *program = words
     ends_script = until == "only"
     profile = torch_hooks.ScriptProfile(
@@ -92,6 +94,7 @@ class _WatchedScript:
             )
             activity = HeartbeatWriter(self._rank.file("activity"), rank=topology.rank)
             torch_hooks.observe_torch(activity, self._recorder)
+
         self._monitor = ProgressMonitor(
             self._heartbeat,
             patience_s=None if self._rank is None else self._rank.patience_s,
@@ -112,6 +115,7 @@ class _WatchedScript:
             self._heartbeat.fail(f"{name}: {text}" if text else name, failure_kind(error))
 
     def _close(self) -> None:
+        """The process ends: write what is new, and report that it left."""
         if os.getpid() == self._pid:
             self._monitor.close()
             if self._recorder is not None:
@@ -132,6 +136,7 @@ def _unused_parameters(error: Exception) -> str | None:
 
 
 def _run_script(words: list[str]) -> None:
+    """Compile the file and run it as `__main__`."""
     path = os.path.abspath(words[0])  # noqa: PTH100 - as Python: links stay
     try:
         with io.open_code(path) as file:
@@ -140,6 +145,7 @@ def _run_script(words: list[str]) -> None:
         where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
         show(f"{sys.executable}: can't open file {path!r}: {where}", stream=sys.stderr)
         sys.exit(2)
+
     sys.argv = words
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
@@ -175,6 +181,7 @@ def _hide_own_frames(error: BaseException) -> None:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame of the script on."""
     first_shown = trace
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == __file__:

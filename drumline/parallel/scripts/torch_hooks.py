@@ -47,6 +47,7 @@ class _AfterTorch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """The module as it is found without this one, and a call when torch has run."""
         if fullname != "torch" or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -63,6 +64,7 @@ class _AfterTorch(MetaPathFinder):
         return spec
 
     def call_back(self) -> None:
+        """torch is there; a failure is printed."""
         try:
             self._loaded()
         except Exception as error:
@@ -115,6 +117,8 @@ class _TorchObserver:
         self._activity.mark(phase)
 
     def _timed(self, phase: int, before: Callable[[], None] = lambda: None) -> Callable[..., Any]:
+        """A wrapper for `wrap_method` that marks this phase while a call lasts."""
+
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self._is_observed():
                 return call(*args, **kwargs)
@@ -129,6 +133,7 @@ class _TorchObserver:
         return wrapper
 
     def _begin_backward(self) -> None:
+        """A step begins."""
         # Here and not in forward, which may be compiled.
         self._num_backward += 1
         self._activity.begin_step(self._num_backward)
@@ -136,6 +141,7 @@ class _TorchObserver:
             self._recorder.modules.begin_backward()
 
     def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch calls it before each step of any optimizer."""
         if self._is_observed():
             self._recorder.modules.optimizers.add(optimizer)
             self._enter(OPTIMIZER)
@@ -170,6 +176,7 @@ def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         inner.__code__ = inner.__code__.replace(
             co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
         )
+
     setattr(owner, name, wrapped)
 
 
@@ -220,6 +227,7 @@ class ScriptProfile:
             self._capture.modules.append(module)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch calls it after each step of any optimizer."""
         if id(optimizer) not in self._optimizers:
             self._optimizers.append(id(optimizer))
         if id(optimizer) != self._optimizers[0]:
@@ -231,6 +239,7 @@ class ScriptProfile:
             self._capture.begin_step(self._num_steps)
         except OSError as error:
             self._report(error)  # the other ranks wait for this one in `_finish`
+
         if self._capture.is_done:
             self._hook.remove()
             atexit.unregister(self._capture.finish)
@@ -247,6 +256,7 @@ class ScriptProfile:
                 self._capture.collect()
             except OSError as error:
                 self._report(error)
+
         if self._ends_script:
             self._has_ended_script = True
             sys.exit(0)

@@ -122,12 +122,14 @@ class LiveNodes:
             self.stores.own_store = self.stores.connect(this_node)
             if self.stores.own_store is None:
                 raise dist.DistStoreError(f"the store of {this_node} is gone")
+
         self.is_broken = False
         self.has_joiner = False
         self.ends = False
         if self.is_first:
             self.stores.own_store.set(NodeStores.FACTS, json.dumps(self.facts))
             self.stores.own_store.set(NodeStores.REDIRECT, self.latest.encode())
+
         self._ended = threading.Event()
         watched_store = self.stores.own_store.clone()
         self._watcher = threading.Thread(
@@ -143,6 +145,7 @@ class LiveNodes:
             port = 0 if launched.rank else launched.master_port
             self.stores.host(address or launched.master_addr, port, timeout_s=self._patience_s)
             rendezvous.store.set(f"live/{place}", json.dumps(asdict(self.stores.card)))
+
         keys = [f"live/{number}" for number in range(len(rendezvous.nodes))]
         cards = rendezvous.store.multi_get(keys)
         self.latest = NodeGroup(0, tuple(LiveNode(**json.loads(card)) for card in cards))
@@ -220,6 +223,7 @@ class LiveNodes:
             if isinstance(change, PreflightError) and has_begun:  # its launcher ends
                 raise PreflightError(what, next_step=change.next_step) from change
             raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
+
         return True
 
     def is_lost(self, error: RuntimeError) -> bool:
@@ -277,6 +281,7 @@ class LiveNodes:
                 f"the other nodes continue without {this_node}, which did not answer in time",
                 next_step="nothing: its launcher starts it again, and it joins them",
             )
+
         return self.topology()
 
     def _wait_for_local_ranks(self, node_store: SealedStore) -> None:
@@ -310,6 +315,7 @@ class LiveNodes:
             except RuntimeError as error:
                 reason = summary(error)
                 break
+
         raise TrainingError(
             f"node {self.number} cannot join: {reason}",
             next_step="nothing: its launcher starts it again; if it does not, check that the nodes reach each other on "
@@ -317,10 +323,12 @@ class LiveNodes:
         )
 
     def _join_at(self, decider: LiveNode, store: SealedStore, group: NodeGroup) -> bool:
+        """Wait in the lobby of the node that decides."""
         if self.is_first:
             self.stores.host_for(decider, timeout_s=self._patience_s)
             self._check_facts(store, group)
             store.set(f"lobby/{self.number}", json.dumps(asdict(self.stores.card)))
+
         notice = WaitNotice(first_s=0)
         while (decision := store.peek(f"joined/{self.stores.process}")) is None:
             if store.peek(NodeStores.OVER) is not None:
@@ -335,6 +343,7 @@ class LiveNodes:
                 names = join_names(group.members)
                 print_message(f"node {self.number} waits to join {names} after their next round")
             time.sleep(WATCH_S)
+
         self.latest = NodeGroup.decode(decision) or self.latest
         return True
 
@@ -351,6 +360,7 @@ class LiveNodes:
             there, here = difference.values
             values.append(f"{difference.name}: {here!r} here, {there!r} there")
             next_steps.append(NEXT_STEPS[difference.group])
+
         if values:
             raise PreflightError(
                 f"node {self.number} ({self._launched.host}) differs from {join_names(group.members)}, "

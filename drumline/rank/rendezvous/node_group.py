@@ -119,6 +119,7 @@ class NodeStores:
         self._connected: dict[str, SealedStore] = {}
 
     def host(self, address: str, port: int, *, timeout_s: float) -> None:
+        """Open this node's store there."""
         base, port = host_store(address, port, timeout_s=timeout_s)
         self.own_store = SealedStore(base, self._topology.secret)
         self.card = replace(self.card, address=address, port=port)
@@ -132,6 +133,7 @@ class NodeStores:
         if self.card.number == 0:
             self.host(self._topology.master_addr, self._topology.master_port, timeout_s=timeout_s)
             return
+
         endpoint = (peer.address, peer.port)
         with socket.create_connection(endpoint, timeout=CONNECT_S) as connection:
             address = str(connection.getsockname()[0])
@@ -145,6 +147,7 @@ class NodeStores:
         if member.probe() != "open":
             self._connected.pop(member.process, None)
             return None
+
         try:
             store = self._connected.get(member.process)
             if store is None:
@@ -156,6 +159,7 @@ class NodeStores:
             self.dead_processes.add(member.process)
         except (OSError, RuntimeError):
             self._connected.pop(member.process, None)
+
         return None
 
     def _open(self, address: str, port: int) -> SealedStore:
@@ -198,6 +202,7 @@ class NextGroup:
             if store is not None:
                 with contextlib.suppress(RuntimeError):
                     store.set(f"broken/{self.before.generation}", "1")
+
         while (decided := self._ask_lower_nodes() or self.decide()) is None:
             pass
         # For other ranks here, and nodes whose decider is lost.
@@ -209,6 +214,7 @@ class NextGroup:
         return [member for member in members if member.process != self.stores.process]
 
     def _ask_lower_nodes(self) -> NodeGroup | None:
+        """The decision of the lowest node that answers; None: this one is the lowest."""
         for member in self.before.members:
             if member.number < self._number:
                 decided = self._ask(member)
@@ -231,6 +237,7 @@ class NextGroup:
                     next_step=f"find out what {member} waits for (drumline watch), or end it: the others then continue",
                 )
             time.sleep(POLL_S)
+
         return None
 
     def decide(self) -> NodeGroup | None:
@@ -265,6 +272,7 @@ class NextGroup:
                 if state == "silent":
                     silent.append(peer)
             time.sleep(POLL_S)
+
         self._check_majority(arrived, silent)
         return self._group_of(arrived, self.stores.own_store)
 
@@ -288,6 +296,7 @@ class NextGroup:
         for joiner in joining:
             own_store.set(f"joined/{joiner.process}", decided.encode())
             own_store.delete_key(f"lobby/{joiner.number}")
+
         return decided
 
     def _check_majority(self, arrived: list[LiveNode], silent: list[LiveNode]) -> None:

@@ -91,16 +91,19 @@ def versions(device: torch.device) -> dict[str, Any]:
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         facts["NCCL's version"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
         facts["cuDNN's version"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+
     return facts
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:
+    """The kind of GPU and its driver; empty without one."""
     if device.type != "cuda":
         return {}
     try:
         driver = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
     except OSError:
         driver = None
+
     return {
         "the kind of GPU": torch.cuda.get_device_name(device),
         "the driver's version": driver.group() if driver else "not known",
@@ -113,6 +116,7 @@ def plain(value: Any) -> Any:
 
 
 def _simplified(value: Any) -> Any:
+    """A value that JSON does not know, as one that it does."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -125,6 +129,7 @@ def _simplified(value: Any) -> Any:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their full names, as in `optim.lr`."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -153,4 +158,5 @@ def code_hashes() -> dict[str, str]:
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name
         # A checkout on another system may have other line endings.
         hashes[shown] = blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)
+
     return hashes

@@ -111,6 +111,7 @@ def join_rendezvous(
     else:
         decision = rank.follow_rank_0()
         num_readers = 0
+
     value = follow(rank.part, JOINED, decision, num_readers=num_readers)
     world_size = value.pop("world_size")
     if world_size != topology.world_size:
@@ -119,6 +120,7 @@ def join_rendezvous(
             f"{topology.rank} on {topology.host}",
             next_step="start every node with the same number of nodes and ranks",
         )
+
     return Rendezvous(store=rank.sealed_part(decision), **value)
 
 
@@ -223,6 +225,7 @@ class _Joining:
         return self.part.resealed(self.secret)
 
     def _enter(self, namespace: str) -> None:
+        """Publish what this rank is and runs in that part of the store, unless it is there."""
         if namespace != self.namespace:
             self.part = self.store.under(namespace)
             self.namespace = namespace
@@ -230,14 +233,17 @@ class _Joining:
             self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
 
     def _decide(self, cards: Mapping[int, Card]) -> dict[str, Any]:
+        """On rank 0: the nodes of this start; raises what is wrong with it."""
         ranks = range(self.topology.world_size)
         if len(cards) < len(ranks):
             hosts = {rank: card["host"] for rank, card in cards.items()}
             raise too_late(self.topology, hosts, timeout_s=self.timeout_s)
+
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
             facts = [document(text) or {} for text in texts]
             check_differences(facts, [cards[rank]["host"] for rank in ranks])
+
         _refuse_shared_gpus(cards)
         nodes = group_by_node(cards)
         firsts = [cards[node[0]] for node in nodes]
@@ -259,6 +265,7 @@ class _Joining:
         return cards
 
     def _wait(self) -> None:
+        """Sleep until the next look, and report the wait when a notice is due."""
         if self.notice.is_due():
             hosts = self._hosts()
             text = waiting_for(self.topology, hosts)
@@ -266,6 +273,7 @@ class _Joining:
             is_first_notice = self.topology.local_rank == 0 and self.notice.count == 1
             if text and (is_first_notice or self.topology.rank == min(hosts, default=1)):
                 print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
+
         time.sleep(self.pause_s)
         self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
 
@@ -291,6 +299,7 @@ def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
 
 
 def _duplicate(topology: Topology, host: str) -> PreflightError:
+    """Another process has this rank, too."""
     return PreflightError(
         f"there are two ranks {topology.rank}: one on {host}, and this one on {topology.host}",
         next_step="give every node its own --node-rank (NODE_RANK), and every rank its own RANK; stop what is left of "
@@ -315,6 +324,7 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
             f"{_named([0], {}, topology)}, which opens the rendezvous, did not start within {timeout_s:g} s",
             next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
         )
+
     missing = _missing(hosts, topology)
     by_host = defaultdict(list)
     for rank, host in hosts.items():
@@ -372,4 +382,5 @@ def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
     for rank, card in sorted(cards.items()):
         launcher = first_ranks[rank] if are_consecutive else 0
         nodes[card["host"], card["machine"], launcher].append(rank)
+
     return [tuple(sorted(ranks, key=local_ranks.__getitem__)) for ranks in nodes.values()]

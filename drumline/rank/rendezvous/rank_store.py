@@ -54,6 +54,7 @@ def open_store(
             f"rank 0 could not open its store {host}:{port}: {summary(error)}",
             next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
         ) from error
+
     return SealedStore(store, topology.secret)
 
 
@@ -68,10 +69,12 @@ def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPSt
 def _wait_until_open(
     topology: Topology, *, timeout_s: float, check: Callable[[], None] | None
 ) -> None:
+    """Wait until the store's port answers; raise when that cannot be expected any more."""
     limits: dict[str, float] = {Reason.UNKNOWN_NAME: UNKNOWN_NAME_S}
     if topology.agent_hosts_store:
         # torchrun's agent listens there since before there were ranks: it will not start later.
         limits[Reason.NO_ANSWER] = CLOSED_S
+
     waiting = ""
     if topology.local_rank == 0:  # all ranks of a host see the same
         waiting = f"rank {topology.rank} on {topology.host} waits for rank 0's store"
@@ -89,6 +92,7 @@ def _wait_until_open(
 
 
 def _unreachable(topology: Topology, waited_s: float, why: str) -> PreflightError:
+    """This rank found no way to the store."""
     return PreflightError(
         f"rank {topology.rank} on {topology.host} could not reach rank 0's store {topology.master_addr}:"
         f"{topology.master_port} within {waited_s:g} s: {why}",

@@ -64,6 +64,7 @@ def check_reachability(
     finally:
         if listener is not None:
             listener.close()
+
     pairs = zip(rendezvous.services, services, strict=True)
     return replace(
         rendezvous, services=tuple({**prepared, **listening} for prepared, listening in pairs)
@@ -114,6 +115,7 @@ class _ReachabilityCheck:
                     "port": listener.port,
                     "token": listener.token,
                 }
+
         self.rendezvous.store.set(f"listener/{topology.rank}", json.dumps(fact))
         return listener
 
@@ -157,6 +159,7 @@ class _ReachabilityCheck:
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
+    """The variable of the backend names no network of this host."""
     variable = VARIABLES.get(backend, "")
     networks = ", ".join(fact["networks"])
     return PreflightError(
@@ -196,6 +199,7 @@ def refuse_closed_paths(paths: Sequence[ClosedPath], *, backend: str) -> None:
         if num_left_out > 0:
             lines[MAX_LINES:] = [f"and {num_left_out} more of this kind"]
         what = as_list("data cannot go between these hosts:", lines)
+
     raise PreflightError(what, next_step="; ".join(_fixes(paths, backend)))
 
 
@@ -211,6 +215,7 @@ def closed_lines(paths: Sequence[ClosedPath]) -> list[str]:
 
 
 def _line(path: ClosedPath, who: str) -> str:
+    """One closed path in a sentence; `who` tried it."""
     target = path.target
     why = explained_closed(path.reason)
     where = f"{target.address} ({target.interface})" if target.interface else target.address
@@ -220,10 +225,12 @@ def _line(path: ClosedPath, who: str) -> str:
             f"{target.host} takes data on the wrong network, {where}, where {who} cannot reach it: port {target.port}: "
             f"{why}{hint}"
         )
+
     return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
 
 
 def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
+    """What to do, each with the hosts where it is to be done."""
     hosts: dict[str, dict[str, None]] = defaultdict(dict)
     for path in paths:
         if path.is_wrong_network:
@@ -276,6 +283,7 @@ def check_data_ports(
 
 
 def _target(card: NodeCard) -> ProbeTarget:
+    """Where the launcher of a node listens."""
     return ProbeTarget(
         card["rank"], card["host"], "", card["address"], card["probe_port"], card["probe_token"]
     )

@@ -112,6 +112,7 @@ class JobConnection:
             first = claim_failure(
                 self.rendezvous.store, failure, error, rank_0_hosts_store=by_rank_0
             )
+
         if (first is None or first.is_assumed) and failure_kind(error) is FailureKind.LOST_PEER:
             first = self._diagnosed_failure(failure) or first
         write_failure(environment, (first or failure).record())
@@ -176,6 +177,7 @@ class CompileMarks:
     # heartbeats.
 
     def _begin(self, started: Any) -> None:
+        """A compilation begins."""
         self._before = self._heartbeat.phase
         if self._before not in OUTSIDE_STEPS:
             self.began_at[started.compile_id] = self._heartbeat.step

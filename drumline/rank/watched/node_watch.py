@@ -72,6 +72,7 @@ class NodeWatch:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self) -> dict[str, Any]:
+        """Make the watch folder of this node."""
         self._folder = make_watch_folder(self._given)
         # Of a node that was lost, and that this group continues without.
         (self._folder / DIAGNOSIS).unlink(missing_ok=True)
@@ -81,6 +82,7 @@ class NodeWatch:
         return {"folder": str(self._folder)}
 
     def listen(self, rendezvous: Rendezvous) -> dict[str, Any]:
+        """Open the port at which the sidecars of other nodes reach this one."""
         address = sidecar_address(rendezvous.node_of(self.rank), rendezvous.addresses)
         self.listener = listen_for_sidecars(address)
         return {"address": address, "port": self.listener.getsockname()[1]}
@@ -148,6 +150,7 @@ def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
             interface = interface_towards(interfaces(), address)
             if interface is not None and interface.address:
                 return interface.address
+
     return LOOPBACK
 
 
@@ -176,6 +179,7 @@ def make_watch_folder(folder: Path | None) -> Path:
                 next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without "
                 f"the watchdog: {WITHOUT_WATCH}",
             ) from error
+
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         check_own_folder(folder)
@@ -187,4 +191,5 @@ def make_watch_folder(folder: Path | None) -> Path:
             f"the watch folder {folder} cannot be used: {error.strerror}",
             next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
         ) from error
+
     return folder

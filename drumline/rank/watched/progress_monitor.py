@@ -44,11 +44,13 @@ class ProgressMonitor:
         atexit.register(self.close)
 
     def close(self) -> None:
+        """End the thread, before torch or Python do."""
         atexit.unregister(self.close)
         self._closed.set()
         self._thread.join(timeout=self._every_s)
 
     def _run(self) -> None:
+        """The thread: look once in a while until it is closed."""
         count = None
         sign = None
         marks = 0

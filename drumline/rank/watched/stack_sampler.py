@@ -158,6 +158,7 @@ def _line_of(frame: FrameType) -> SampledLine:
 
 
 def outermost_code(frame: FrameType) -> CodeType:
+    """The function at the bottom of a stack."""
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code
@@ -209,6 +210,7 @@ class StackSampler:
         self._thread.start()
 
     def stop(self) -> StackSamples:
+        """End the samples, and return them; all is as before `start`."""
         self._is_ended = True
         self._thread.join()
         self._clock.close()
@@ -231,6 +233,7 @@ class StackSampler:
     # Samples
 
     def _run(self) -> None:
+        """The thread: take samples until the end, with intervals that grow."""
         interval_s = FIRST_INTERVAL_S
         num_samples = 0
         while not self._is_ended:
@@ -259,6 +262,7 @@ class StackSampler:
                 gc.enable()
 
     def _look(self, now_ns: int, cpu_ns: int) -> None:
+        """Add what all threads do now to the rows."""
         self._detects_anomalies |= torch.is_anomaly_enabled()
         frames = sys._current_frames()
         frame = frames.pop(self._main, None)
@@ -286,6 +290,7 @@ class StackSampler:
                 self._other_lines[thread, view.line] += 1
 
     def _number_of(self, line: SampledLine) -> int:
+        """The index of a line in the samples' list; 0, no line, when that is full."""
         if line not in self._lines and len(self._lines) >= MOST_LINES:
             return 0
         return self._lines.setdefault(line, len(self._lines))
@@ -320,6 +325,7 @@ class StackSampler:
             if entered is not None and INSIDE.get(phase) != entered:
                 phase = entered
             frame = frame.f_back
+
         is_whole = outermost is None or code is outermost
         return _Seen(phase, line, statement) if is_whole else None
 
@@ -350,6 +356,7 @@ class StackSampler:
         for (until_ns, _, phase, _), statement in zip(self._rows, self._statements, strict=True):
             times[statement][phase] += until_ns - began_ns
             began_ns = until_ns
+
         times.pop(NO_LINE, None)
 
         for name in (EVALUATION, "save"):
@@ -363,6 +370,7 @@ class StackSampler:
     # Garbage collection, in whichever thread it runs
 
     def _on_collection(self, event: str, info: Mapping[str, int]) -> None:
+        """Python calls it at the start and the end of each collection."""
         now_ns = time.time_ns()
         if event == "start":
             is_full = info["generation"] == 2  # the others take microseconds
@@ -390,4 +398,5 @@ class StackSampler:
             cpu_ns = times[number].run_ns - before.run_ns
             _, line = max(lines, key=self._other_lines.__getitem__)
             uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
+
         return sorted(uses, key=lambda use: -use.cpu_s)[:MOST_THREADS]

@@ -138,6 +138,7 @@ class TraceCapture:
         if not self._began_s:
             self._began_s = time.perf_counter()
             self._threads_before = other_threads_ns()
+
         if self.is_recording:
             self._range.__exit__(None, None, None)
             if number < self._steps.stop:
@@ -214,12 +215,14 @@ class TraceCapture:
             torch.cuda.synchronize()
 
     def _prepare(self) -> None:
+        """In the last step before those that are profiled: load the profiler."""
         quiet_profiler()
         if self._timed_from is not None:
             number, began_s = self._timed_from
             num_steps = self._number - number
             if num_steps >= FEWEST_TIMED:
                 self._unprofiled_s = (self._now() - self._paused_s - began_s) / num_steps
+
         activities = [ProfilerActivity.CPU]
         if self._is_gpu:
             activities.append(ProfilerActivity.CUDA)
@@ -229,6 +232,7 @@ class TraceCapture:
         self._profiler.prepare_trace()
 
     def _start(self) -> None:
+        """The first profiled step begins."""
         if self._profiler is None:
             self._prepare()
         if dist.is_initialized():  # a script may leave it before its end
@@ -241,6 +245,7 @@ class TraceCapture:
         if self._is_gpu:
             self._sync_lines = SyncLines()
             self._sync_lines.start()
+
         marked = {code_of(TraceCapture.marked): "data"}
         self._sampler = StackSampler({**phases_of_torch(), **marked, **self.phases}, self.modules)
         self._sampler.start(is_alone=not self._has_busy_thread())
@@ -280,15 +285,18 @@ class TraceCapture:
                 f"rank {self._rank} has no trace: a collective was still open {MOST_OPEN_S:g} s after the last "
                 "profiled step"
             )
+
         self._profiler = None
 
     # Files
 
     def _write(self) -> None:
+        """Write the trace, compressed, and the facts."""
         make_own_folder(self._folder)
         if self._rank == 0:  # of earlier steps
             for name in (PROFILE_FILE, MERGED_FILE):
                 (self._folder / name).unlink(missing_ok=True)
+
         target = trace_path(self._folder, self._rank)
         plain = target.with_suffix(".plain")
         self._profiler.export_chrome_trace(str(plain))
@@ -301,10 +309,12 @@ class TraceCapture:
                 shutil.copyfileobj(source, packed, 1 << 20)
         finally:
             plain.unlink()
+
         write_facts(self._folder, self._facts())
         self._is_written = True
 
     def _facts(self) -> RankFacts:
+        """What this rank knows of its steps that is not in the trace."""
         data = ddp_data(self.modules)
         num_steps = self._number - self._steps.start
         waited_s = self._waited_s
@@ -413,6 +423,7 @@ def has_open_collectives() -> bool:
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+    """What the advice about an optimizer needs to know of it."""
     groups = optimizer.param_groups
     parameters = [parameter for group in groups for parameter in group["params"]]
     return OptimizerFacts(
@@ -439,10 +450,12 @@ class SyncLines:
         ]
 
     def start(self) -> None:
+        """From here on lines are recorded."""
         self._mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is a prototype
             torch.cuda.set_sync_debug_mode("warn")
+
         warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
         self._filter = warnings.filters[0]
         warnings.showwarning = self._on_warning  # type: ignore[assignment]
@@ -461,6 +474,8 @@ class SyncLines:
             setattr(owner, "synchronize", wait)  # noqa: B010
 
     def _noting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that waits, which then notes the line that called it."""
+
         @functools.wraps(wait)
         def synchronize(*args: Any, **kwargs: Any) -> Any:
             result = wait(*args, **kwargs)
@@ -472,12 +487,14 @@ class SyncLines:
     def _on_warning(
         self, message: Any, category: Any, filename: str, lineno: int, *context: Any
     ) -> None:
+        """Note torch's warnings of waits, and show all others as before."""
         if SYNCHRONIZES in str(message):
             self._note(sys._getframe(1))
         else:
             self._show_warning(message, category, filename, lineno, *context)
 
     def _note(self, frame: FrameType | None) -> None:
+        """Record the innermost line that is not torch's or Python's own."""
         while frame is not None and frame.f_code.co_filename.startswith(
             (TORCH, __file__, warnings.__file__)
         ):

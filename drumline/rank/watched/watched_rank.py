@@ -188,6 +188,7 @@ class SidecarProcess:
         return self._process.stdout.fileno() if self._process and self._process.stdout else None
 
     def start(self) -> None:
+        """Start the sidecar, and send it its options."""
         self._num_starts += 1
         try:
             self._process = subprocess.Popen(
@@ -201,6 +202,7 @@ class SidecarProcess:
         except OSError as error:
             self._warn(f"cannot be started ({error.strerror})")
             return
+
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(asdict(self._options)).encode() + b"\n")
@@ -218,6 +220,7 @@ class SidecarProcess:
         if self._num_starts >= MAX_STARTS:
             self._warn(f"exited {MAX_STARTS} times (exit code {code})")
             return False
+
         return True
 
     def close(self) -> None:
@@ -229,12 +232,14 @@ class SidecarProcess:
             self._listener.close()
 
     def _close_pipes(self) -> None:
+        """The sidecar sees that this rank does not hold them any more."""
         assert self._process is not None
         for stream in filter(None, (self._process.stdin, self._process.stdout)):
             with contextlib.suppress(OSError):
                 stream.close()
 
     def _warn(self, what: str) -> None:
+        """Report once that this node has no sidecar."""
         print_message(
             f"the watchdog's sidecar on {self._options.host} {what}; training continues, but hangs are not "
             f"diagnosed. Try: read what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
