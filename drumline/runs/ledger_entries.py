@@ -29,11 +29,6 @@ def num_steps(entries: Iterable[LedgerEntry]) -> int:
     return sum(entry.steps for entry in entries)
 
 
-def to_json(entries: Iterable[LedgerEntry]) -> list[list[int]]:
-    """Entries as lists of five numbers."""
-    return [list(entry) for entry in entries]
-
-
 def from_json(value: Any) -> list[LedgerEntry]:
     """The entries in a JSON value; a ValueError if a ledger cannot have written it."""
     if not isinstance(value, list):

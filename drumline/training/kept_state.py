@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,15 @@ SHARED_FILES = {"model", OUTER_FILE}
 class KeptState:
     """Of one rank, on the host."""
 
-    progress: Progress
-    facts: Mapping[str, Any]
+    position: dict[str, Any]
+    """What all ranks of the next group get, as JSON: how far this one is (`step`, `cursor`,
+    `saved_step`, `metrics`), the rounds that its replica has finished and that are `pending`, what
+    it has trained on since the last save (the `ledger`: `Saver.unsaved`), and the run's `facts`."""
     snapshot: Snapshot
     """The shared weights, this rank's optimizer, hooks and progress."""
     replica: dict[str, Any]
     """What its replica has to itself."""
-    pending: list[int]
     rng: Tensor
-    ledger: Mapping[str, Any]
-    """Since the last save: `first` step, its `cursor`, `entries`, and how batches were split
-    (`sharding`)."""
     left_at: float = field(default_factory=time.monotonic)
 
     def release(self) -> None:
@@ -63,10 +61,11 @@ class KeptState:
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far every rank of the next group is, and who has what."""
+    """How far the ranks of the next group are, and who has what."""
 
-    states: list[Mapping[str, Any] | None]
-    """By rank; None: it has just joined."""
+    positions: Mapping[int, Mapping[str, Any]]
+    """Of each rank that was in the group before (`KeptState.position`), in their order; the others
+    have just joined."""
     num_shards: int
     """How many ranks hold one model: rank r has what the rank r + num_shards has. 1: each has a
     whole one."""
@@ -74,59 +73,62 @@ class GroupState:
     def source_of(self, rank: int) -> int:
         """The rank that is furthest among those that hold the same shard; the lowest of equals."""
         shard = rank % self.num_shards
-        ranks = [peer for peer, state in enumerate(self.states) if state is not None]
-        furthest = max(map(self._position, ranks))
-        for peer in ranks:
-            if peer % self.num_shards == shard and self._position(peer) == furthest:
+        furthest = max(map(self._rounds_and_step, self.positions))
+
+        for peer in self.positions:
+            if peer % self.num_shards == shard and self._rounds_and_step(peer) == furthest:
                 return peer
+
         _, step = furthest
         raise TrainingError(
             f"shard {shard} of step {step} is lost: no node has it",
             next_step="nothing: the launchers restart all ranks from the newest checkpoint",
         )
 
-    def _position(self, rank: int) -> tuple[list[int], int]:
+    def _rounds_and_step(self, rank: int) -> tuple[list[int], int]:
         """The rounds that the rank has finished, and its step."""
-        state = self.states[rank]
-        assert state is not None
-        return state["finished_at"], state["step"]
+        position = self.positions[rank]
+        return position["finished_at"], position["step"]
 
     @property
     def furthest(self) -> Mapping[str, Any]:
-        state = self.states[self.source_of(0)]
-        assert state is not None
-        return state
+        """The position of the rank that is furthest."""
+        return self.positions[self.source_of(0)]
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What the run has recorded about itself."""
-        facts: Mapping[str, Any] = self.furthest["facts"]
-        return facts
+        return dict(self.furthest["facts"])
 
     @property
     def progress(self) -> Progress:
-        state = self.furthest
-        cursor = Cursor(**state["cursor"])
-        return Progress(state["step"], cursor, state["saved_step"], metrics=state["metrics"])
+        """How far the run is."""
+        position = self.furthest
+        return Progress(
+            position["step"],
+            Cursor(**position["cursor"]),
+            position["saved_step"],
+            metrics=position["metrics"],
+        )
 
     def check_replica(self, ranks: Sequence[int]) -> None:
         """Refuse to continue with a replica that one of these ranks has updated in its last step
         and another has not: each of them has its own copy of the weights."""
-        states = [self.states[rank] for rank in ranks]
-        steps = sorted({state["step"] for state in states if state is not None})
+        steps = {self.positions[rank]["step"] for rank in ranks if rank in self.positions}
         if len(steps) > 1:
             raise TrainingError(
-                f"{join_names([f'rank {rank}' for rank in ranks])} train one replica, and have left it at the steps "
-                f"{join_names([str(step) for step in steps])}",
+                f"{join_names(f'rank {rank}' for rank in ranks)} train one replica, and have left it at the steps "
+                f"{join_names(sorted(steps))}",
                 next_step="nothing: their launcher starts them again, and they join the other nodes",
             )
 
     def lacks(self, rank: int) -> str:
         """What this rank needs from its source: `all`, the `shared` weights, or nothing."""
-        state = self.states[rank]
-        if state is not None and state["finished_at"] == self.furthest["finished_at"]:
+        if rank not in self.positions:
+            return "all"
+        if self.positions[rank]["finished_at"] == self.furthest["finished_at"]:
             return ""
-        return "all" if state is None or self.num_shards > 1 else "shared"
+        return "all" if self.num_shards > 1 else "shared"
 
 
 def check_continues(job: Job) -> None:
@@ -147,27 +149,29 @@ def check_continues(job: Job) -> None:
 
 
 def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> KeptState:
-    """Not collective: other ranks are lost."""
+    """What this rank has when its group ends. Not collective: other ranks are lost."""
     job = context.job
     progress = context.progress
-    if job.sync is None:
-        # Sharded replicas are the same after every step.
-        replica: dict[str, Any] = {"finished_at": [progress.step]}
-        pending = []
-    else:
-        replica = job.sync.own_state()
-        is_last = progress.step >= context.total_steps
-        pending = job.sync.pending(progress.step, is_last=is_last)
     rng = capture_rng(job.ddp.device)
-    return KeptState(
-        progress=replace(progress),
-        facts=dict(facts),
-        snapshot=_copy_to_host(context),
-        replica=replica,
-        pending=pending,
-        rng=rng,
-        ledger=saver.unsaved(),
-    )
+
+    # Sharded replicas are the same after every step.
+    replica: dict[str, Any] = {"finished_at": [progress.step]}
+    pending: list[int] = []
+    if job.sync is not None:
+        replica = job.sync.own_state()
+        pending = job.sync.pending(progress.step, is_last=progress.step >= context.total_steps)
+
+    position = {
+        "step": progress.step,
+        "cursor": asdict(progress.cursor),
+        "saved_step": progress.saved_step,
+        "metrics": progress.metrics,
+        "finished_at": replica["finished_at"],
+        "pending": pending,
+        "ledger": saver.unsaved(),
+        "facts": facts,
+    }
+    return KeptState(position, _copy_to_host(context), replica, rng)
 
 
 def _copy_to_host(context: RunContext) -> Snapshot:
@@ -191,21 +195,9 @@ def _copy_to_host(context: RunContext) -> Snapshot:
 def compare_group(kept_state: KeptState | None, ddp: RunManager, *, is_sharded: bool) -> GroupState:
     """Collective: how far the ranks of this group are. `is_sharded`: the ranks of a node hold one
     model."""
-    this_rank = None
-    if kept_state is not None:
-        progress = kept_state.progress
-        this_rank = {
-            "step": progress.step,
-            "cursor": asdict(progress.cursor),
-            "saved_step": progress.saved_step,
-            "metrics": progress.metrics,
-            "finished_at": kept_state.replica["finished_at"],
-            "pending": kept_state.pending,
-            "ledger": kept_state.ledger,
-            "facts": kept_state.facts,
-        }
-    states = gather_json(this_rank)
-    return GroupState(states, ddp.local_world_size if is_sharded else 1)
+    gathered = gather_json(None if kept_state is None else kept_state.position)
+    positions = {rank: position for rank, position in enumerate(gathered) if position is not None}
+    return GroupState(positions, ddp.local_world_size if is_sharded else 1)
 
 
 def check_newest(root: Path, group: GroupState) -> None:
@@ -255,9 +247,9 @@ def _restore_replica(
     sync.load_own_state(replica, furthest["finished_at"])
     if not furthest["pending"]:
         return
-    has_state = group.states[context.job.ddp.rank] is not None
-    num_contributors = sum(state is not None for state in group.states)
-    weight = len(sync.groups.members) / num_contributors if has_state else 0.0
+
+    has_state = kept_state is not None
+    weight = len(sync.groups.members) / len(group.positions) if has_state else 0.0
     step = context.progress.step
     sync.repeat(furthest["pending"], step, weight=weight, is_last=step >= context.total_steps)
 
@@ -273,8 +265,9 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
         verb = "was" if len(lost) == 1 else "were"
         texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
     if group.joined:
-        joined = join_names(list(group.joined))
-        texts.append(f"{joined} joined after step {step}, from the memory of the others")
+        texts.append(
+            f"{join_names(group.joined)} joined after step {step}, from the memory of the others"
+        )
     if not texts:
         texts = [f"the same nodes continue after step {step}: a connection between them was lost"]
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
@@ -294,8 +287,8 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
     several get it at once."""
     rank = job.ddp.rank
     snapshot = Snapshot({}, {}) if kept_state is None else kept_state.snapshot
-    ranks = range(len(group.states))
-    needs = [(group.source_of(peer), group.lacks(peer)) for peer in ranks]
+    peers = range(job.ddp.world_size)
+    needs = [(group.source_of(peer), group.lacks(peer)) for peer in peers]
     for source, lacking in sorted(set(needs)):
         if not lacking:
             continue

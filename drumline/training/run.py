@@ -312,7 +312,9 @@ class TrainingRun:
             self.context,
             facts=self.facts,
             check_state=self.non_finite.check_state,
-            before=self.start.states if isinstance(self.start, GroupState) else [],
+            before=list(self.start.positions.values())
+            if isinstance(self.start, GroupState)
+            else [],
         )
         self.resources.callback(self._close_saver)
         writer = self.saver.writer

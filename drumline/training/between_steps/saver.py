@@ -23,6 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ from drumline.data.sharding import Cursor, Ledger, Sharding, plan_step
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum, gather_json
 from drumline.runs.events import JsonLines
-from drumline.runs.ledger_entries import LedgerEntry, num_steps, to_json
+from drumline.runs.ledger_entries import LedgerEntry, num_steps
 from drumline.training.job.evaluation_job import numbers
 from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import group_state
@@ -66,10 +67,10 @@ class Saver(Periodic):
         *,
         facts: Mapping[str, Any],
         check_state: Callable[[], str | None],
-        before: Sequence[Mapping[str, Any] | None] = (),
+        before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """`check_state`, collective: the first tensor that is not finite, if there is one; or an
-        error. `before`: what each rank keeps of the group before this one."""
+        error. `before`: the position of each rank of the group before (`KeptState`)."""
         train = context.config.train
         settings = context.config.checkpoint
         super().__init__(
@@ -108,9 +109,11 @@ class Saver(Periodic):
     def unsaved(self) -> dict[str, Any]:
         """The first step since the last save, its cursor, what this rank has trained on since, and
         as which part."""
-        entries = to_json(self._ledger_file.unsaved())
-        split = asdict(self._job.loader.sharding)
-        return {**self._ledger_file.since, "entries": entries, "sharding": split}
+        return {
+            **self._ledger_file.since,
+            "entries": self._ledger_file.unsaved(),
+            "sharding": asdict(self._job.loader.sharding),
+        }
 
     def __enter__(self) -> Self:
         """Collective: choose the ranks that write."""
@@ -291,14 +294,13 @@ class LedgerFile:
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
 
-    def start(self, context: RunContext, before: Sequence[Mapping[str, Any] | None] = ()) -> None:
-        """Record that the job starts from this step. `before`: what each rank keeps of the group
-        before this one."""
+    def start(self, context: RunContext, before: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Record that the job starts from this step. `before`: the positions of the group
+        before."""
         job = context.job
         train = context.config.train
         progress = context.progress
         self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
-        lost = self._end_group(before, progress.step)
         record = {
             "kind": "start",
             "step": progress.step,
@@ -309,43 +311,37 @@ class LedgerFile:
             "seed": train.seed,
             "shards": train.shards if train.exact == "elastic" else None,
             "time": round(time.time(), 3),
-            **({"lost": lost} if lost else {}),
         }
+        if before:
+            self._write_unsaved(before, progress.step)
+            if lost := lost_steps(before, progress.step):
+                record["lost"] = lost
         self._write(record)
 
-    def _end_group(
-        self, before: Sequence[Mapping[str, Any] | None], step: int
-    ) -> list[tuple[int, int, int]]:
+    def _write_unsaved(self, before: Sequence[Mapping[str, Any]], step: int) -> None:
         """Write what the ranks of the group before covered since the last save. Which samples that
         were follows from the cursor and the sizes of the global batches, also for a rank that is
-        lost. Returns which steps of which ranks are lost."""
-        kept_states = [state for state in before if state is not None]
-        if not kept_states:
-            return []
-        since = max(kept_states, key=lambda state: (state["step"], state["ledger"]["first"]))[
-            "ledger"
-        ]
+        lost."""
+        furthest = max(before, key=lambda rank: (rank["step"], rank["ledger"]["first"]))
+        since = furthest["ledger"]
         first = since["first"]
+        if step < first:
+            return
+
         cursor = Cursor(**since["cursor"])
-        split = dict(since["sharding"])
         batches = _global_batches(cursor, since["entries"])[: step - first + 1]
-        if split["sizes"]:
-            split["sizes"] = tuple(split["sizes"])
+        split = msgspec.convert(since["sharding"], Sharding)
         ranks = []
-        for rank in range(split["world_size"]):
+        for rank in range(split.world_size):
+            sharding = replace(split, rank=rank)
             covered = Ledger()
-            sharding = Sharding(**{**split, "rank": rank})
             for begin, size in batches:
                 covered.add(plan_step(begin, length=begin.position + size, sharding=sharding))
-            ranks.append(to_json(covered.take()))
-        if step >= first:
-            self._write(
-                {"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True}
-            )
-        in_weights = {state["ledger"]["sharding"]["rank"]: state["step"] for state in kept_states}
-        round_at = min(max(state["finished_at"] for state in kept_states))
-        ends = [(rank, in_weights.get(rank, round_at)) for rank in range(len(ranks))]
-        return [(rank, end + 1, step) for rank, end in ends if end < step]
+            ranks.append(covered.take())
+
+        self._write(
+            {"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True}
+        )
 
     def unsaved(self) -> list[LedgerEntry]:
         """This rank's entries since the last save that all ranks took part in."""
@@ -357,7 +353,7 @@ class LedgerFile:
         checkpoint."""
         step = progress.step
         runs = self.unsaved()
-        ranks = gather_json(to_json(runs))
+        ranks = gather_json(runs)
         self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
         if runs:
@@ -396,6 +392,17 @@ class LedgerFile:
             yield
         except OSError as error:
             log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
+
+
+def lost_steps(before: Sequence[Mapping[str, Any]], step: int) -> list[tuple[int, int, int]]:
+    """Ranks of the group before, each with the first and the last step whose samples are in no
+    weights: a lost rank's since the last round, and those of a replica that has to repeat some."""
+    in_weights = {rank["ledger"]["sharding"]["rank"]: rank["step"] for rank in before}
+    round_at = min(max(rank["finished_at"] for rank in before))
+    num_ranks = before[0]["ledger"]["sharding"]["world_size"]
+
+    ends = [(rank, in_weights.get(rank, round_at)) for rank in range(num_ranks)]
+    return [(rank, end + 1, step) for rank, end in ends if end < step]
 
 
 def _global_batches(cursor: Cursor, entries: Sequence[Sequence[int]]) -> list[tuple[Cursor, int]]:

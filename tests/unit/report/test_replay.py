@@ -16,7 +16,6 @@ from drumline.data.sharding import Cursor, Ledger, Sharding, permute, plan_step
 from drumline.report.verify.checkpoint_check import SavedPosition
 from drumline.report.verify.samples import check_samples
 from drumline.report.verify.section import Section
-from drumline.runs.ledger_entries import to_json
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Job:
             self.seen[step] = [(plan.epoch, list(range(*plan.local_range))) for plan in plans]
             cursor = plans[0].next_cursor
             if step % save_every == 0:
-                ranks = [to_json(ledger.take()) for ledger in ledgers]
+                ranks = [ledger.take() for ledger in ledgers]
                 self.lines.append(
                     {"kind": "steps", "first": since + 1, "last": step, "ranks": ranks}
                 )

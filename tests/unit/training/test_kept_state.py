@@ -13,7 +13,7 @@ import torch
 from drumline.base.errors import TrainingError, UsageError
 from drumline.checkpoint import store
 from drumline.rank.rendezvous.node_group import LiveNode, NodeGroup
-from drumline.training.job.job import Job, Progress
+from drumline.training.job.job import Job
 from drumline.training.kept_state import (
     GroupState,
     KeptState,
@@ -32,16 +32,24 @@ def state_at(step: int, finished: int | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def group_of(positions: list[dict[str, Any] | None], *, num_shards: int) -> GroupState:
+    """Of all ranks, in their order; None: it has just joined."""
+    return GroupState(
+        {rank: position for rank, position in enumerate(positions) if position is not None},
+        num_shards,
+    )
+
+
 def test_a_replica_that_missed_a_round_gets_the_shared_weights_and_a_new_one_all() -> None:
-    group = GroupState([state_at(10, 5), state_at(12, 10), None], num_shards=1)
+    group = group_of([state_at(10, 5), state_at(12, 10), None], num_shards=1)
     assert [group.source_of(rank) for rank in range(3)] == [1, 1, 1]
     assert [group.lacks(rank) for rank in range(3)] == ["shared", "", "all"]
     assert (group.progress.step, group.progress.cursor.position) == (12, 12)
-    assert GroupState([state_at(5, 5), state_at(5, 5)], num_shards=1).source_of(1) == 0
+    assert group_of([state_at(5, 5), state_at(5, 5)], num_shards=1).source_of(1) == 0
 
 
 def test_a_replica_of_several_ranks_is_whole() -> None:
-    group = GroupState(
+    group = group_of(
         [state_at(10, 5), state_at(10, 5), state_at(11, 5), state_at(10, 5), None, None],
         num_shards=1,
     )
@@ -60,15 +68,13 @@ def test_a_replica_of_several_ranks_is_whole() -> None:
 
 
 def test_shards_come_from_the_rank_with_the_same_ones() -> None:
-    group = GroupState(
-        [state_at(8), state_at(8), state_at(7), state_at(7), None, None], num_shards=2
-    )
+    group = group_of([state_at(8), state_at(8), state_at(7), state_at(7), None, None], num_shards=2)
     assert [group.source_of(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
     assert [group.lacks(rank) for rank in range(6)] == ["", "", "all", "all", "all", "all"]
 
 
 def test_a_step_that_no_node_has_whole_is_lost() -> None:
-    group = GroupState([state_at(8), state_at(7), state_at(7), state_at(7)], num_shards=2)
+    group = group_of([state_at(8), state_at(7), state_at(7), state_at(7)], num_shards=2)
     with pytest.raises(TrainingError, match="shard 1 of step 8 is lost: no node has it") as refused:
         group.source_of(3)
     assert (
@@ -81,13 +87,13 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(
     tmp_path: Path,
 ) -> None:
     """Its process was stopped, and they have saved, and ended."""
-    check_newest(tmp_path, GroupState([state_at(8)], num_shards=1))
+    check_newest(tmp_path, group_of([state_at(8)], num_shards=1))
     store.write(tmp_path, 20, tensors={}, documents={"progress": {"step": 20}}, metrics={})
-    check_newest(tmp_path, GroupState([state_at(20)], num_shards=1))
+    check_newest(tmp_path, group_of([state_at(20)], num_shards=1))
     with pytest.raises(
         TrainingError, match=r"the run is at step 20 in .*, and this node at step 13: the "
     ) as refused:
-        check_newest(tmp_path, GroupState([state_at(13)], num_shards=1))
+        check_newest(tmp_path, group_of([state_at(13)], num_shards=1))
     assert (
         refused.value.next_step
         == "nothing: its launcher starts it again, and it resumes from there"
@@ -95,14 +101,14 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(
     for file in tmp_path.glob("*/progress.json"):
         file.write_text("{}")
     check_newest(
-        tmp_path, GroupState([state_at(13)], num_shards=1)
+        tmp_path, group_of([state_at(13)], num_shards=1)
     )  # it is corrupt, and was so when the run resumed
 
 
 def test_a_group_that_trains_holds_no_second_copy() -> None:
     snapshot = store.Snapshot({"model": {"a": torch.ones(2)}}, {})
     replica = {"weights": [torch.ones(2)]}
-    kept_state = KeptState(Progress(), {}, snapshot, replica, [], torch.zeros(1), {})
+    kept_state = KeptState({}, snapshot, replica, torch.zeros(1))
     kept_state.release()
     assert (snapshot.tensors, replica) == ({}, {})
 
