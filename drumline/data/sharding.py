@@ -331,6 +331,11 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     )
 
 
+def spans_of_full_batch(sharding: Sharding) -> tuple[Span, ...]:
+    """This rank's micro-batches of a full global batch."""
+    return plan_step(Cursor(), length=sharding.batch_size, sharding=sharding).spans
+
+
 def plan_epoch(cursor: Cursor, *, length: int, sharding: Sharding) -> Iterator[StepPlan]:
     """The steps from the cursor to the end of its epoch."""
     epoch = cursor.epoch

@@ -37,7 +37,7 @@ from drumline.base.text import memory_size, paragraph, plural, show, shown
 from drumline.base.untrusted import open_log
 from drumline.base.user_code import is_users_file
 from drumline.config.schema import Config
-from drumline.data.sharding import Cursor, plan_step
+from drumline.data.sharding import spans_of_full_batch
 from drumline.rank.failure import Failure
 from drumline.runs.catalog import explain_os_error
 from drumline.runs.run_folder import RunFolder
@@ -298,8 +298,7 @@ def _hold_less(mode: str, world_size: int) -> str:
 
 def _compute_less(job: Job, config: Config) -> str:
     """Half of the largest micro-batch."""
-    spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
-    at_once = max(span.size for span in spans)
+    at_once = max(span.size for span in spans_of_full_batch(job.loader.sharding))
     if at_once <= 1:
         return (
             "--model.activation_checkpointing, --train.precision bf16, --dist.mode fsdp or a smaller model: a "

@@ -125,7 +125,7 @@ class LogTraining(Action):
         job = context.job
         counts = job.finite.counts
         this_rank = self._counts(context)
-        counted = [counts.new_full((1,), number) for number in this_rank]
+        counted = [counts.new_tensor(this_rank)]
         if context.hooks is not None:
             counted.append(context.hooks.vote(counts))
         counted += [job.meter.take(), counts]
@@ -158,7 +158,7 @@ class LogTraining(Action):
         self._slow_waited_s += waited_s
         if self._slow_s >= MIN_S and not self._has_advised and job.ddp.is_main_process():
             self._has_advised = True
-            share = min(1.0, self._slow_waited_s / max(self._slow_s, 1e-9))
+            share = min(1.0, self._slow_waited_s / self._slow_s)
             advice = data_advice(
                 context.config.data.workers,
                 max(1, int(usable_cpus() // job.ddp.local_world_size)),
@@ -303,11 +303,10 @@ class CompareReplicas(Action):
         config = context.config
         self._non_finite = non_finite
         self._saver = saver
-        self._is_on = config.watch.replicas_every > 0
+        self._is_on = config.watch.replicas_every > 0 and job.ddp.world_size > 1
         self.interval = config.watch.replicas_every or AT_EPOCH_END
         if job.sync is not None and self._is_on:  # what they share changes in rounds only
             self.interval = -(-self.interval // job.sync.plan.every) * job.sync.plan.every
-        self._is_alone = job.ddp.world_size == 1
         self._replicas = ReplicaComparison(
             job.model,
             job.optimizer,
@@ -327,7 +326,7 @@ class CompareReplicas(Action):
 
     def run(self, context: RunContext) -> None:
         self._non_finite.check()
-        if self._is_on and not self._is_alone:
+        if self._is_on:
             self._replicas.check(context.progress.step)
 
 
@@ -351,19 +350,16 @@ def between_steps(
     saver: Saver,
     preemption: Preemption,
     *,
-    first_step: Action,
     notices: WatchNotices,
     trace: TracedStep | None = None,
     balance: Action | None = None,
 ) -> list[Action]:
-    """The actions of a run, in the order in which they run. Their order is part of their
-    correctness."""
+    """The actions of a run after its first step, in the order in which they run, which is part of
+    their correctness."""
     evaluate = Evaluate(context, trace)
     compare = CompareReplicas(context, non_finite, saver)
     hooks = [] if context.hooks is None else context.hooks.defining("after_step")
     return [
-        # First, so that the folder has the settings of this step even if a later hook fails.
-        first_step,
         # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a
         # hook asked for it.
         *map(after_step, hooks),

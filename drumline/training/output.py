@@ -28,7 +28,7 @@ from drumline.base.untrusted import APPEND, descriptor_of, open_log
 from drumline.checkpoint.retention import best
 from drumline.config.config_file import to_toml
 from drumline.config.schema import Config
-from drumline.data.sharding import Cursor, plan_step
+from drumline.data.sharding import spans_of_full_batch
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tensorboard import TensorBoard
@@ -113,15 +113,17 @@ def open_reporter(
 
 
 def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tracking]:
-    names = {*(config.log.trackers or ()), *(["tensorboard"] if config.log.tensorboard else [])}
+    names = set(config.log.trackers or ())
+    if config.log.tensorboard:
+        names.add("tensorboard")
+
     makers: dict[str, Callable[[], Tracker]] = {
         "wandb": lambda: WeightsAndBiases(folder.path, flat(config)),
         "mlflow": lambda: MLflow(folder.path, flat(config)),
         "tensorboard": lambda: TensorBoard(folder.tensorboard, flat(config)),
     }
-    made = [
-        makers[name]() for name in sorted(names)
-    ]  # all packages are there, before a thread starts
+    # All packages are there, before a thread starts.
+    trackers = [makers[name]() for name in sorted(names)]
     return [
         Tracking(
             tracker,
@@ -130,7 +132,7 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
             id_file=folder.trackers / f"{tracker.name}.json",
             report=reporter.report,
         )
-        for tracker in made
+        for tracker in trackers
     ]
 
 
@@ -208,9 +210,7 @@ def report_start(context: RunContext) -> None:
         eval_samples=job.eval_samples,
         batch_size=job.batch.size,
         batch_size_per_rank=job.batch.size / world_size,
-        accumulate=len(
-            plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
-        ),
+        accumulate=len(spans_of_full_batch(job.loader.sharding)),
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.rates.peak,

@@ -31,7 +31,7 @@ from drumline.base.errors import (
     as_list,
     log,
 )
-from drumline.base.untrusted import make_own_folder, parse_json, read_regular
+from drumline.base.untrusted import from_json, make_own_folder, parse_json, read_regular
 from drumline.checkpoint import state, store
 from drumline.checkpoint.rank_states import sent_state, state_of_rank
 from drumline.checkpoint.shard_files import own_shards
@@ -61,9 +61,15 @@ MOST_AT_ONE_STEP = 3
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
+class _SavedSettings(msgspec.Struct, rename={"optimizer": "optim.name"}):
+    """What every version has recorded."""
+
+    optimizer: str
+
+
 class _SavedFacts(msgspec.Struct):
     task: str
-    config: dict[str, Any]
+    config: _SavedSettings
     world_size: int
     batch_size: int
 
@@ -90,6 +96,17 @@ class _SavedProgress(msgspec.Struct):
     metrics: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class _Launch(msgspec.Struct):
+    """`RUN/watch/launch.json`."""
+
+    launch: str
+    """Its name."""
+    starts: list[int]
+    """The number of its diagnoses at each of its starts."""
+    refused: dict[str, Any] | None = None
+    """What `look_back` returned when a restart was refused."""
+
+
 def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
     """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets
     the failure that ended the previous start, for `report_recovery`."""
@@ -107,29 +124,26 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: the new one since
     the last start."""
     launch = _read_launch(folder.launch_file) if is_restart else None
-    launch = launch or {"launch": uuid.uuid4().hex, "starts": [], "refused": None}
-    if launch["refused"] is not None:  # torchrun restarts anyway
-        return dict(launch["refused"])
-    diagnoses = diagnoses_of_launch(folder.diagnoses, launch["launch"]) if launch["starts"] else []
-    starts = [*launch["starts"], len(diagnoses)]
-    firsts = [
-        _first_cause(of_start)
-        for begin, end in pairwise(starts)
-        if (of_start := diagnoses[begin:end])
-    ]
-    last = firsts[-1] if firsts else None
-    is_new = len(starts) > 1 and starts[-1] > starts[-2]
-    past = {
-        "refusal": check_same_step(firsts, folder.diagnoses),
-        "place": {}
-        if last is None
-        else {name: last["diagnosis"][name] for name in ("host", "rank", "step")},
-        "failure": _failure_in(last) if last is not None and is_new else None,
+    launch = launch or _Launch(uuid.uuid4().hex, [])
+    if launch.refused is not None:  # torchrun restarts anyway
+        return launch.refused
+
+    diagnoses = diagnoses_of_launch(folder.diagnoses, launch.launch) if launch.starts else []
+    launch.starts.append(len(diagnoses))
+    of_starts = [diagnoses[begin:end] for begin, end in pairwise(launch.starts)]
+    causes = [_first_cause(of_start) for of_start in of_starts if of_start]
+    past: dict[str, Any] = {
+        "refusal": check_same_step(causes, folder.diagnoses),
+        "failure": _failure_in(causes[-1]) if of_starts and of_starts[-1] else None,
     }
+    if past["refusal"] is not None:
+        diagnosis = causes[-1]["diagnosis"]
+        past["place"] = {name: diagnosis[name] for name in ("host", "rank", "step")}
+        # It is final, whatever a sidecar diagnoses later.
+        launch.refused = past
+
     make_own_folder(folder.launch_file.parent)
-    # A refusal is final, whatever a sidecar diagnoses later.
-    launch = {**launch, "starts": starts, "refused": past if past["refusal"] else None}
-    write_whole(folder.launch_file, json.dumps(launch) + "\n")
+    write_whole(folder.launch_file, json.dumps(msgspec.to_builtins(launch)) + "\n")
     return past
 
 
@@ -167,14 +181,14 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
     if step is None:
         return None
     failures = [
-        record["diagnosis"]["what"]
+        str(record["diagnosis"]["what"])
         for record in diagnoses
         if record["diagnosis"]["step"] == step and record["diagnosis"]["cause"] != Cause.ENDED
     ]
     if len(failures) < MOST_AT_ONE_STEP:
         return None
     heading = f"the run has failed {len(failures)} times at step {step} and is not restarted:"
-    return as_list(heading, list(map(str, failures))), next_step
+    return as_list(heading, failures), next_step
 
 
 def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,14 +217,11 @@ def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int
     )
 
 
-def _read_launch(path: Path) -> dict[str, Any] | None:
-    """`launch`: its name; `starts`: the number of its diagnoses at each of its starts; `refused`:
-    the result of `look_back` when a restart was refused. None: there is no such file, or it is
-    damaged."""
+def _read_launch(path: Path) -> _Launch | None:
+    """None: there is no such file, or it is damaged."""
     try:
-        record = parse_json(read_regular(path))
-        return {name: record[name] for name in ("launch", "starts", "refused")}
-    except (OSError, ValueError, KeyError, TypeError):
+        return from_json(_Launch, parse_json(read_regular(path)))
+    except (OSError, ValueError):
         return None
 
 
@@ -267,12 +278,10 @@ def check_contents(path: Path) -> None:
             path, "it does not hold a model, an optimizer, random states and progress"
         )
     try:
-        saved = msgspec.convert(snapshot.documents["progress"], _SavedProgress)
-        is_complete = saved.step == catalog.check_sizes(path).step
-        is_complete &= isinstance(saved.facts.config.get("optim.name"), str)
-    except msgspec.ValidationError:
-        is_complete = False
-    if not is_complete:
+        saved = from_json(_SavedProgress, snapshot.documents["progress"])
+    except ValueError:
+        saved = None
+    if saved is None or saved.step != catalog.check_sizes(path).step:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, snapshot.tensors["rng"])
 

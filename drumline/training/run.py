@@ -352,21 +352,25 @@ class TrainingRun:
         self.profiled = None
         if self.config.log.profile is not None:
             self.profiled = ProfiledStep(step, self.context)
-        actions = between_steps(
-            self.context,
-            self.non_finite,
-            self.saver,
-            self.preemption,
-            first_step=SimpleAction(
-                "first_step",
-                due=lambda step: self.context.throughput.start_s is None,
-                run=self._after_first_step,
-                interval=AT_EPOCH_END,
-            ),
-            notices=self.notices,
-            trace=traced,
-            balance=self.balance,
+        # First, so that the folder has the settings of this step even if a later hook fails.
+        first_step = SimpleAction(
+            "first_step",
+            due=lambda step: self.context.throughput.start_s is None,
+            run=self._after_first_step,
+            interval=AT_EPOCH_END,
         )
+        actions = [
+            first_step,
+            *between_steps(
+                self.context,
+                self.non_finite,
+                self.saver,
+                self.preemption,
+                notices=self.notices,
+                trace=traced,
+                balance=self.balance,
+            ),
+        ]
         live = self.regrouping.live
         if live is not None:
             live.guard_connections()

@@ -16,6 +16,7 @@ made ahead with the old sizes is dropped: a batch follows from the cursor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from statistics import median
 from typing import Annotated, Any
 
@@ -25,8 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.errors import UsageError
 from drumline.base.text import by_rank
+from drumline.base.untrusted import from_json
 from drumline.data.loader import IndexedLoader
-from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.data.sharding import Sharding, spans_of_full_batch
 from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import ddp_measurements, measure_ddp_every
 from drumline.training.between_steps.non_finite import NonFinite
@@ -161,15 +163,15 @@ class Balance(Action):
         """This rank's own time in a step, without waiting for others; 0: unknown."""
         assert self._began_at is not None
         sharding = self._loader.sharding
-        num_micro = len(plan_step(Cursor(), length=sharding.batch_size, sharding=sharding).spans)
-        compute_s = median(self._times) * num_micro  # DDP measures the last micro-batch
-        now = self._job.heartbeat.spent_s()
-        steps = step - self._began_at
-        data_s, optimizer_s = (
-            (now[name] - self._spent_s[name]) / steps for name in ("data", "optimizer")
-        )
+        # DDP measures the last micro-batch.
+        compute_s = median(self._times) * len(spans_of_full_batch(sharding))
         if not compute_s:
             return 0.0
+
+        now = self._job.heartbeat.spent_s()
+        steps = step - self._began_at
+        data_s = (now["data"] - self._spent_s["data"]) / steps
+        optimizer_s = (now["optimizer"] - self._spent_s["optimizer"]) / steps
         if self._job.ddp.device.type == "cuda":  # there batches are made while the device computes
             return max(compute_s, data_s)
         return compute_s + data_s + optimizer_s
@@ -215,8 +217,8 @@ def read_record(record: Any, even: tuple[int, ...]) -> BalanceRecord | None:
     """What `Balance` has recorded, for as many ranks and samples; None: something else, since anyone
     may have written it."""
     try:
-        saved = msgspec.convert(record, BalanceRecord)
-    except msgspec.ValidationError:
+        saved = from_json(BalanceRecord, record)
+    except ValueError:
         return None
     is_split = len(saved.sizes) == len(even) and sum(saved.sizes) == sum(even)
     return saved if is_split else None
@@ -235,18 +237,19 @@ def choose_sizes(
     """The sizes with which the slowest rank takes the least time, if a rank's time is proportional
     to its samples. `seconds`: what each rank took for `sizes`; `most`: the limit of each rank,
     which is not below `sizes`."""
-    total = sum(sizes)
-    ranks = range(len(sizes))
     per_sample = [time / size for time, size in zip(seconds, sizes, strict=True)]
-    per_second = sum(1 / sample_s for sample_s in per_sample)
-    chosen = [
-        min(limit, max(smallest, int(total / sample_s / per_second)))
-        for sample_s, limit in zip(per_sample, most, strict=True)
+    chosen = [min(smallest, limit) for limit in most]
+    # The rank that is done first with one more sample gets it.
+    queue = [
+        (per_sample[rank] * (size + 1), rank)
+        for rank, size in enumerate(chosen)
+        if size < most[rank]
     ]
-    while (missing := total - sum(chosen)) > 0:
-        free = (rank for rank in ranks if chosen[rank] < most[rank])
-        chosen[min(free, key=lambda rank: (chosen[rank] + 1) * per_sample[rank])] += 1
-    for _ in range(-missing):
-        large = (rank for rank in ranks if chosen[rank] > smallest)
-        chosen[max(large, key=lambda rank: chosen[rank] * per_sample[rank])] -= 1
+    heapify(queue)
+
+    for _ in range(sum(sizes) - sum(chosen)):
+        _, rank = heappop(queue)
+        chosen[rank] += 1
+        if chosen[rank] < most[rank]:
+            heappush(queue, (per_sample[rank] * (chosen[rank] + 1), rank))
     return tuple(chosen)

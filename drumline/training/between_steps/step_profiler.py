@@ -9,7 +9,7 @@ from drumline.config.fields import flag_text
 from drumline.config.schema import profiled_steps
 from drumline.data.delivery import Delivery
 from drumline.data.loader import Step
-from drumline.data.sharding import Cursor, plan_step
+from drumline.data.sharding import spans_of_full_batch
 from drumline.rank.watched.stack_sampler import END, code_of
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
@@ -119,9 +119,7 @@ def job_facts(context: RunContext) -> JobFacts:
     return JobFacts(
         task=context.request.task,
         batch_size=job.batch.size,
-        accumulate=len(
-            plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
-        ),
+        accumulate=len(spans_of_full_batch(job.loader.sharding)),
         precision=config.train.precision,
         bucket_cap_mb=config.dist.bucket_cap_mb,
         settings={name: flag_text(value) for name, value in settings.items()},

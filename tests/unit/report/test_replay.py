@@ -60,7 +60,7 @@ class Job:
             self.seen[step] = [(plan.epoch, list(range(*plan.local_range))) for plan in plans]
             cursor = plans[0].next_cursor
             if step % save_every == 0:
-                ranks = [ledger.take() for ledger in ledgers]
+                ranks = [[list(entry) for entry in ledger.take()] for ledger in ledgers]
                 self.lines.append(
                     {"kind": "steps", "first": since + 1, "last": step, "ranks": ranks}
                 )

@@ -67,19 +67,13 @@ def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunCont
 def make_actions(context: RunContext) -> list[Action]:
     anything: Any = SimpleNamespace(is_asked=False)
     saver = Saver(context, facts={}, check_state=lambda: None)
-    return between_steps(
-        context,
-        anything,
-        saver,
-        anything,
-        first_step=SimpleAction(
-            "first_step",
-            due=lambda step: context.throughput.start_s is None,
-            run=anything,
-            interval=AT_EPOCH_END,
-        ),
-        notices=anything,
+    first_step = SimpleAction(
+        "first_step",
+        due=lambda step: context.throughput.start_s is None,
+        run=anything,
+        interval=AT_EPOCH_END,
     )
+    return [first_step, *between_steps(context, anything, saver, anything, notices=anything)]
 
 
 def run_names(
