@@ -33,7 +33,7 @@ from drumline.training.job.job import Job, Progress
 from drumline.training.manager import RunManager
 from drumline.training.replica_state import OUTER_FILE
 from drumline.training.resume import use_own_settings
-from drumline.training.run_context import RunContext
+from drumline.training.run_context import RunContext, RunFacts
 
 SHARED_FILES = {"model", OUTER_FILE}
 
@@ -96,8 +96,7 @@ class GroupState:
         return self.positions[self.source_of(0)]
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What the run has recorded about itself."""
+    def facts(self) -> RunFacts:
         return dict(self.furthest["facts"])
 
     @property
@@ -148,7 +147,7 @@ def check_continues(job: Job) -> None:
         )
 
 
-def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> KeptState:
+def keep_state(context: RunContext, facts: RunFacts, saver: Saver) -> KeptState:
     """What this rank has when its group ends. Not collective: other ranks are lost."""
     job = context.job
     progress = context.progress

@@ -51,7 +51,7 @@ from drumline.training.job.job import Job, Progress, flat
 from drumline.training.job.optimizer import optimizer_class
 from drumline.training.manager import RunManager
 from drumline.training.replica_state import REPLICAS_FILE, restore_replica
-from drumline.training.run_context import HOOKS_FILE, RunContext, RunRequest, TaskHooks
+from drumline.training.run_context import HOOKS_FILE, RunContext, RunFacts, RunRequest, TaskHooks
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
@@ -231,7 +231,7 @@ class FoundCheckpoint:
     reason."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: RunFacts
     progress: Progress
     """The progress of the run when it was saved."""
     skipped: list[tuple[str, str]]
@@ -287,8 +287,8 @@ def check_contents(path: Path) -> None:
 
 
 def facts_of(
-    request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
-) -> dict[str, Any]:
+    request: RunRequest, job: Job, *, before: RunFacts | None = None, step: int = 0
+) -> RunFacts:
     """What a checkpoint records about the run. `before`: the same from the checkpoint at `step`
     that it resumed."""
     history: list[Any] = []
@@ -319,7 +319,7 @@ def facts_of(
     }
 
 
-def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
+def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[Any, Any]]:
     """The settings, with old and new values, that changed since the checkpoint and may change the
     result."""
     old = before["config"]
@@ -340,7 +340,7 @@ def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str
     return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
 
 
-def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
+def resets_optimizer(before: RunFacts, request: RunRequest) -> bool:
     """Whether --optim.reset applies now: not if the checkpoint was already trained with it."""
     old = before["config"]
     optim = request.config.optim
@@ -348,7 +348,7 @@ def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
 
 
 def check_not_finished(
-    before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int
+    before: RunFacts, request: RunRequest, *, step: int, total_steps: int
 ) -> None:
     """Refuse other settings for a finished run: its result is not theirs."""
     changed = {
@@ -369,7 +369,7 @@ def check_not_finished(
     )
 
 
-def check_init(before: Mapping[str, Any], request: RunRequest, *, step: int) -> None:
+def check_init(before: RunFacts, request: RunRequest, *, step: int) -> None:
     """Refuse other initial weights for a run that resumes: they would have no effect."""
     init = request.config.model.init
     began_with = before["config"].get("model.init")
@@ -381,7 +381,7 @@ def check_init(before: Mapping[str, Any], request: RunRequest, *, step: int) -> 
         )
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunRequest) -> list[str]:
+def changes(before: RunFacts, now: RunFacts, request: RunRequest) -> list[str]:
     """A message for everything that changed since the checkpoint and may change bits."""
     texts = [
         f"{name} changed since the checkpoint: {old} -> {new}"
@@ -395,7 +395,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunReque
             "samples are the same, but not the bits (--train.exact elastic keeps both)"
         )
         return texts
-    machine = before.get("machine", now["machine"])
+    machine = before.get("machine") or now["machine"]
     texts += [
         f"the {name} changed since the checkpoint: {machine.get(name)} -> {value}; bits may differ from here on"
         for name, value in now["machine"].items()
@@ -428,9 +428,7 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
     job.loader.cursor = progress.cursor
 
 
-def report_resume(
-    context: RunContext, checkpoint: FoundCheckpoint, facts: Mapping[str, Any]
-) -> None:
+def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFacts) -> None:
     step = checkpoint.progress.step
     for path, reason in checkpoint.skipped:
         context.warn(f"the checkpoint {path} was skipped: {reason}")

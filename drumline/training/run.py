@@ -78,6 +78,7 @@ from drumline.training.resume import (
 from drumline.training.run_context import (
     AT_EPOCH_END,
     RunContext,
+    RunFacts,
     RunRequest,
     SimpleAction,
     make_hooks,
@@ -115,8 +116,7 @@ class TrainingRun:
     """On rank 0: what ended the previous start of the run."""
     job: Job
     context: RunContext
-    facts: dict[str, Any]
-    """What checkpoints record about the run."""
+    facts: RunFacts
     ranks: list[dict[str, Any]]
     """The host and the device of each rank."""
     notices: WatchNotices
@@ -436,31 +436,37 @@ class TrainingRun:
 
     def run_loop(self, loop: Loop) -> None:
         """Collective: to the last step, or until an action ends the run."""
-        context = self.context
-        with _failure_in_hooks(context), self._lost_node_ends_group():
-            if self.regrouping.kept_state is not None:
-                self.regrouping.kept_state.release()
-            context.call_hooks("start")
-            if context.hooks is not None:
-                context.hooks.capture()  # what cannot be saved is refused before the first step
-            loop.run()
-            if not self.progress.is_stopping:
-                if self.profiled is not None:
-                    self.profiled.finish()
-                self.saver.finish()
-                context.call_hooks("end")
-
-    @contextmanager
-    def _lost_node_ends_group(self) -> Iterator[None]:
-        """Between steps: where a collective fails because a node is lost, keep what this rank
-        has."""
         try:
-            yield
-        except RuntimeError as error:
+            self._run_steps(loop)
+        except (Exception, SystemExit) as error:
             live = self.regrouping.live
-            if live is None or not live.is_lost(error):
-                raise
-            raise NodesChanged(self._keep_state()) from error
+            if live is not None and isinstance(error, RuntimeError) and live.is_lost(error):
+                raise NodesChanged(self._keep_state()) from error
+            self._report_to_hooks(error)
+            raise
+
+    def _run_steps(self, loop: Loop) -> None:
+        """Collective: all steps, with the hooks before and after."""
+        context = self.context
+        if self.regrouping.kept_state is not None:
+            self.regrouping.kept_state.release()
+        context.call_hooks("start")
+        if context.hooks is not None:
+            context.hooks.capture()  # what cannot be saved is refused before the first step
+
+        loop.run()
+
+        if not self.progress.is_stopping:
+            if self.profiled is not None:
+                self.profiled.finish()
+            self.saver.finish()
+            context.call_hooks("end")
+
+    def _report_to_hooks(self, error: BaseException) -> None:
+        """Call the hooks of a rank that fails; not where it only lost another one."""
+        if self.context.hooks is not None and is_own(error):
+            self.ddp.connection.note_failure(error)  # a hook may block
+            self.context.update_hooks(self.context.hooks).fail(error)
 
     def _after_first_step(self, context: RunContext) -> None:
         """Collective: write the settings of the run and their history, when the device has finished the first
@@ -491,15 +497,3 @@ class TrainingRun:
             return ExitCode.PREEMPTED
         report_end(self.context, self.notices)
         return ExitCode.SUCCESS
-
-
-@contextmanager
-def _failure_in_hooks(context: RunContext) -> Iterator[None]:
-    """Call the hooks of a rank that fails; not where it only lost another one."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if context.hooks is not None and is_own(error):
-            context.job.ddp.connection.note_failure(error)  # a hook may block
-            context.update_hooks(context.hooks).fail(error)
-        raise

@@ -33,6 +33,8 @@ from drumline.watch.heartbeat import Phase
 HOOKS_FILE = "hooks"
 """The file and document of the hooks' states in a checkpoint."""
 AT_EPOCH_END = sys.maxsize
+RunFacts = dict[str, Any]
+"""What a checkpoint records about the run (`resume.facts_of`)."""
 
 
 # The hooks of the task
@@ -308,36 +310,23 @@ class Action:
     def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, /) -> bool:
         """Whether to run after this step: the same on every rank where `run` is collective."""
         raise NotImplementedError
 
-    def run(self, context: RunContext) -> None:
+    def run(self, context: RunContext, /) -> None:
         """Collective, unless its docstring differs."""
         raise NotImplementedError
 
 
+@dataclass
 class SimpleAction(Action):
     """An action that needs nothing but these functions."""
 
-    def __init__(
-        self,
-        name: str,
-        due: Callable[[int], bool],
-        run: Callable[[RunContext], None],
-        *,
-        interval: int,
-    ) -> None:
-        self.name = name
-        self.interval = interval
-        self._due = due
-        self._run = run
-
-    def due(self, step: int) -> bool:
-        return self._due(step)
-
-    def run(self, context: RunContext) -> None:
-        self._run(context)
+    name: str
+    due: Callable[[int], bool]
+    run: Callable[[RunContext], None]
+    interval: int
 
 
 class Periodic(Action):

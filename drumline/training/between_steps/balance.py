@@ -33,7 +33,7 @@ from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import ddp_measurements, measure_ddp_every
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.throughput import ExposedCommunication
-from drumline.training.run_context import Action, RunContext
+from drumline.training.run_context import Action, RunContext, RunFacts
 from drumline.training.steps.compilation import FIRST_STEPS
 
 WARM_UP_STEPS = 5
@@ -61,8 +61,8 @@ class Balance(Action):
         context: RunContext,
         non_finite: NonFinite,
         ranks: Sequence[Mapping[str, Any]],
-        facts: dict[str, Any],
-        saved: Mapping[str, Any] | None,
+        facts: RunFacts,
+        saved: RunFacts | None,
     ) -> None:
         """`ranks`: the host and the device of each; `facts`: what checkpoints record; `saved`: what
         the one that the run resumes from has recorded."""

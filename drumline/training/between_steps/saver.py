@@ -2,8 +2,8 @@
 thread writes it.
 
     (entered)  the ranks that write are chosen, and make a small copy, so that the first save need not load and pin
-    prepare    waits for the previous save, or skips this one (`checkpoint.when_busy`)
-    save       the ledger is gathered, the state is captured, and the writer's thread starts
+    save_step  waits for the previous save, or skips this one (`checkpoint.when_busy`); the ledger is gathered, the
+               state is captured, and the writer's thread starts
     _publish   in that thread: the mirror uploads the complete checkpoint; old ones are removed
     report     a finished checkpoint is reported, or the writer's error raised, by the loop after a later step
 
@@ -19,12 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-import torch
 from torch import Tensor
 
 from drumline.base.errors import log
@@ -38,14 +36,14 @@ from drumline.checkpoint.store import Snapshot, WritingRank
 from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.data.sharding import Cursor, Ledger, Sharding, plan_step
 from drumline.parallel.wrap import LiveBuffers
-from drumline.rank.collectives import all_sum, gather_json
+from drumline.rank.collectives import all_sum, broadcast_json, gather_json
 from drumline.runs.events import JsonLines
 from drumline.runs.ledger_entries import LedgerEntry, num_steps
 from drumline.training.job.evaluation_job import numbers
 from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import group_state
 from drumline.training.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
-from drumline.training.run_context import Periodic, RunContext, TaskHooks
+from drumline.training.run_context import Periodic, RunContext, RunFacts, TaskHooks
 from drumline.watch.heartbeat import Phase
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class Saver(Periodic):
         self,
         context: RunContext,
         *,
-        facts: Mapping[str, Any],
+        facts: RunFacts,
         check_state: Callable[[], str | None],
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
@@ -103,7 +101,6 @@ class Saver(Periodic):
             self._root, WritingRank(ddp.rank, ddp.host), ddp.device, publish=self._publish
         )
         self._held: object = None
-        self._paused_at = 0.0
         self._paused_s = 0.0
 
     def unsaved(self) -> dict[str, Any]:
@@ -140,47 +137,42 @@ class Saver(Periodic):
         """Collective: save the state after this step, with the task's hooks before and after."""
         context = self._context
         step = context.progress.step
-        context.job.heartbeat.mark(Phase.SAVE)
+        heartbeat = context.job.heartbeat
+        heartbeat.mark(Phase.SAVE)
         with context.throughput.paused("save"):
-            if self.prepare(step, metrics, must_save=must_save):
-                context.call_hooks("before_save")
-                context.job.heartbeat.mark(Phase.SAVE)
-                self.save(context.progress, metrics)
-                self.saved_step = step
-                context.call_hooks("after_save")
+            began = time.perf_counter()
+            if self._skips(step, metrics, must_save=must_save):
+                return
+            self.report()  # waits for the previous save
 
-    def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
-        """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous
-        save or to skip."""
-        self._paused_at = time.perf_counter()
-        may_skip = {"wait": False, "skip": not must_save}[self._settings.when_busy]
-        if may_skip and self._skips(step, metrics):
-            return False
-        self.report()
-        return True
+            context.call_hooks("before_save")
+            heartbeat.mark(Phase.SAVE)
+            self._start(context.progress, metrics, began)
+            self.saved_step = step
+            context.call_hooks("after_save")
 
-    def _skips(self, step: int, metrics: Mapping[str, float]) -> bool:
+    def _skips(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether the previous save is still being written, and this one is not the
-        best so far."""
+        best so far, as rank 0 sees it."""
+        if not {"wait": False, "skip": not must_save}[self._settings.when_busy]:
+            return False
+
         ddp = self._job.ddp
-        task = self._job.task
-        skips = (
-            ddp.is_main_process()
-            and self.writer.is_busy
-            and not is_best(
+        skips = False
+        if ddp.is_main_process() and self.writer.is_busy:
+            task = self._job.task
+            skips = not is_best(
                 self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
             )
-        )
         if skips:
             self._context.note(
                 f"skipped the save of step {step}: step {self.writer.step} is still being written"
             )
-        if ddp.world_size > 1:
-            skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
-        return skips
+        return bool(broadcast_json(skips))
 
-    def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Collective: copy what is to be saved, and start to write it."""
+    def _start(self, progress: Progress, metrics: Mapping[str, float], began: float) -> None:
+        """Collective: copy what is to be saved, and start to write it. Training has paused since
+        `began`."""
         # First: a checkpoint must never contain steps that the ledger lacks.
         self._ledger_file.gather(progress)
         if self._job.sync is None:
@@ -192,6 +184,7 @@ class Saver(Periodic):
         captured = capture_run(self._job, progress, self._facts, hooks, is_writer=is_writer)
         if captured is None:
             return
+
         # Kept until the next save: if the writer's thread freed the pinned memory of the sums while
         # a step is being captured, torch would count the capture as a use of it, and fail later.
         self._held = captured.complete
@@ -203,7 +196,7 @@ class Saver(Periodic):
         )
         with self._job.shared_weights():  # the copy is made in it
             kind = self.writer.start(state, copies=self._settings.background)
-        self._paused_s = time.perf_counter() - self._paused_at
+        self._paused_s = time.perf_counter() - began
         if kind == "none":
             self.report()
 
@@ -246,14 +239,15 @@ class Saver(Periodic):
             # A run that is preempted reports its save first: the launcher, and the other ranks,
             # wait for that only.
             if not self._context.progress.is_stopping or error is not None:
-                self._finish_mirror(FAILED_S if error is not None else inf)
+                self._finish_mirror(is_failed=error is not None)
 
-    def _finish_mirror(self, limit_s: float) -> None:
+    def _finish_mirror(self, *, is_failed: bool) -> None:
         if self._mirror is not None:
             self._job.heartbeat.mark(Phase.SAVE)
-            self._mirror.finish(min(self._settings.mirror_wait_s, limit_s))
+            wait_s = self._settings.mirror_wait_s
+            self._mirror.finish(min(wait_s, FAILED_S) if is_failed else wait_s)
 
-    def close(self, limit_s: float = FAILED_S) -> None:
+    def close(self, limit_s: float) -> None:
         """Mirror the events of the end of the run, too; wait for that at most this long."""
         if self._mirror is not None:
             self._mirror.close(min(self._settings.mirror_wait_s, limit_s))
@@ -425,7 +419,7 @@ _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 def capture_run(
     job: Job,
     progress: Progress,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     hooks: TaskHooks | None = None,
     *,
     is_writer: bool,

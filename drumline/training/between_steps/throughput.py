@@ -267,10 +267,14 @@ class Throughput:
     def end_start(self, *, waited_s: float = 0.0, tokens: float = 0.0) -> None:
         """The device has finished the first step, which may have compiled: the first lap begins now.
         `waited_s`, `tokens`: as for `lap`."""
+        self._last = self._so_far(tokens, waited_s)
+        self.start_s = time.perf_counter() - self.created
+
+    def _so_far(self, tokens: float, waited_s: float) -> _Interval:
+        """From the creation to now."""
         self.stop()
         self.start()
-        self.start_s = time.perf_counter() - self.created
-        self._last = _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
+        return _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
 
     def lap(
         self,
@@ -283,10 +287,8 @@ class Throughput:
         """The speed since the last lap; if there is no step since, with the first step. Call it when
         the device has finished its work. `waited_s`: how long the run has waited for data so far,
         the mean of all ranks. `tokens`: of all ranks so far. `has_compiled`: in this lap."""
-        self.stop()
-        self.start()
         begin = self._last
-        self._last = _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
+        self._last = self._so_far(tokens, waited_s)
         has_steps = begin.steps < self._steps
         lap = self._last.since(begin if has_steps else _Interval(), measured)
         self.lap_s = lap.seconds

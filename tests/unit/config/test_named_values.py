@@ -228,7 +228,7 @@ def groups_with(name: Any) -> object:
 
 def save_while_busy(name: Any) -> object:
     saver: Any = SimpleNamespace(_settings=CheckpointConfig(when_busy=name))
-    return Saver.prepare(saver, 1, {}, must_save=False)
+    return Saver._skips(saver, 1, {}, must_save=False)
 
 
 def resolve_difference(name: Any) -> object:
