@@ -71,12 +71,10 @@ def report_failure(
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
+    exit_code = ExitCode.TRAINING_FAILED
     # After the first step, training failed, whatever the reason.
-    exit_code = (
-        error.exit_code
-        if isinstance(error, DrumlineError) and not progress.step
-        else ExitCode.TRAINING_FAILED
-    )
+    if isinstance(error, DrumlineError) and not progress.step:
+        exit_code = error.exit_code
     failure = Failure(
         subject(error, place),
         summary(error),
@@ -87,8 +85,8 @@ def report_failure(
         raised_by=place,
     )
     first = ddp.connection.claim_failure(error, failure, environment=environment)
-    log = None if run is None else RunFolder(run).log_file(ddp.rank)
-    _print_once(error, place, first, log, run=run or Path(), environment=environment)
+    log_file = None if run is None else RunFolder(run).log_file(ddp.rank)
+    _print_once(error, place, first, log_file, run=run or Path(), environment=environment)
     return (first or failure).exit_code
 
 
@@ -103,7 +101,7 @@ def _print_once(
     error: BaseException,
     place: Place,
     first: Failure | None,
-    log: Path | None,
+    log_file: Path | None,
     *,
     run: Path,
     environment: Mapping[str, str],
@@ -112,18 +110,18 @@ def _print_once(
     show."""
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
     if not is_log_shown:
-        _append(log, shown("".join(traceback.format_exception(error))))
+        _append(log_file, shown("".join(traceback.format_exception(error))))
     if first is None:
         text = describe_failure(error, place, run=run)
         _hand_over(error, place, run=run, environment=environment)
-        if not (is_log_shown and _append(log, text)):
+        if not (is_log_shown and _append(log_file, text)):
             show(text, end="", stream=screen())
         return
+
     line = paragraph(f"{place.clause('stopped')} because {first.sentence}")
-    _append(log, line)
-    if first.place.host != place.host and not environment.get(
-        LOGS_SHOWN
-    ):  # its screen may be another one
+    _append(log_file, line)
+    # The screen of another host may be another one.
+    if first.place.host != place.host and not environment.get(LOGS_SHOWN):
         show(line, end="", stream=sys.stderr)
 
 
@@ -180,12 +178,9 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     elif isinstance(error, DrumlineError):
         what, *details = error.located(**vars(place)).lines()
     else:
-        is_exit = isinstance(error, SystemExit)
-        what = (
-            f"{summary(error)} [{place}]"
-            if is_exit
-            else f"{place.clause('crashed')}: {summary(error)}"
-        )
+        what = f"{place.clause('crashed')}: {summary(error)}"
+        if isinstance(error, SystemExit):
+            what = f"{summary(error)} [{place}]"
         details = users_traceback(error)
     return paragraph(f"error: {what}", *details)
 
@@ -211,12 +206,10 @@ def users_traceback(error: BaseException) -> list[str]:
         num_left_out += _leave_out(cause)
         cause = cause.__cause__ or cause.__context__
     first, *lines = "".join(report.format()).rstrip("\n").split("\n")
-    note = (
-        [f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"]
-        if num_left_out
-        else []
-    )
-    return [first, *note, *lines]
+    if num_left_out:
+        note = f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"
+        lines.insert(0, note)
+    return [first, *lines]
 
 
 def _leave_out(report: traceback.TracebackException) -> int:

@@ -224,19 +224,19 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
     """Collective: record the command, versions, hosts and devices. Returns the ranks."""
     ddp = context.job.ddp
     folder = context.folder
-    device = platform.machine() or "cpu"
-    gpu = None
-    if ddp.device.type == "cuda":
-        device = torch.cuda.get_device_name(ddp.device)
-        gpu = str(torch.cuda.get_device_properties(ddp.device).uuid)
-    this_rank = {
+    this_rank: dict[str, Any] = {
         "rank": ddp.rank,
         "host": ddp.host,
         "pid": os.getpid(),
-        "device": device,
-        "gpu": gpu,
+        "device": platform.machine() or "cpu",
+        "gpu": None,
     }
+    if ddp.device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(ddp.device)
+        this_rank["device"] = gpu.name
+        this_rank["gpu"] = str(gpu.uuid)
     ranks = gather_json(this_rank)
+
     if ddp.is_main_process():
         environment = {
             "command": ["drumline", "train", *context.request.command],
@@ -274,13 +274,19 @@ def write_settings(context: RunContext, history: list[Any]) -> None:
 
 def report_end(context: RunContext, notices: WatchNotices) -> None:
     request = context.request
-    job = context.job
+    task = context.job.task
     ddp = context.job.ddp
     throughput = context.throughput
     notices.report(context.reporter)
+
+    next_commands: dict[str, str | None] = {"resume_command": None, "two_node_command": None}
     # On several nodes a rank does not know the launcher's command.
-    is_one_node = ddp.world_size == ddp.local_world_size
-    two_nodes = two_node_command(request.task, request.command, procs=ddp.local_world_size)
+    if ddp.world_size == ddp.local_world_size:
+        procs = ddp.world_size
+        next_commands = {
+            "resume_command": resume_command(request.command, procs=procs),
+            "two_node_command": two_node_command(request.task, request.command, procs=procs),
+        }
     context.reporter.report(
         "end",
         step=context.progress.step,
@@ -292,16 +298,13 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         metrics=context.metrics,
         best_step=best(
             context.folder.checkpoints,
-            metric=job.task.best_metric,
-            higher_is_better=job.task.higher_is_better,
+            metric=task.best_metric,
+            higher_is_better=task.higher_is_better,
         ),
         stragglers=notices.stragglers,
         stopped=context.progress.stopped and context.progress.stopped["reason"],
         run=str(request.run),
-        resume_command=resume_command(request.command, procs=ddp.world_size)
-        if is_one_node
-        else None,
-        two_node_command=two_nodes if is_one_node else None,
+        **next_commands,
     )
 
 

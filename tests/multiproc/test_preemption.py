@@ -166,7 +166,7 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
     """No save is done before the next is asked for, but that with which the run leaves. Also:
     whether one was being written, each time that one was asked for."""
     write = store.write
-    prepare = Saver.prepare
+    skips = Saver._skips
     asked_for = 0.0
     writing = []
 
@@ -182,10 +182,10 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
         nonlocal asked_for
         writing.append(self.writer.is_busy)
         asked_for = math.inf if must_save else step
-        return prepare(self, step, metrics, must_save=must_save)
+        return skips(self, step, metrics, must_save=must_save)
 
     store.write = write_late
-    Saver.prepare = ask
+    Saver._skips = ask
     code, step, _ = told("step", (0,), signal.SIGTERM, config, run)
     return code, step, writing
 

@@ -77,17 +77,17 @@ class NonFinite:
     def check_state(self) -> str | None:
         """Collective, before a save: the first non-finite tensor on any rank. With `stop` it is an
         error."""
-        ddp = self._job.ddp
-        state = capture(self._job.model, self._job.optimizer, progress={}).tensors
-        tensors = {
-            f"{file}/{name}": tensor for file in state for name, tensor in state[file].items()
-        }
-        ranks = gather_json([first_non_finite(tensors), ddp.host])
-        rank = next((rank for rank, (name, _) in enumerate(ranks) if name is not None), None)
-        if rank is None:
+        job = self._job
+        files = capture(job.model, job.optimizer, progress={}).tensors
+        tensors = {f"{file}/{name}": files[file][name] for file in files for name in files[file]}
+
+        ranks = gather_json([first_non_finite(tensors), job.ddp.host])
+        bad_ranks = [rank for rank, (name, _) in enumerate(ranks) if name is not None]
+        if not bad_ranks:
             return None
-        name, host = ranks[rank]
-        place = Place(host, rank, self._progress.step)
+
+        name, host = ranks[bad_ranks[0]]
+        place = Place(host, bad_ranks[0], self._progress.step)
         if self._on_nan == "stop":
             raise NonFiniteError(f"{name} is not finite", next_step=self._next_step(), place=place)
         if not self._is_state_reported:
@@ -98,19 +98,21 @@ class NonFinite:
     def _locate(self) -> tuple[int, Place, str | None]:
         """Collective: how many steps were not finite, where the first was, and its cause if
         known."""
-        ddp = self._job.ddp
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
         ranks: list[Any] = gather_json([num_bad, first])
-        most_bad = max(num_bad for num_bad, _ in ranks)
         first_steps = [first for _, first in ranks]
         step = min(first for first in first_steps if first is not None)
+
         cause = None if self._is_explained else self._explain(step)
         self._is_explained = True
-        causes = gather_json([ddp.host, cause])
-        bad = [rank for rank, first in enumerate(first_steps) if first == step]
-        rank = next((rank for rank in bad if causes[rank][1] is not None), bad[0])
+        causes = gather_json([self._job.ddp.host, cause])
+
+        bad_ranks = [rank for rank, first in enumerate(first_steps) if first == step]
+        explained = [rank for rank in bad_ranks if causes[rank][1] is not None]
+        rank = [*explained, *bad_ranks][0]
         host, cause = causes[rank]
+        most_bad = max(num_bad for num_bad, _ in ranks)
         return most_bad, Place(host, rank, step), cause
 
     def _explain(self, step: int) -> str | None:
@@ -123,16 +125,19 @@ class NonFinite:
         if parameter is not None:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None
+
+        prefix = ""
         reasons: list[str] = []
         # The task's code runs here: an error in it must not hide the NaN, unless other ranks wait
         # in its forward pass.
         with nullcontext() if job.is_sharded else suppress(Exception):
             if isinstance(job.loader, IndexedLoader):
                 num_before = step - self._read_step - 1
-                explain(job, job.loader.batches_after(self._read_cursor, num_before), reasons)
+                batches = job.loader.batches_after(self._read_cursor, num_before)
             else:
-                explain(job, [job.loader.preview()], reasons)
-        prefix = "" if isinstance(job.loader, IndexedLoader) else "with the next batch, "
+                prefix = "with the next batch, "
+                batches = iter([job.loader.preview()])
+            explain(job, batches, reasons)
         return f"{prefix}{reasons[0]}" if reasons else None
 
     def _next_step(self) -> str:

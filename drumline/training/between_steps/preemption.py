@@ -18,7 +18,6 @@ A second SIGTERM, 2 s later, ends a rank at once with 143.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import math
@@ -34,11 +33,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -109,7 +107,7 @@ class SignalPipe:
 
     def wake(self) -> None:
         """End a `wait` in another thread."""
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             os.write(self._in, b"\0")
 
     def close(self, *, restore: bool) -> None:
@@ -150,12 +148,10 @@ class StopGroup:
             self.store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
         )
         self.own_node = f"asked/{node}"
-        self.nodes: list[str] = []
+        num_nodes = ddp.world_size // ddp.local_world_size if may_leave else 0
+        self.nodes = [f"asked/{number}" for number in range(num_nodes)]
         """Where nodes continue without each other: for each one, where it writes that it was asked
         to stop."""
-        if may_leave:
-            num_nodes = ddp.world_size // ddp.local_world_size
-            self.nodes = [f"asked/{number}" for number in range(num_nodes)]
         self.node_asked_at = math.inf
         self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
         self.local_pids: list[int] = []
@@ -359,10 +355,10 @@ class StopRequestWatcher:
 class Preemption:
     """The main thread's side. One for every run; without `listen` it never stops the run."""
 
-    def __init__(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: where a launcher says how long it waits after a SIGTERM, and where a save
         is reported to it."""
-        self.environment = environment
+        self.environment = environment or {}
         self.watcher = StopRequestWatcher()
         self._vote: StopVote | None = None
         self.is_saved = False
@@ -516,7 +512,8 @@ TIMEOUT_S = 1.0
 # AWS needs a token, which is fetched first.
 METADATA_HOSTS = ("169.254.169.254", "fd00:ec2::254")
 TOKEN_PATH = "/latest/api/token"
-TOKEN_S = 21_600
+TOKEN_HEADER = "X-aws-ec2-metadata-token"
+TOKEN_LIFETIME = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
 _MOST_BYTES = 4096
 _MOST_SHOWN = 160
 
@@ -562,10 +559,7 @@ def make_probe(notice: str) -> tuple[Probe, float]:
         return WebNotice(notice), 5.0
     if re.search(r"\.py:\w+$", notice):
         function = load_function(notice)
-        return (
-            lambda: f"{notice}: {_in_a_line(str(reason))}" if (reason := function()) else None,
-            5.0,
-        )
+        return lambda: (reason := function()) and f"{notice}: {_in_a_line(str(reason))}", 5.0
     # Often: checking for a file is cheap, and some scripts give only seconds.
     path = Path(notice)
     return lambda: f"a notice at {path}" if path.exists() else None, 1.0
@@ -588,7 +582,9 @@ class WebNotice:
     def __call__(self) -> str | None:
         """A network error is no notice."""
         try:
-            headers = {} if self._token_url is None else self._token_headers(self._token_url)
+            if self._token_url is not None and not self._token:
+                self._token = self._request(self._token_url, "PUT", TOKEN_LIFETIME).strip()
+            headers = {TOKEN_HEADER: self._token} if self._token else {}
             body = self._request(self._url, "GET", headers)
         except urllib.error.HTTPError as error:
             with error:
@@ -598,12 +594,6 @@ class WebNotice:
         except (OSError, http.client.HTTPException, ValueError):
             return None
         return f"a notice at {self._url}: {_in_a_line(body)}" if body.strip() else None
-
-    def _token_headers(self, token_url: str) -> dict[str, str]:
-        if not self._token:
-            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
-            self._token = self._request(token_url, "PUT", lifetime).strip()
-        return {"X-aws-ec2-metadata-token": self._token}
 
     def _request(self, url: str, method: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - http(s), by the rules
@@ -618,5 +608,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _in_a_line(text: str) -> str:
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    printable = (letter if letter.isprintable() else " " for letter in text)
+    line = " ".join("".join(printable).split())
     return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."

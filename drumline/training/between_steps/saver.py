@@ -101,6 +101,7 @@ class Saver(Periodic):
             self._root, WritingRank(ddp.rank, ddp.host), ddp.device, publish=self._publish
         )
         self._held: object = None
+        self._paused_at = 0.0
         self._paused_s = 0.0
 
     def unsaved(self) -> dict[str, Any]:
@@ -140,14 +141,14 @@ class Saver(Periodic):
         heartbeat = context.job.heartbeat
         heartbeat.mark(Phase.SAVE)
         with context.throughput.paused("save"):
-            began = time.perf_counter()
+            self._paused_at = time.perf_counter()
             if self._skips(step, metrics, must_save=must_save):
                 return
             self.report()  # waits for the previous save
 
             context.call_hooks("before_save")
             heartbeat.mark(Phase.SAVE)
-            self._start(context.progress, metrics, began)
+            self.save(context.progress, metrics)
             self.saved_step = step
             context.call_hooks("after_save")
 
@@ -170,9 +171,8 @@ class Saver(Periodic):
             )
         return bool(broadcast_json(skips))
 
-    def _start(self, progress: Progress, metrics: Mapping[str, float], began: float) -> None:
-        """Collective: copy what is to be saved, and start to write it. Training has paused since
-        `began`."""
+    def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        """Collective: copy what is to be saved, and start to write it."""
         # First: a checkpoint must never contain steps that the ledger lacks.
         self._ledger_file.gather(progress)
         if self._job.sync is None:
@@ -196,7 +196,7 @@ class Saver(Periodic):
         )
         with self._job.shared_weights():  # the copy is made in it
             kind = self.writer.start(state, copies=self._settings.background)
-        self._paused_s = time.perf_counter() - began
+        self._paused_s = time.perf_counter() - self._paused_at
         if kind == "none":
             self.report()
 

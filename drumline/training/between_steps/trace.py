@@ -26,7 +26,7 @@ from torch import Tensor
 
 from drumline.checkpoint.state import capture
 from drumline.data.loader import MicroBatch, Step
-from drumline.data.sharding import permute
+from drumline.data.sharding import Span, permute
 from drumline.parallel.shards import whole
 from drumline.rank.tensor_hash import as_bytes
 from drumline.runs.events import EventLog
@@ -76,15 +76,26 @@ class TracedStep:
         for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
             if span.counts:
                 samples, rest = hash_samples(micro.data, span.size)
-                indices = None  # in a stream the position identifies the sample
-                if (length := self._job.loader.num_samples) is not None:
-                    positions = np.arange(span.low, span.high, dtype=np.int64)
-                    indices = permute(
-                        positions, length=length, seed=self._seed, epoch=step.plan.epoch
-                    ).tolist()
-                position = {"low": span.low, "high": span.high, "indices": indices}
-                self._batches.append({**position, "samples": samples, "rest": rest})
+                batch = {
+                    "low": span.low,
+                    "high": span.high,
+                    "indices": self._indices(span, step.plan.epoch),
+                    "samples": samples,
+                    "rest": rest,
+                }
+                self._batches.append(batch)
             yield micro
+
+    def _indices(self, span: Span, epoch: int) -> list[int] | None:
+        """The samples of a micro-batch; None in a stream, where the position identifies them."""
+        length = self._job.loader.num_samples
+        if length is None:
+            return None
+        positions = np.arange(span.low, span.high, dtype=np.int64)
+        indices: list[int] = permute(
+            positions, length=length, seed=self._seed, epoch=epoch
+        ).tolist()
+        return indices
 
     def _tensors(self) -> dict[str, dict[str, str]]:
         """Collective if the model is sharded: on rank 0 the hashes of whole tensors."""
@@ -92,18 +103,18 @@ class TracedStep:
         if not job.ddp.is_main_process() and not job.is_sharded:
             return {}
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
-        hashes = {
-            name: hash_tensor(whole(tensor))
-            for group in state.tensors.values()
-            for name, tensor in group.items()
-        }
+
+        hashes = {}
+        for tensors in state.tensors.values():
+            for name, tensor in tensors.items():
+                hashes[name] = hash_tensor(whole(tensor))
         if not job.ddp.is_main_process():  # it has sent its shards
             return {}
-        documents = {
-            f"{name}.json": hash_json(document)
-            for name, document in state.documents.items()
-            if name != "progress"
-        }
+
+        for name, document in state.documents.items():
+            if name != "progress":
+                hashes[f"{name}.json"] = hash_json(document)
+
         # Buffers that are in no checkpoint are lost with the process.
         saved = {*state.tensors["model"], *job.model.state_dict()}
         unsaved = {
@@ -111,7 +122,7 @@ class TracedStep:
             for name, buffer in job.model.named_buffers()
             if name not in saved
         }
-        return {"tensors": hashes | documents, "unsaved": unsaved}
+        return {"tensors": hashes, "unsaved": unsaved}
 
 
 def hash_tensor(tensor: Tensor) -> str:
