@@ -54,25 +54,28 @@ def divert_output(path: Path) -> None:
     for failures."""
     global _screen
     undo_divert()
-    sys.stdout.flush()
-    sys.stderr.flush()
     _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
-    target = descriptor_of(path, APPEND)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+    log_file = descriptor_of(path, APPEND)
+    _print_to(log_file)
+    os.close(log_file)
 
 
 def undo_divert() -> None:
     """This process shows the run from now on."""
     global _screen
     if _screen is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(_screen.fileno(), 1)
-        os.dup2(_screen.fileno(), 2)
+        _print_to(_screen.fileno())
         _screen.close()
         _screen = None
+
+
+def _print_to(descriptor: int) -> None:
+    """From now on stdout and stderr are this file; what was printed before goes where it was
+    meant to."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
 
 
 def screen() -> TextIO:

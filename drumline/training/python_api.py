@@ -95,13 +95,13 @@ def train(
         )
     spec = task if isinstance(task, str) else spec_of(task)
     folder = default_run(spec) if run is None else Path(run)
-    words = [
-        spec,
-        f"--run={folder}",
-        *(["--fresh"] if fresh else []),
-        *([] if procs is None else [f"--procs={procs}"]),
-    ]
+    words = [spec, f"--run={folder}"]
+    if fresh:
+        words.append("--fresh")
+    if procs is not None:
+        words.append(f"--procs={procs}")
     words += (f"--{name}={flag_text(value)}" for name, value in _apart(settings))
+
     with tempfile.TemporaryDirectory(prefix="drumline-train-") as scratch:
         error_file = Path(scratch, "error.json")
         added = {ERROR_FILE: str(error_file), "PYTHONPATH": os.pathsep.join(_own_paths())}
@@ -152,12 +152,12 @@ def spec_of(task: type[Any]) -> str:
         )
     # A file by its path, which a command can be given too; a module of a package by its name.
     is_file = "." not in module and str(file).endswith(".py")
-    return f"{_short(Path(str(file)))}:{name}" if is_file else f"{module}:{name}"
-
-
-def _short(path: Path) -> Path:
-    path = path.resolve()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    if not is_file:
+        return f"{module}:{name}"
+    path = Path(str(file)).resolve()
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{name}"
 
 
 def _own_paths() -> Iterator[str]:
@@ -249,8 +249,8 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
 def read_result(folder: Path) -> Result:
     paths = RunFolder(folder)
     events = list(read_events(paths.event_file(0)))
-    ends: list[dict[str, Any]] = [event for event in events if event["kind"] == "end"]
-    end = ends[-1] if ends else {}
+    ends = (event for event in reversed(events) if event["kind"] == "end")
+    end: dict[str, Any] = next(ends, {})
     step = end.get("best_step")
     best = None if step is None else paths.checkpoints / folder_name(step)
     return Result(folder, dict(end.get("metrics", {})), best, events)

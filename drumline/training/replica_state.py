@@ -56,13 +56,7 @@ class StepState:
         ]
         self._meter = meter
         self._buffer_copies: list[Tensor] | None = None
-        self._extra_states: list[Any] = []
-        self._sums = self._meter.keep()
-        self._host_weight = 0.0
-        self._torch_rng = torch.get_rng_state()
         self._gpu_rng: Tensor | None = None
-        self._numpy_rng: Any = None
-        self._python_rng: Any = None
 
     def keep(self) -> None:
         """A step begins. Without waiting for the device; the copies are in the memory of the last
@@ -116,11 +110,10 @@ class SyncedStep:
     def __init__(
         self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None
     ) -> None:
+        self._inner = inner
         # A replica of one rank needs nobody in its own steps.
-        has_peers = sync.groups.within is not None
-        self._inner = (
-            inner if live is None or not has_peers else RepeatableStep(inner, live, context.job)
-        )
+        if live is not None and sync.groups.within is not None:
+            self._inner = RepeatableStep(inner, live, context.job)
         self._sync = sync
         self._progress = context.progress
         self._live = live
@@ -144,12 +137,12 @@ class SyncedStep:
         try:
             if live.is_broken:
                 return True
-            self._sync.after_step(number, is_last=number >= self._total_steps)
-            if (
-                self._sync.finished_at[-1] + self._sync.plan.overlap != number
-                or number >= self._total_steps
-            ):
+            is_last = number >= self._total_steps
+            self._sync.after_step(number, is_last=is_last)
+            has_finished_round = self._sync.finished_at[-1] + self._sync.plan.overlap == number
+            if is_last or not has_finished_round:
                 return False
+
             # All ranks at the same step, whenever each has heard of the node that waits.
             return bool(all_sum(torch.tensor([float(live.has_joiner)], device=self._device)).item())
         except RuntimeError as error:

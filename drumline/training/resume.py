@@ -58,6 +58,7 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.watch_folder import has_ended_ranks
 
 MOST_AT_ONE_STEP = 3
+NEW_RUN = "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
@@ -408,24 +409,19 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
     """Collective: continue from this checkpoint, unless the run has finished and its settings have
     changed."""
     request = context.request
-    job = context.job
+    facts = checkpoint.facts
     progress = checkpoint.progress
-    check_not_finished(
-        checkpoint.facts, request, step=progress.step, total_steps=context.total_steps
-    )
-    check_init(checkpoint.facts, request, step=progress.step)
-    restore(
-        job,
-        checkpoint.path,
-        context.hooks,
-        with_optimizer=not resets_optimizer(checkpoint.facts, request),
-    )
+    check_not_finished(facts, request, step=progress.step, total_steps=context.total_steps)
+    check_init(facts, request, step=progress.step)
+
+    with_optimizer = not resets_optimizer(facts, request)
+    restore(context.job, checkpoint.path, context.hooks, with_optimizer=with_optimizer)
     context.progress.step = progress.step
     context.progress.cursor = progress.cursor
     context.progress.metrics = progress.metrics
     if progress.step >= context.total_steps:
         context.progress.stopped = progress.stopped
-    job.loader.cursor = progress.cursor
+    context.job.loader.cursor = progress.cursor
 
 
 def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFacts) -> None:
@@ -448,22 +444,22 @@ def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFa
         context.warn(change)
 
 
-def restore(
-    job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True
-) -> None:
+def restore(job: Job, path: Path, hooks: TaskHooks | None, *, with_optimizer: bool) -> None:
     """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its
     optimizer stays new."""
     job.heartbeat.mark(Phase.START)
-    device = job.ddp.device
     comm = replicas = None
     if job.is_sharded:
         snapshot = _read_own_shards(job, path)
     else:
-        read = store.read(path) if job.ddp.is_main_process() else None
-        comm = None if read is None else read.tensors.pop(COMM_FILE, {})
-        replicas = None if read is None else read.tensors.pop(REPLICAS_FILE, {})
+        read = None
+        if job.ddp.is_main_process():
+            read = store.read(path)
+            comm = read.tensors.pop(COMM_FILE, {})
+            replicas = read.tensors.pop(REPLICAS_FILE, {})
         snapshot = store.broadcast(read)
     documents = snapshot.documents
+
     if job.comm is not None:
         _restore_comm(job.comm, job.ddp, documents, comm)
     _restore_data(job, snapshot)
@@ -475,9 +471,7 @@ def restore(
         optimizer = job.optimizer if with_optimizer else None
         saved = state.restore(snapshot, job.model, optimizer, scaler=job.scaler)
     except CheckpointMismatchError as error:
-        instead = (
-            "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
-        )
+        instead = NEW_RUN
         if isinstance(error, OptimizerMismatchError):
             instead = "reset the optimizer and keep the weights with --optim.reset"
         error.next_step = f"{error.next_step}, or {instead}"
@@ -493,25 +487,25 @@ def restore(
         hooks.restore(snapshot)
         hooks.run.stop_reason = saved.get("stop_asked")
     # Last: hooks may have drawn random numbers.
-    restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=device)
+    restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=job.ddp.device)
 
 
 def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
     """Collective: every rank reads its own rows from the folder."""
-    snapshot = None
+    snapshot = store.Snapshot({}, {})
     problem = None
     try:
         snapshot = store.read(path)
     except CorruptCheckpointError as error:
         problem = error.reason
-    problems = gather_json([job.ddp.host, problem])
-    for rank, (host, reason) in enumerate(problems):
+
+    for rank, (host, reason) in enumerate(gather_json([job.ddp.host, problem])):
         if reason is not None:
             raise CheckpointError(
                 f"rank {rank} on {host} cannot read the checkpoint {path}: {reason}",
                 next_step="give a --run on a volume that all nodes share: each rank reads its own shards",
             )
-    assert snapshot is not None
+
     parameters = sharded_parameters(job.model)
     for file in {"model", "optimizer", HOOKS_FILE} & snapshot.tensors.keys():
         snapshot.tensors[file] = own_shards(snapshot.tensors[file], parameters)
@@ -544,9 +538,9 @@ def _restore_comm(
         if len(saved) != ddp.world_size:
             errors = average_errors(sent)
         else:
-            errors = [
-                rank_errors if rank == ddp.rank else {} for rank, rank_errors in enumerate(sent)
-            ][ddp.rank]
+            for rank, rank_errors in enumerate(sent):
+                if rank == ddp.rank:
+                    errors = rank_errors
         comm.load_state_dict(errors, step=documents["progress"]["step"])
     if errors and len(saved) != ddp.world_size and ddp.is_main_process():
         log.warning(

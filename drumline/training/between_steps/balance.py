@@ -82,13 +82,15 @@ class Balance(Action):
         self._began_at: int | None = None
         self._times: list[float] = []
         self._spent_s: dict[str, float] = {}
-        even = even_sizes(loader.sharding)
-        sizes = even
+
+        sizes = even_sizes(loader.sharding)
         measure_at = context.progress.step + WARM_UP_STEPS
-        if (record := read_record((saved or {}).get("balance"), even)) is not None:
+        record = read_record((saved or {}).get("balance"), sizes)
+        if record is not None:
             sizes = record.sizes
             # On different machines the old sizes are wrong.
-            measure_at = max(measure_at, record.measure_at if record.ranks == self._ranks else 0)
+            if record.ranks == self._ranks:
+                measure_at = max(measure_at, record.measure_at)
         self._use(sizes, measure_at)
 
     def due(self, step: int) -> bool:
@@ -104,14 +106,14 @@ class Balance(Action):
         elif step > self._began_at + 1:
             # When a step begins, DDP publishes the times of the one before.
             measured = ddp_measurements(self._applied)
-            parts = (measured.get(f"{part}_compute_time", 0) for part in ("forward", "backward"))
-            self._times.append(sum(parts) / 1e9)
+            forward_ns = measured.get("forward_compute_time", 0)
+            backward_ns = measured.get("backward_compute_time", 0)
+            self._times.append((forward_ns + backward_ns) / 1e9)
         if len(self._times) == TIMED_STEPS:
             self._decide(context)
             self._began_at = None
             self._times = []
-            rate = _USUAL_RATE[self._job.ddp.device.type]
-            measure_ddp_every(self._applied, rate)
+            measure_ddp_every(self._applied, _USUAL_RATE[self._job.ddp.device.type])
 
     def _decide(self, context: RunContext) -> None:
         """Collective: exchange the times, and choose the sizes of the following steps."""
@@ -120,21 +122,22 @@ class Balance(Action):
         measurements = gather_json([self._own_s(step), self._most()])
         seconds = [rank_s for rank_s, _ in measurements]
         most = [limit for _, limit in measurements]
-        later = step - step % EVERY_STEPS + EVERY_STEPS
+
         sharding = self._loader.sharding
         smallest = min(
             sharding.min_shard_size * sharding.accumulate,
             sharding.batch_size // sharding.world_size,
         )
-        # DDP may not measure on every kind of device.
-        sizes = (
-            choose_sizes(before, seconds, smallest=smallest, most=most) if all(seconds) else before
-        )
+        sizes = before
+        if all(seconds):  # DDP may not measure on every kind of device
+            sizes = choose_sizes(before, seconds, smallest=smallest, most=most)
         gain = speed_up(before, sizes, seconds)
+        later = step - step % EVERY_STEPS + EVERY_STEPS
         if gain < MIN_GAIN:
             self._use(before, later)
             return
-        # it makes the batches of steps before this one again, if they were not finite
+
+        # It makes the batches of steps before this one again, if they were not finite.
         self._non_finite.read()
         self._use(sizes, step + 1 if gain >= LARGE_GAIN else later)
         if (marks := self._job.ddp.connection.compilations) is not None:

@@ -559,7 +559,12 @@ def make_probe(notice: str) -> tuple[Probe, float]:
         return WebNotice(notice), 5.0
     if re.search(r"\.py:\w+$", notice):
         function = load_function(notice)
-        return lambda: (reason := function()) and f"{notice}: {_in_a_line(str(reason))}", 5.0
+
+        def ask() -> str | None:
+            reason = function()
+            return f"{notice}: {_in_a_line(str(reason))}" if reason else None
+
+        return ask, 5.0
     # Often: checking for a file is cheap, and some scripts give only seconds.
     path = Path(notice)
     return lambda: f"a notice at {path}" if path.exists() else None, 1.0
