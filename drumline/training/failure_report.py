@@ -70,6 +70,7 @@ def report_failure(
     if ddp.connection.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
+
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
     exit_code = ExitCode.TRAINING_FAILED
     # After the first step, training failed, whatever the reason.
@@ -265,6 +266,7 @@ def out_of_memory(
         used = torch.cuda.max_memory_reserved(ddp.device)
         total = torch.cuda.mem_get_info(ddp.device)[1]
         peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+
     functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     if job is not None and evaluate.__name__ in functions:
         next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
@@ -272,6 +274,7 @@ def out_of_memory(
         next_step = _hold_less(config.dist.mode, ddp.world_size)
     else:
         next_step = _compute_less(job, config)
+
     return TrainingError(
         f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
         next_step=next_step,

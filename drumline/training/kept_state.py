@@ -174,6 +174,7 @@ def keep_state(context: RunContext, facts: RunFacts, saver: Saver) -> KeptState:
 
 
 def _copy_to_host(context: RunContext) -> Snapshot:
+    """What the rank would save, and what only it has measured, in the host's memory."""
     job = context.job
     hooks = context.hooks
     progress = {
@@ -187,6 +188,7 @@ def _copy_to_host(context: RunContext) -> Snapshot:
             copies[file] = {
                 name: own_part(tensor).detach().cpu().clone() for name, tensor in tensors.items()
             }
+
     # As JSON, which is copied, and is what another rank would get.
     return Snapshot(copies, json.loads(json.dumps(snapshot.documents)))
 
@@ -228,10 +230,12 @@ def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState |
     if context.hooks is not None:
         context.hooks.restore(snapshot)
         context.hooks.run.stop_reason = saved.get("stop_asked")
+
     if kept_state is not None:
         # Its own, not those of the rank that it may have got the shards from.
         job.meter.put(**kept_state.snapshot.documents["progress"]["measured"])
         restore_rng(kept_state.rng, job.ddp.device)
+
     if job.sync is not None:
         job.sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
         _restore_replica(context, job.sync, group, kept_state)
@@ -240,6 +244,7 @@ def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState |
 def _restore_replica(
     context: RunContext, sync: OuterSync, group: GroupState, kept_state: KeptState | None
 ) -> None:
+    """Collective: what this rank's replica has to itself, and a round that did not end."""
     group.check_replica(sync.groups.members)
     furthest = group.furthest
     replica = None if kept_state is None else kept_state.replica
@@ -263,10 +268,12 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
     if lost:
         verb = "was" if len(lost) == 1 else "were"
         texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
+
     if group.joined:
         texts.append(
             f"{join_names(group.joined)} joined after step {step}, from the memory of the others"
         )
+
     if not texts:
         texts = [f"the same nodes continue after step {step}: a connection between them was lost"]
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
@@ -304,6 +311,7 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
                 {**snapshot.tensors, **received.tensors},
                 {**snapshot.documents, **received.documents},
             )
+
     return snapshot
 
 
@@ -313,6 +321,7 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     parameters = {} if job.sharded is None else sharded_parameters(job.model)
 
     def shard(name: str, part: Tensor) -> Tensor:
+        """The tensor of this name, as a shard if its parameter is one."""
         names = (name, *name.split("/"))
         parameter = next((parameters[name] for name in names if name in parameters), None)
         if parameter is None or own_part(parameter).shape != part.shape:

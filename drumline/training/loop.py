@@ -154,6 +154,7 @@ class LogTraining(Action):
             self._slow_s = 0.0
             self._slow_waited_s = 0.0
             return
+
         self._slow_s += lap_s
         self._slow_waited_s += waited_s
         if self._slow_s >= MIN_S and not self._has_advised and job.ddp.is_main_process():
@@ -171,6 +172,7 @@ class LogTraining(Action):
             )
 
     def _counts(self, context: RunContext) -> RankCounts:
+        """What this rank has counted for the log line."""
         job = context.job
         compilations = job.ddp.connection.compilations
         compiled_at = [] if compilations is None else list(compilations.began_at.values())
@@ -253,12 +255,14 @@ class Evaluate(Periodic):
                 self._run(context)
 
     def _run(self, context: RunContext) -> None:
+        """Collective: evaluate all sets, report, and let the hooks end the run."""
         if self._trace is not None:
             self._trace.write("evaluation")
         with context.throughput.paused("evaluation"):
             context.call_hooks("before_evaluation")
             started = time.perf_counter()
             metrics = evaluate(context.job)
+
         context.progress.metrics = metrics
         if self._trace is not None:
             self._trace.write("evaluated", metrics=metrics)
@@ -453,11 +457,13 @@ class Loop:
             calls = self._all
             following = (step + interval - step % interval for interval in self._intervals)
             self._ask_all_at = min([self._total_steps, *following])
+
         for due, run in calls:
             if due(step):
                 self._heartbeat.mark(Phase.BETWEEN)
                 run(self._context)
                 has_run = True
+
         if has_run:
             self._heartbeat.mark(DATA)
 

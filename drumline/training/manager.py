@@ -132,10 +132,12 @@ class DDPManager:
         return self._set_up(topology_from(os.environ), None)
 
     def _set_up(self, topology: Topology | None, live: LiveNodes | None) -> bool:
+        """Collective: `setup` for these ranks. None: this process runs alone."""
         if self._device is not None:
             raise UsageError(
                 "DDPManager.setup() was called twice", next_step="call cleanup() in between"
             )
+
         self._pid = os.getpid()
         use_private_cache()  # under another launcher, or none
         self._topology = self._connection.topology = topology or Topology()
@@ -144,6 +146,7 @@ class DDPManager:
         if self._deterministic:
             os.environ.setdefault(*determinism.CUBLAS_WORKSPACE)
             determinism.use_deterministic_kernels()
+
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         with self._connection.node_watch(
             self._watch, run=self._run, environment=os.environ, live=live
@@ -152,6 +155,7 @@ class DDPManager:
                 self._connection.rendezvous = self._join(topology, node, live)
             if node is not None:
                 self._connection.start_watchdog(node, self._watch, sign=self._versions)
+
         determinism.seed_shared(self._seed)
         return topology is not None
 
@@ -171,6 +175,7 @@ class DDPManager:
                 "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
             )
             group.limit_exit(group.LEAVE_S, failed=broken)
+
         if not broken:
             self._connection.heartbeat.mark(Phase.LEFT)
         self._connection.close()
@@ -196,15 +201,18 @@ class DDPManager:
             self._connection.heartbeat.mark(Phase.LEFT)
         elif error is not None:
             self._connection.note_failure(error)
+
         if isinstance(error, Exception):
             failure = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
             first = self._connection.claim_failure(error, failure, environment=os.environ)
             error.add_note(f"[{self.place()}]")
+
         self.cleanup(broken=error is not None)
         if first is not None:
             raise SystemExit(
                 paragraph(f"{self.place()} stopped because {first.sentence}").rstrip()
             ) from None  # Python prints it
+
         if failed_save is not None:
             raise failed_save
 
@@ -296,6 +304,7 @@ class DDPManager:
             check_same_weights(model, host=self.host, device=self.device)
 
     def _begin_training(self, wrapped: nn.Module, *, counts_passes: bool) -> nn.Module:
+        """The model is wrapped: from now on its passes and the ranks' random numbers are its own."""
         self._wrapped = wrapped
         trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
         self._trained = next(trained, None)
@@ -376,10 +385,12 @@ class DDPManager:
                 host=self.host,
                 next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
             )
+
         if resident:
             dataset, options["workers"] = make_resident(
                 dataset, self.device, workers=options.get("workers", 0), warns=self.rank == 0
             )
+
         splitting = {name: options.pop(name) for name in SPLITTING if name in options}
         sharding = Sharding(
             batch_size=batch_size, rank=self.rank, world_size=self.world_size, **splitting
@@ -401,6 +412,7 @@ class DDPManager:
             evaluation = StreamEvaluationLoader if streams else IndexedEvaluationLoader
             made = evaluation(dataset, **settings)
             phase = Phase.EVALUATION
+
         made.observer = LoopHeartbeats(
             self._connection.heartbeat, phase, group.collective_counter()
         )
@@ -424,6 +436,7 @@ class DDPManager:
                 f"{folder} is the folder of another ddp.checkpoint already",
                 next_step="give all objects to one ddp.checkpoint, or a folder to each",
             )
+
         checkpoint = Checkpoint(
             Path(folder),
             objects,
@@ -438,6 +451,7 @@ class DDPManager:
 
     @contextmanager
     def _in_save(self) -> Iterator[None]:
+        """The heartbeat shows a save meanwhile."""
         self._connection.heartbeat.mark(Phase.SAVE)
         yield
         self._connection.heartbeat.mark(Phase.USER)
@@ -459,6 +473,7 @@ class DDPManager:
     def _join(
         self, topology: Topology, node: NodeService | None, live: LiveNodes | None
     ) -> Rendezvous:
+        """Collective: join the other ranks, which compare what has to be the same."""
         device = self.device
         backend = choose_backend(self._wanted_backend, device=device)
         options = {
@@ -490,6 +505,7 @@ class DDPManager:
         )
 
     def _count_pass(self, _: Tensor) -> None:
+        """Called by autograd when the gradient is complete."""
         self._num_passes += 1
 
     def _versions(self) -> Hashable:

@@ -116,6 +116,7 @@ def open_reporter(
 
 
 def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tracking]:
+    """The trackers that the settings name, each with a thread of its own."""
     names = set(config.log.trackers or ())
     if config.log.tensorboard:
         names.add("tensorboard")
@@ -192,6 +193,7 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
 
 
 def report_start(context: RunContext) -> None:
+    """The `start` event: what the run trains, on what, and for how long."""
     request = context.request
     job = context.job
     train = request.config.train
@@ -201,6 +203,7 @@ def report_start(context: RunContext) -> None:
     if context.progress.stopped is not None:
         # A hook has ended the run before its last step: that is not the length that was asked for.
         total_steps = max(total_steps, steps_of_settings(job, train, context.progress))
+
     context.reporter.report(
         "start",
         task=request.task,
@@ -238,6 +241,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
         gpu = torch.cuda.get_device_properties(ddp.device)
         this_rank["device"] = gpu.name
         this_rank["gpu"] = str(gpu.uuid)
+
     ranks = gather_json(this_rank)
 
     if ddp.is_main_process():
@@ -249,6 +253,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
         }
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
         folder.preempted_file.unlink(missing_ok=True)
+
     return ranks
 
 
@@ -264,6 +269,7 @@ def notes_on_settings(job: Job, config: Config) -> Iterator[str]:
 
 
 def write_settings(context: RunContext, history: list[Any]) -> None:
+    """Write `config.toml`, and the settings that changed during the run."""
     folder = context.folder
     header = f"drumline train {context.request.task} --config {folder.config_file}"
     left_out = unused_settings(type(context.job.task), context.config)
@@ -276,6 +282,7 @@ def write_settings(context: RunContext, history: list[Any]) -> None:
 
 
 def report_end(context: RunContext, notices: WatchNotices) -> None:
+    """The `end` event: the result, the mean speed, and the commands to type next."""
     request = context.request
     task = context.job.task
     ddp = context.job.ddp
@@ -290,6 +297,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
             "resume_command": resume_command(request.command, procs=procs),
             "two_node_command": two_node_command(request.task, request.command, procs=procs),
         }
+
     context.reporter.report(
         "end",
         step=context.progress.step,

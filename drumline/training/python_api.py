@@ -88,11 +88,13 @@ def train(
             "drumline.train was called by a process that drumline.train has started, when it imported the task",
             next_step='put the call under `if __name__ == "__main__":`',
         )
+
     if (topology := topology_from(variables)) is not None and topology.world_size > 1:
         raise UsageError(
             f"drumline.train starts its ranks itself, but a launcher has started this process as rank {topology.rank}",
             next_step="run it without torchrun or srun, or use the command drumline train",
         )
+
     spec = task if isinstance(task, str) else spec_of(task)
     folder = default_run(spec) if run is None else Path(run)
     words = [spec, f"--run={folder}"]
@@ -108,6 +110,7 @@ def train(
         code = run_command(["train", *words], {**variables, **added})
         if code:
             raise error_of(code, error_file, folder)
+
     return read_result(folder)
 
 
@@ -145,11 +148,13 @@ def spec_of(task: type[Any]) -> str:
             next_step="put it in a file: begin its cell, imports included, with `%%writefile my_task.py`, and call "
             f"drumline.train('my_task.py:{name}')",
         )
+
     if "." in name:
         raise UsageError(
             f"{name} is defined inside a function or a class, and ranks are other processes, which cannot import it",
             next_step="define it at the top level of a file",
         )
+
     # A file by its path, which a command can be given too; a module of a package by its name.
     is_file = "." not in module and str(file).endswith(".py")
     if not is_file:
@@ -233,11 +238,13 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
             f"the run in {folder} was preempted, and has saved",
             next_step="call drumline.train again to resume",
         )
+
     if (record := read_error(error_file)) is None:
         return TrainingError(
             f"the run in {folder} ended early ({how_it_ended(code)})",
             next_step=f"read {folder}/logs",
         )
+
     error = KINDS.get(code, TrainingError)(
         record.what, next_step=record.next_step, place=record.place
     )
@@ -247,6 +254,7 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
 
 
 def read_result(folder: Path) -> Result:
+    """From the events of rank 0."""
     paths = RunFolder(folder)
     events = list(read_events(paths.event_file(0)))
     ends = (event for event in reversed(events) if event["kind"] == "end")

@@ -179,6 +179,7 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
             f"the run was stopped{at_step} and is not restarted: {last['diagnosis']['what']}",
             next_step,
         )
+
     if step is None:
         return None
     failures = [
@@ -253,12 +254,14 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
             [(str(checkpoint), reason) for checkpoint, reason in skipped],
             non_finite,
         ]
+
     path, saved, skipped, non_finite = broadcast_json(answer)
     if skipped and not path:
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {root} is complete; the newest: {skipped[0][1]}",
             next_step="restore one from a backup, or start a new run with --fresh, which moves this one aside",
         )
+
     if not path:
         return None
     cursor = Cursor(**saved["cursor"])
@@ -278,10 +281,12 @@ def check_contents(path: Path) -> None:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"
         )
+
     try:
         saved = from_json(_SavedProgress, snapshot.documents["progress"])
     except ValueError:
         saved = None
+
     if saved is None or saved.step != catalog.check_sizes(path).step:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, snapshot.tensors["rng"])
@@ -305,6 +310,7 @@ def facts_of(
         history = [*before.get("history", [])]
         if changed or reset:
             history.append({"step": step, "changed": changed, **reset})
+
     return {
         "task": request.task,
         "config": {**flat(request.config), **began_with},
@@ -331,6 +337,7 @@ def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[A
         del new["train.step"]
     elif old.get("train.step") is None:
         old = {**old, "train.step": before.get("step") or "eager"}
+
     changed = {
         name: (old[name], new[name])
         for name in new
@@ -396,6 +403,7 @@ def changes(before: RunFacts, now: RunFacts, request: RunRequest) -> list[str]:
             "samples are the same, but not the bits (--train.exact elastic keeps both)"
         )
         return texts
+
     machine = before.get("machine") or now["machine"]
     texts += [
         f"the {name} changed since the checkpoint: {machine.get(name)} -> {value}; bits may differ from here on"
@@ -425,6 +433,7 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
 
 
 def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFacts) -> None:
+    """Report the checkpoint, and what has changed since it was saved."""
     step = checkpoint.progress.step
     for path, reason in checkpoint.skipped:
         context.warn(f"the checkpoint {path} was skipped: {reason}")
@@ -433,6 +442,7 @@ def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFa
             f"no checkpoint is finite: {checkpoint.non_finite} of {checkpoint.path} is not; "
             "start a new run with --fresh"
         )
+
     context.reporter.report(
         "resume", step=step, epoch=checkpoint.progress.cursor.epoch + 1, path=str(checkpoint.path)
     )
@@ -458,6 +468,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None, *, with_optimizer: bo
             comm = read.tensors.pop(COMM_FILE, {})
             replicas = read.tensors.pop(REPLICAS_FILE, {})
         snapshot = store.broadcast(read)
+
     documents = snapshot.documents
 
     if job.comm is not None:
@@ -476,6 +487,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None, *, with_optimizer: bo
             instead = "reset the optimizer and keep the weights with --optim.reset"
         error.next_step = f"{error.next_step}, or {instead}"
         raise
+
     if job.sync is not None:
         restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
     if with_optimizer:
@@ -483,9 +495,11 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None, *, with_optimizer: bo
     if job.ddp.is_main_process() and "measured" in saved:
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
+
     if hooks is not None:
         hooks.restore(snapshot)
         hooks.run.stop_reason = saved.get("stop_asked")
+
     # Last: hooks may have drawn random numbers.
     restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=job.ddp.device)
 

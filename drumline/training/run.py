@@ -188,10 +188,12 @@ class TrainingRun:
             from drumline.training.between_steps.mirroring import restore_from_mirror
 
             restored = restore_from_mirror(self.request, self.folder, ddp)
+
         ddp.barrier()
         if not ddp.is_main_process():
             self.folder.make()
             divert_output(self.folder.log_file(ddp.rank))
+
         opened = open_reporter(self.config, self.folder, ddp, self.progress)
         self.reporter = self.resources.enter_context(opened)
         if moved_to is not None:
@@ -213,6 +215,7 @@ class TrainingRun:
 
                 refuse_used_mirror(self.request)
             moved_to = set_aside(self.folder)
+
         undo_divert()  # another rank may have been the first before
         self.folder.make()
         try:
@@ -224,6 +227,7 @@ class TrainingRun:
             log.warning(
                 f"{error.what}: it was lost, and this run continues without the lock; end that process"
             )
+
         return moved_to
 
     def find_start(self) -> None:
@@ -241,6 +245,7 @@ class TrainingRun:
             self.start = group
         else:
             self.start = find_newest(self.ddp, self.folder.checkpoints)
+
         self.clock.mark("folder")
 
     def build(self) -> None:
@@ -255,6 +260,7 @@ class TrainingRun:
             load_weights = partial(
                 load_initial_weights, config.model, ddp=ddp, report=self.reporter.report
             )
+
         local = with_local_data(config, ddp)
         self.job = build_job(
             local,
@@ -286,6 +292,7 @@ class TrainingRun:
             restore_kept(self.context, start, self.regrouping.kept_state)
         elif self.regrouping.live is not None:
             check_continues(job)
+
         self.clock.mark("checkpoint")
 
     def record_start(self) -> None:
@@ -308,6 +315,7 @@ class TrainingRun:
         if self.config.data.balance == "auto" and ddp.world_size > 1:
             saved = None if self.start is None else self.start.facts
             self.balance = Balance(self.context, self.non_finite, self.ranks, self.facts, saved)
+
         self.saver = Saver(
             self.context,
             facts=self.facts,
@@ -321,6 +329,7 @@ class TrainingRun:
         self.preemption.write_with(lambda: writer.is_busy)
 
     def _close_saver(self) -> None:
+        """Wait for the mirror, as long as the reason for the end allows."""
         is_stopping = self.progress.is_stopping
         self.saver.close(self.preemption.time_left_s() if is_stopping else FAILED_S)
 
@@ -375,6 +384,7 @@ class TrainingRun:
         if live is not None:
             live.guard_connections()
             actions.insert(0, self._leave_group(live))
+
         return Loop(self.context, self.profiled or step, self.saver.ledger, actions)
 
     def _compose_step(self) -> tuple[AnyStep, TracedStep | None]:
@@ -387,6 +397,7 @@ class TrainingRun:
             step = SyncedStep(step, self.job.sync, self.context, live)
         elif live is not None:
             step = AgreedStep(step, live, self.context)
+
         if not self.config.log.trace:
             return step, None
         traced = TracedStep(step, self.context)
@@ -403,6 +414,7 @@ class TrainingRun:
         if is_auto:
             trials = TrialFile(self.folder.trial_file, job.ddp)
             self.resources.enter_context(trials)
+
         options = StepOptions(
             chosen=self.facts["step"],
             num_steps=self.context.total_steps - self.progress.step,
@@ -432,6 +444,7 @@ class TrainingRun:
         return SimpleAction("leave", lambda step: live.ends, leave, interval=0)
 
     def _keep_state(self) -> KeptState:
+        """What the next group of nodes continues from."""
         return keep_state(self.context, self.facts, self.saver)
 
     def run_loop(self, loop: Loop) -> None:
@@ -486,6 +499,7 @@ class TrainingRun:
             report_regrouped(context, live.latest, self.regrouping.kept_state)
         else:
             self.clock.report(self.reporter, step=step)
+
         if self.failure is not None:
             report_recovery(self.failure, self.reporter, step=step)
 

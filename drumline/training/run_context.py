@@ -162,6 +162,7 @@ def make_hooks(
                 f"{where} returned {name}, which is not a drumline.Hook object with every_steps from 1 on",
                 next_step="return a list of hook objects",
             )
+
     check_same(
         {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
         host=ddp.host,
@@ -188,6 +189,7 @@ def make_hooks(
 
 
 def _overrides(hook: Hook, method: str) -> bool:
+    """Whether the hook has a method of its own for this."""
     return getattr(type(hook), method) is not getattr(Hook, method)
 
 

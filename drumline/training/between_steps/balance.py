@@ -72,6 +72,7 @@ class Balance(Action):
                 f"--data.balance auto needs samples by index, and {loader.name} is a stream",
                 next_step="leave it out, or give a dataset with __len__ and __getitem__",
             )
+
         assert isinstance(context.job.applied, DistributedDataParallel)
         self._job = context.job
         self._applied = context.job.applied
@@ -91,6 +92,7 @@ class Balance(Action):
             # On different machines the old sizes are wrong.
             if record.ranks == self._ranks:
                 measure_at = max(measure_at, record.measure_at)
+
         self._use(sizes, measure_at)
 
     def due(self, step: int) -> bool:
@@ -151,6 +153,7 @@ class Balance(Action):
         )
 
     def _use(self, sizes: tuple[int, ...], measure_at: int) -> None:
+        """Use these sizes from the next step on, and record them for the checkpoint."""
         even = even_sizes(self._loader.sharding)
         if sizes != (self._loader.sharding.sizes or even):
             self._loader.resize_shards(None if sizes == even else sizes)
@@ -191,6 +194,7 @@ class Balance(Action):
         return size + int(size * MOST_OF_FREE_MEMORY * free / max(used, 1))
 
     def _describe(self, step: int, gain: float) -> str:
+        """The note about new sizes."""
         sizes = self._sizes
         sharding = self._loader.sharding
         listed = f"{min(sizes)} to {max(sizes)}"
@@ -255,4 +259,5 @@ def choose_sizes(
         chosen[rank] += 1
         if chosen[rank] < most[rank]:
             heappush(queue, (per_sample[rank] * (chosen[rank] + 1), rank))
+
     return tuple(chosen)

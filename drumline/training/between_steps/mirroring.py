@@ -51,6 +51,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
         while not broadcast_json(None):
             pass
         return []
+
     run = _run_of(request)
     work = in_background(lambda: restore_run(run, folder.path))
     if not wait([work], timeout=POLL_S).done:
@@ -58,6 +59,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
     while not work.done():
         broadcast_json(False)
         wait([work], timeout=POLL_S)
+
     restored = work.result()
     broadcast_json(True)
     messages: list[Message] = [("warning", reason) for reason in restored.skipped]

@@ -93,6 +93,7 @@ class NonFinite:
         if not self._is_state_reported:
             self._is_state_reported = True
             self._warn(f"{name} is not finite; the checkpoint is marked [{place}]")
+
         return str(name)
 
     def _locate(self) -> tuple[int, Place, str | None]:
@@ -138,9 +139,11 @@ class NonFinite:
                 prefix = "with the next batch, "
                 batches = iter([job.loader.preview()])
             explain(job, batches, reasons)
+
         return f"{prefix}{reasons[0]}" if reasons else None
 
     def _next_step(self) -> str:
+        """What to do after `stop`."""
         has_checkpoint = self._is_resumed or self._progress.saved_step is not None
         resume = " to resume from the newest finite checkpoint" if has_checkpoint else ""
         return (
@@ -177,5 +180,6 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
     leaves = enumerate(pytree.tree_leaves(batch))
     return {str(number): leaf for number, leaf in leaves if isinstance(leaf, Tensor)}

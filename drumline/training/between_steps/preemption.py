@@ -163,6 +163,7 @@ class StopGroup:
         return any(state_of(pid) in EXITED for pid in self.local_pids)
 
     def request(self, cause: dict[str, Any], *, in_a_hurry: bool) -> None:
+        """Ask all ranks to stop; where nodes may leave, first say only that this node was asked."""
         if len(self.nodes) > 1:
             self.store.set(self.own_node, json.dumps(cause))
         else:
@@ -220,6 +221,7 @@ class StopRequestWatcher:
             self._request()
 
     def take_notice(self, notice: str) -> None:
+        """A notice says that the machine will be reclaimed."""
         if not self.reason:
             self.reason = {"signal": notice, "time": time.time()}
             self._request()
@@ -227,6 +229,7 @@ class StopRequestWatcher:
     # The thread
 
     def run(self) -> None:
+        """Until `close`: wait for signals, and handle what has happened."""
         assert self.pipe is not None
         timeout = POLL_S
         while not self.is_closed:
@@ -241,10 +244,12 @@ class StopRequestWatcher:
         return self._with_store(self._tick)
 
     def _take_events(self) -> None:
+        """Call what the main thread has queued."""
         while not self.events.empty():
             self.events.get()()
 
     def _receive(self, number: int) -> None:
+        """The first signal asks the run to stop; a second SIGTERM ends this rank."""
         now = time.monotonic()
         if self.is_saved or self.is_closed:
             return
@@ -254,6 +259,7 @@ class StopRequestWatcher:
                 # Safe at any moment: a checkpoint is complete or does not exist.
                 os._exit(128 + number)
             return
+
         self.first_signal = number
         self.received_at = now
         name = signal.Signals(number).name
@@ -261,17 +267,20 @@ class StopRequestWatcher:
         if self._is_joined:
             self._request()
             return
+
         if self.prints:
             print_message(BEFORE_FIRST_STEP.format(name))
         os._exit(ExitCode.PREEMPTED)
 
     def _request(self) -> None:
+        """Pass on that this rank was asked to stop."""
         if self._group is None:
             self.is_asked_alone = True
         else:
             self._with_store(self._request_vote)
 
     def _request_vote(self) -> None:
+        """Ask the group, unless it is already ending."""
         group = self._group
         assert group is not None
         is_left = self.is_between_groups
@@ -284,6 +293,7 @@ class StopRequestWatcher:
             group.request({**self.reason, **self.place}, in_a_hurry=self.is_sigterm)
 
     def _tick(self) -> bool:
+        """Do this rank's part of the vote. True: more is due soon."""
         group = self._group
         if group is None or self.is_between_groups or self.is_closed:
             return False
@@ -326,6 +336,7 @@ class StopRequestWatcher:
             log.warning(NOTICE_IGNORED.format(**cause, who=named_ranks(vote.missing_ranks())))
 
     def _with_store(self, action: Callable[[], bool | None]) -> bool:
+        """Run an action that uses the store, which is lost when its process exits."""
         try:
             return bool(action())
         except (dist.DistError, RuntimeError):  # the process with the store has exited
@@ -338,6 +349,7 @@ class StopRequestWatcher:
             return False
 
     def _give_up(self) -> None:
+        """The group cannot stop together: exit without a save if a signal asked for that."""
         self._take_events()  # the run may have ended meanwhile
         if self.first_signal is not None and not self.is_saved and not self.is_closed:
             self._exit(128 + self.first_signal)
@@ -421,6 +433,7 @@ class Preemption:
         self._set("is_writing", is_writing)
 
     def _set(self, name: str, value: Any) -> None:
+        """Set an attribute of the watcher, in its thread."""
         self.watcher.events.put(partial(setattr, self.watcher, name, value))
 
     def time_left_s(self) -> float:
@@ -495,6 +508,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
             context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n"
         )
         note_saved(preemption.environment)  # the other ranks know only after the barrier
+
     context.reporter.report(
         "preempted",
         step=step,
@@ -565,6 +579,7 @@ def make_probe(notice: str) -> tuple[Probe, float]:
             return f"{notice}: {_in_a_line(str(reason))}" if reason else None
 
         return ask, 5.0
+
     # Often: checking for a file is cheap, and some scripts give only seconds.
     path = Path(notice)
     return lambda: f"a notice at {path}" if path.exists() else None, 1.0
@@ -613,6 +628,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _in_a_line(text: str) -> str:
+    """The text without line breaks and control characters, and not too long."""
     printable = (letter if letter.isprintable() else " " for letter in text)
     line = " ".join("".join(printable).split())
     return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."

@@ -97,6 +97,7 @@ class Saver(Periodic):
             from drumline.training.between_steps.mirroring import make_mirror  # few runs need it
 
             self._mirror = make_mirror(context, self._settings.mirror)
+
         self.writer = CheckpointWriter(
             self._root, WritingRank(ddp.rank, ddp.host), ddp.device, publish=self._publish
         )
@@ -124,6 +125,7 @@ class Saver(Periodic):
             self.writer.choose_writers(
                 who, ddp.connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
             )
+
         self.writer.rehearse()
         if self._mirror is not None:
             self._mirror.start()  # what an earlier start could not upload
@@ -165,10 +167,12 @@ class Saver(Periodic):
             skips = not is_best(
                 self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
             )
+
         if skips:
             self._context.note(
                 f"skipped the save of step {step}: step {self.writer.step} is still being written"
             )
+
         return bool(broadcast_json(skips))
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
@@ -242,6 +246,7 @@ class Saver(Periodic):
                 self._finish_mirror(is_failed=error is not None)
 
     def _finish_mirror(self, *, is_failed: bool) -> None:
+        """Wait for the uploads; for a short time only after a failure, which is to be reported."""
         if self._mirror is not None:
             self._job.heartbeat.mark(Phase.SAVE)
             wait_s = self._settings.mirror_wait_s
@@ -310,6 +315,7 @@ class LedgerFile:
             self._write_unsaved(before, progress.step)
             if lost := lost_steps(before, progress.step):
                 record["lost"] = lost
+
         self._write(record)
 
     def _write_unsaved(self, before: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -366,6 +372,7 @@ class LedgerFile:
             self._lines.close()
 
     def _write(self, record: dict[str, Any]) -> None:
+        """Append a line on rank 0, after those that could not be written before."""
         if self._path is None:
             return
         self._waiting.append(json.dumps(record, separators=(",", ":")))
@@ -446,6 +453,7 @@ def capture_run(
         document["stop_asked"] = hooks.pending_reason()
         document["stopped"] = progress.stopped
         document["metrics"] = progress.metrics
+
     snapshot = live_state(job, hooks, document)  # on every rank: a hook's may be collective
     if not is_writer:
         return None
@@ -488,4 +496,5 @@ def _gather_rank_states(job: Job) -> Snapshot:
         gathered.documents[file], tensors_by_rank = gather_states(encoded, tensors)
         if tensors_by_rank:
             gathered.tensors[file] = tensors_by_rank
+
     return gathered

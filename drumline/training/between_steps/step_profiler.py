@@ -105,6 +105,7 @@ def phases_of(context: RunContext) -> dict[CodeType | None, str]:
 
 
 def job_facts(context: RunContext) -> JobFacts:
+    """What a profile records about the run."""
     config = context.config
     job = context.job
     throughput = context.throughput

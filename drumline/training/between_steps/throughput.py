@@ -79,6 +79,7 @@ def count_flops(
                 gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
+
     leaves_out = any(gradient is None for gradient in gradients)
     if leaves_out and any(issubclass(type(node), BackwardCFunction) for node in graph(total)):
         raise RuntimeError("a backward pass in Python may reach more parameters")
@@ -90,6 +91,7 @@ def count_flops(
         arithmetic = "tf32" if allowed.allow_tf32 else "float32"
     else:
         arithmetic = str(dtype).removeprefix("torch.")
+
     return ModelFlops(
         total=flops.total(), num_samples=num_samples, num_tokens=num_tokens, arithmetic=arithmetic
     )
@@ -133,10 +135,12 @@ def _product(left: int) -> tuple[str, Callable[[Any, Any], int]]:
 
 
 def _convolution(inputs: Tensor, weight: Tensor, outputs: Tensor, is_transposed: bool) -> int:
+    """The FLOPs of one; of a transposed one the inputs are the larger side."""
     return 2 * (inputs if is_transposed else outputs).numel() * math.prod(weight.shape[1:])
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """The FLOPs of one: queries by keys, then weights by values."""
     return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
@@ -214,6 +218,7 @@ class _Interval(NamedTuple):
         return part._replace(exposed_s=exposed_s, measured_s=measured_s)
 
     def plus(self, following: _Interval) -> _Interval:
+        """Both parts together."""
         return _Interval(*map(operator.add, self, following))
 
 
@@ -242,9 +247,11 @@ class Throughput:
         self._steady = _Interval()
 
     def start(self) -> None:
+        """Time counts from now on."""
         self._started = time.perf_counter()
 
     def stop(self) -> None:
+        """Time does not count until `start`."""
         if self._started is not None:
             self.seconds += time.perf_counter() - self._started
             self._started = None
@@ -304,9 +311,11 @@ class Throughput:
 
     @property
     def _usual(self) -> _Interval:
+        """The steady laps, if there are any."""
         return self._steady if self._steady.steps else self._whole
 
     def _speed(self, interval: _Interval) -> Speed:
+        """The rates in this interval."""
         seconds = max(interval.seconds, 1e-9)
         samples = interval.samples
         tokens = interval.tokens
@@ -316,6 +325,7 @@ class Throughput:
             flops = self.model_flops.of(samples=samples, tokens=tokens or None)
             tflop_per_s = flops / seconds / 1e12
             mfu = tflop_per_s / self.peak_tflop_per_s if self.peak_tflop_per_s else None
+
         data_share = interval.waited_s / seconds
         communication_share = None
         if interval.measured_s:
@@ -370,6 +380,7 @@ class ExposedCommunication:
         if iteration != self._newest_iteration:
             self._newest_iteration = iteration
             self._newest_step = step
+
         # The first passes are those of the warm-up.
         is_recent = iteration > 2 and step - self._newest_step <= self.LONGEST
         if not is_recent or not sent_ns or self._job.ddp.world_size == 1:

@@ -65,6 +65,7 @@ class TracedStep:
         self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
 
     def write(self, kind: str, **fields: Any) -> None:
+        """Add a line, with the number of steps done."""
         with writing_to(self._path, instead=WITHOUT):
             self._log({"kind": kind, "step": self._progress.step, **fields})
 
@@ -108,6 +109,7 @@ class TracedStep:
         for tensors in state.tensors.values():
             for name, tensor in tensors.items():
                 hashes[name] = hash_tensor(whole(tensor))
+
         if not job.ddp.is_main_process():  # it has sent its shards
             return {}
 
@@ -131,6 +133,7 @@ def hash_tensor(tensor: Tensor) -> str:
 
 
 def hash_json(document: Any) -> str:
+    """The hash of a document, whatever the order of its keys."""
     return blake3(json.dumps(document, sort_keys=True).encode()).hexdigest(NUM_BYTES)
 
 
@@ -148,6 +151,7 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
                 _add(sample.update(place.encode()), row)
         else:
             _add(rest.update(place.encode()), tensor)
+
     return [sample.hexdigest(NUM_BYTES) for sample in samples], rest.hexdigest(NUM_BYTES)
 
 
@@ -171,11 +175,13 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
         is_plain |= isinstance(value, int | float | None)
         yield place, value if is_plain else type(value).__name__
         return
+
     for name, item in items.items():
         yield from _leaves(item, f"{place}[{name!r}]", (*above, id(value)))
 
 
 def _add(digest: blake3, tensor: Tensor) -> blake3:
+    """Add a tensor's type, shape and bits to the hash."""
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
