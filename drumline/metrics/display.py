@@ -7,7 +7,6 @@ Errors are not shown here.
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 import time
 from collections.abc import Mapping
@@ -93,9 +92,12 @@ class PlainDisplay(Display):
         if event["time"] - self._last_train_time < _SECONDS_BETWEEN_STEPS:
             return
         self._last_train_time = event["time"]
-        loss = f"loss {number_text(event['loss'])}"
-        left = f"{clock(event['seconds_left'])} left"
-        parts = [step_of(event, self.total_steps), loss, *rates(event), left]
+        parts = [
+            step_of(event, self.total_steps),
+            f"loss {number_text(event['loss'])}",
+            *rates(event),
+            f"{clock(event['seconds_left'])} left",
+        ]
         self.show_line(event, "   ".join(parts))
 
     def show_evaluation(self, event: Event) -> None:
@@ -112,8 +114,8 @@ class PlainDisplay(Display):
     def _show_page(self, page: Page) -> None:
         lines = [page.heading]
         lines += [f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows]
-        for label, command in page.commands:
-            lines += [f"  {label}", *wrap_command(command, width=80, indent="    ")]
+        for label, command in page.commands.items():
+            lines += [f"  {label}", f"    {command}"]
         show_lines(lines, stream=self._stream)
 
 
@@ -122,7 +124,7 @@ class Page(NamedTuple):
 
     heading: str
     rows: list[tuple[str, str]]
-    commands: list[tuple[str, str]]
+    commands: dict[str, str]
 
 
 def opening_page(event: Event) -> Page:
@@ -138,18 +140,20 @@ def opening_page(event: Event) -> Page:
         ("run folder", str(event["run"])),
     ]
     ranks = plural(event["world_size"], "rank")
-    device = ", ".join(name for name in (event["device"], event["backend"]) if name)
-    return Page(f"{event['task']} on {ranks} ({device})", rows, [])
+    device = ", ".join(filter(None, [event["device"], event["backend"]]))
+    return Page(f"{event['task']} on {ranks} ({device})", rows, {})
 
 
 def _samples(event: Event) -> str:
     """A stream has no number of samples."""
     training = event["train_samples"]
-    evaluation = event["eval_samples"]
     data = "a stream" if training is None else f"{training:,} samples"
     data += " for training"
-    if evaluation != 0:
-        data += f", {'a stream' if evaluation is None else f'{evaluation:,}'} for evaluation"
+    evaluation = event["eval_samples"]
+    if evaluation is None:
+        data += ", a stream for evaluation"
+    elif evaluation > 0:
+        data += f", {evaluation:,} for evaluation"
     return data
 
 
@@ -174,34 +178,36 @@ def _peak_rate(event: Event) -> str:
 
 
 def closing_page(event: Event) -> Page:
-    rows = [
-        (name, metric_text(name, value)) for name, value in metrics_of(event["metrics"]).items()
-    ]
+    metrics = metrics_of(event["metrics"])
+    rows = [(name, metric_text(name, value)) for name, value in metrics.items()]
     if event["samples_per_s"] > 0:  # a finished run that was started again took no step
         rows.append(("speed", ", ".join(speeds(event))))
     if event.get("start_s") is not None:
-        rows.append(
-            ("start", f"{duration(event['start_s'])} to the first step, not part of the speed")
-        )
-    if event.get("data_share", 0.0) >= _MIN_SHARE:
-        rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
-    if (event.get("communication_share") or 0.0) >= _MIN_SHARE:
-        rows.append(("exposed", f"communication {event['communication_share']:.0%} of the time"))
-    if event.get("checkpoint_pause_s"):
-        rows.append(("saves", f"paused training {duration(event['checkpoint_pause_s'])} in all"))
+        start = duration(event["start_s"])
+        rows.append(("start", f"{start} to the first step, not part of the speed"))
+
+    data_share = event.get("data_share", 0.0)
+    if data_share >= _MIN_SHARE:
+        rows.append(("waiting", f"for data {data_share:.0%} of the time"))
+    communication_share = event.get("communication_share") or 0.0
+    if communication_share >= _MIN_SHARE:
+        rows.append(("exposed", f"communication {communication_share:.0%} of the time"))
+    if pause_s := event.get("checkpoint_pause_s"):
+        rows.append(("saves", f"paused training {duration(pause_s)} in all"))
+
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     if event.get("stopped"):
         rows.append(("stopped", str(event["stopped"])))
     rows += [("straggler", message) for message in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
-    commands = []
-    if event.get("resume_command"):
-        commands.append(("to resume", event["resume_command"]))
-    if event.get("two_node_command"):
-        commands.append(("on two nodes", event["two_node_command"]))
+
+    commands = {
+        "to resume": event.get("resume_command"),
+        "on two nodes": event.get("two_node_command"),
+    }
     heading = f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}"
-    return Page(heading, rows, commands)
+    return Page(heading, rows, {label: command for label, command in commands.items() if command})
 
 
 def event_line(event: Event) -> str | None:
@@ -227,9 +233,10 @@ def event_line(event: Event) -> str | None:
 def _first_step_line(event: Event) -> str:
     since = "the command" if event["since"] == "command" else "this rank began"
     total = event["seconds"]
-    # Parts below 1% are left out.
     parts = [
-        f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= total / 100
+        f"{name} {duration(seconds)}"
+        for name, seconds in event["parts"].items()
+        if seconds >= total / 100
     ]
     return f"first step {duration(total)} after {since}: {', '.join(parts)}"
 
@@ -243,7 +250,7 @@ def _checkpoint_line(event: Event) -> str:
 
 
 def _preempted_line(event: Event) -> str:
-    notice = event["signal"]
+    notice = event["signal"]  # or the text of a spot notice
     rank = f"rank {event['about_rank']} on {event['about_host']}"
     cause = f"{notice} to {rank}" if notice.startswith("SIG") else f"{notice} (seen by {rank})"
     return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
@@ -263,16 +270,23 @@ def _recovered_line(event: Event) -> str:
 def logged_line(event: Event) -> str:
     """`step 40: distance 0.1234`, of text the beginning, of an image its file."""
     value = event.get("value", event.get("path"))
-    if isinstance(value, float):
-        shown_value = number_text(value)
-    else:
-        shown_value = textwrap.shorten(str(value), 100, placeholder="...")
-    return f"step {event['step']}: {event['name']} {shown_value}"
+    text = number_text(value) if isinstance(value, float) else str(value)
+    short_text = textwrap.shorten(text, 100, placeholder="...")
+    return f"step {event['step']}: {event['name']} {short_text}"
 
 
 def evaluation_line(event: Event, epochs: int | None) -> str:
-    parts = [f"{name} {metric_text(name, value)}" for name, value in metrics_of(event).items()]
-    return "   ".join([epoch_of(event, epochs), *parts, f"in {duration(event['seconds'])}"])
+    parts = [
+        epoch_of(event, epochs),
+        *metric_parts(event),
+        f"in {duration(event['seconds'])}",
+    ]
+    return "   ".join(parts)
+
+
+def metric_parts(event: Event) -> list[str]:
+    """`loss 0.5000`, `accuracy 90.00%`."""
+    return [f"{name} {metric_text(name, value)}" for name, value in metrics_of(event).items()]
 
 
 def step_of(event: Event, total_steps: int) -> str:
@@ -290,14 +304,10 @@ def epoch_of(event: Event, epochs: int | None) -> str:
 def rates(event: Event) -> list[str]:
     """`lr 0.0983`, the speeds and, where it matters, `waits for data 12%`, from a `train` event."""
     shares = {
-        "waits for data": event.get("data_share"),
-        "exposed communication": event.get("communication_share"),
+        "waits for data": event.get("data_share") or 0.0,
+        "exposed communication": event.get("communication_share") or 0.0,
     }
-    waits = [
-        f"{label} {share:.0%}"
-        for label, share in shares.items()
-        if share is not None and share >= _MIN_SHARE
-    ]
+    waits = [f"{label} {share:.0%}" for label, share in shares.items() if share >= _MIN_SHARE]
     return [f"lr {event['lr']:.3g}", *speeds(event), *waits]
 
 
@@ -305,11 +315,16 @@ def speeds(event: Event) -> list[str]:
     """`8,123 samples/s`, `1,039,744 tokens/s`, `412 TFLOP/s`, `MFU 41.7%`, as far as they are
     known."""
     parts = [speed(event["samples_per_s"])]
-    if (tokens := event.get("tokens_per_s")) is not None:
+    tokens = event.get("tokens_per_s")
+    if tokens is not None:
         parts.append(speed(tokens, "tokens/s"))
-    if (tflops := event.get("tflop_per_s")) is not None:
+
+    tflops = event.get("tflop_per_s")
+    if tflops is not None:
         parts.append(f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.3g} GFLOP/s")
-    if (mfu := event.get("mfu")) is not None:
+
+    mfu = event.get("mfu")
+    if mfu is not None:
         parts.append(f"MFU {mfu:.1%}")
     return parts
 
@@ -339,19 +354,3 @@ def number_text(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:#.3g}"
-
-
-def wrap_command(command: str, *, width: int, indent: str) -> list[str]:
-    """Lines of a shell command that fit the width and can be pasted; no word is split."""
-    lines: list[str] = []
-    for command_line in command.splitlines():
-        # A word may have quoted pieces with blanks; each option stays with its value.
-        words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", command_line)
-        line = indent
-        for option in re.split(r"\0(?=-)", "\0".join(words)):
-            if line.strip() and len(line) + len(option) + 2 > width:
-                lines.append(line + "\\")
-                line = indent + "  "
-            line += option.replace("\0", " ") + " "
-        lines.append(line.rstrip())
-    return lines

@@ -24,9 +24,14 @@ from drumline.runs.events import Event
 _SECONDS_BETWEEN_DRAWS = 0.1
 _MARGIN = " "
 _STYLES = {
-    "resume": "cyan", "recovered": "cyan", "first_step": "dim", "warning": "yellow", "straggler": "yellow",
-    "stall": "yellow", "preempted": "yellow",
-}  # fmt: skip
+    "resume": "cyan",
+    "recovered": "cyan",
+    "first_step": "dim",
+    "warning": "yellow",
+    "straggler": "yellow",
+    "stall": "yellow",
+    "preempted": "yellow",
+}
 
 
 class LiveDisplay(Display):
@@ -94,39 +99,35 @@ class LiveDisplay(Display):
         for label, value in page.rows:
             table.add_row(Text(f"{_MARGIN}  {one_line(label):<10}", "dim"), one_line(value))
         self._console.print(table)
-        for label, command in page.commands:
+        for label, command in page.commands.items():
             self._console.print()
             self._print(Text(f"  {label}", "dim"))
-            width = self._console.width
-            for line in display.wrap_command(command, width=width, indent=f"{_MARGIN}    "):
-                self._console.print(Text(line, "cyan"), soft_wrap=True)
+            self._console.print(Text(f"{_MARGIN}    {command}", "cyan"), soft_wrap=True)
         self._console.print()
 
     def _bottom(self) -> RenderableType:
         event = self._train
         if event is None:
             return Text()
+        epoch = display.epoch_of(event, self.epochs)
+        step = display.step_of(event, self.total_steps)
+        progress = ProgressBar(
+            self.total_steps,
+            event["step"],
+            complete_style="cyan",
+            finished_style="cyan",
+        )
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        bar.add_row(
-            _MARGIN + display.epoch_of(event, self.epochs),
-            ProgressBar(
-                self.total_steps, event["step"], complete_style="cyan", finished_style="cyan"
-            ),
-            f"{display.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
-        )
+        bar.add_row(_MARGIN + epoch, progress, f"{step}  {clock(event['seconds_left'])} left")
         # The last line is empty and has the cursor, so that the output of another rank starts on a
         # new line.
         return Group(Text(), bar, self._numbers(event), Text())
 
     def _numbers(self, event: Event) -> Text:
-        parts = [
-            f"{name} {display.metric_text(name, value)}"
-            for name, value in display.metrics_of(event).items()
-        ]
-        parts += display.rates(event)
+        parts = [*display.metric_parts(event), *display.rates(event)]
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
         line = one_line(_MARGIN + "   ".join(parts))

@@ -30,7 +30,9 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
     if array.ndim == 0:
         number = float(array) if array.dtype.kind == "f" else int(array)
         return {"name": name, "type": "scalar", "value": number}
-    path = Path(MEDIA) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{step:08d}.png"
+
+    file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    path = Path(MEDIA) / f"{file_name}-{step:08d}.png"
     content = encode_png(_as_pixels(name, array))
     make_own_folder(folder / MEDIA)
     replace_bytes(folder / path, content)
@@ -40,39 +42,55 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
 def encode_png(pixels: np.ndarray[Any, Any]) -> bytes:
     """A PNG file of bytes: HxW in grey, HxWx3 in colour."""
     height, width = pixels.shape[:2]
+    colour_type = 2 if pixels.ndim == 3 else 0
+    header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
+
     # Each row begins with the number of its filter: 0 is none.
     rows = np.zeros((height, 1 + pixels[0].size), np.uint8)
     rows[:, 1:] = pixels.reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
+
+    png = b"\x89PNG\r\n\x1a\n"
+    png += _png_chunk(b"IHDR", header)
+    png += _png_chunk(b"IDAT", zlib.compress(rows.tobytes()))
+    return png + _png_chunk(b"IEND", b"")
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    length = struct.pack(">I", len(data))
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return length + kind + data + checksum
 
 
 def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, Tensor):
-        plain = value.detach().cpu()
-        # numpy has no bfloat16.
-        value = plain.float().numpy() if plain.is_floating_point() else plain.numpy()
-    is_known = isinstance(value, bool | int | float | np.generic | np.ndarray)
-    array = np.asarray(value) if is_known else None
-    if array is None or array.dtype.kind not in "biuf":
-        raise UsageError(
-            f"{name} cannot be logged: it is a {type(value).__name__}", next_step=_NEXT_STEP
-        )
-    return array
+        value = value.detach().cpu()
+        if value.is_floating_point():  # numpy has no bfloat16
+            value = value.float()
+        value = value.numpy()
+    if isinstance(value, int | float | np.generic | np.ndarray):
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return array
+    raise UsageError(
+        f"{name} cannot be logged: it is a {type(value).__name__}",
+        next_step=_NEXT_STEP,
+    )
 
 
 def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """HxW or HxWx3 in bytes."""
     pixels = image
     if image.ndim == 3 and image.shape[0] in (1, 3):  # as torch has it: the channels first
         pixels = image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
-    is_image = pixels.size > 0 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3))
-    if not is_image or (pixels.dtype != np.uint8 and pixels.dtype.kind != "f"):
+
+    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
+    is_float = pixels.dtype.kind == "f"
+    if pixels.size == 0 or not is_image or not (is_float or pixels.dtype == np.uint8):
         shape = f"an array of {list(image.shape)} in {image.dtype}"
         raise UsageError(f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP)
-    if pixels.dtype.kind == "f":
-        pixels = (np.nan_to_num(pixels).clip(0.0, 1.0) * 255.0).round().astype(np.uint8)
+
+    if not is_float:
+        return pixels
+    fractions = np.nan_to_num(pixels).clip(0.0, 1.0)
+    pixels = (fractions * 255.0).round().astype(np.uint8)
     return pixels

@@ -40,11 +40,10 @@ class MLflow:
     def open(self, run: str, *, resume_step: int) -> str:
         if not self._run:
             self._begin(run)
-        missing = [
-            self._mlflow.entities.Param(name, str(value))
-            for name, value in self._config.items()
-            if name not in self._params
-        ]
+        missing = []
+        for name, value in self._config.items():
+            if name not in self._params:
+                missing.append(self._mlflow.entities.Param(name, str(value)))
         for batch in _batches(missing, _MAX_PARAMS):
             self._client.log_batch(self._run, params=batch, synchronous=True)
         return f"run {self._run}"
@@ -72,26 +71,33 @@ class MLflow:
         return step in self._steps[name]
 
     def write(self, records: Sequence[Record]) -> None:
-        metrics = [
-            self._mlflow.entities.Metric(
-                _allowed(name), value, int(record.time * 1000), record.step
-            )
-            for record in records
-            for name, value in record.numbers.items()
-        ]
+        metrics = []
+        for record in records:
+            milliseconds = int(record.time * 1000)
+            for name, value in record.values.items():
+                if isinstance(value, float):
+                    metric = self._mlflow.entities.Metric(
+                        _allowed(name),
+                        value,
+                        milliseconds,
+                        record.step,
+                    )
+                    metrics.append(metric)
         for batch in _batches(metrics, _MAX_METRICS):
             self._client.log_batch(self._run, metrics=batch, synchronous=True)
         for record in records:
-            for name in self._steps.keys() & record.numbers.keys():
-                self._steps[name].add(record.step)
             self._write_artifacts(record)
+            for name in self._steps.keys() & record.values.keys():
+                self._steps[name].add(record.step)
 
     def _write_artifacts(self, record: Record) -> None:
-        for path in record.images.values():
-            self._client.log_artifact(self._run, str(path), _MEDIA)
-        for name, text in record.texts.items():
-            file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{record.step:08d}.txt"
-            self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
+        for name, value in record.values.items():
+            if isinstance(value, Path):
+                self._client.log_artifact(self._run, str(value), _MEDIA)
+            elif isinstance(value, str):
+                file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+                file = f"{_MEDIA}/{file_name}-{record.step:08d}.txt"
+                self._client.log_text(self._run, value, file)
 
     def close(self, outcome: Outcome) -> None:
         self._mlflow.end_run(_STATUS[outcome])

@@ -35,13 +35,14 @@ class TensorBoard:
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             stamp = {"global_step": record.step, "walltime": record.time}
-            for name, value in record.numbers.items():
-                self._writer.add_scalar(name, value, **stamp)
-            for name, text in record.texts.items():
-                self._writer.add_text(name, text, **stamp)
-            for name, path in record.images.items():
-                image = _image_summary(name, path.read_bytes())
-                self._writer.file_writer.add_summary(image, **stamp)
+            for name, value in record.values.items():
+                if isinstance(value, Path):
+                    image = _image_summary(name, value.read_bytes())
+                    self._writer.file_writer.add_summary(image, **stamp)
+                elif isinstance(value, str):
+                    self._writer.add_text(name, value, **stamp)
+                else:
+                    self._writer.add_scalar(name, value, **stamp)
         self._writer.flush()  # so that a kill loses nothing of it
 
     def close(self, outcome: Outcome) -> None:
@@ -53,5 +54,10 @@ def _image_summary(name: str, png: bytes) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     width, height = struct.unpack(">II", png[16:24])
-    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+    image = Summary.Image(
+        height=height,
+        width=width,
+        colorspace=3,
+        encoded_image_string=png,
+    )
     return Summary(value=[Summary.Value(tag=name, image=image)])

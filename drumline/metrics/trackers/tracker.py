@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from drumline.base.errors import MissingExtraError
 from drumline.metrics.logged import MEDIA
 from drumline.runs.events import STAMP, Event, read_events
 
-T = TypeVar("T")
 Outcome = Literal["finished", "preempted", "failed"]
 RECORDED = ("train", "evaluation", "logged")
 """The kinds of events that trackers show."""
@@ -32,25 +31,8 @@ class Record:
 
     step: int
     time: float
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    images: Mapping[str, Path] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-    def without(self, has: Callable[[str, int], bool]) -> Record:
-        """What of it a tracker does not have yet."""
-
-        def missing(values: Mapping[str, T]) -> dict[str, T]:
-            return {name: value for name, value in values.items() if not has(name, self.step)}
-
-        return replace(
-            self,
-            numbers=missing(self.numbers),
-            images=missing(self.images),
-            texts=missing(self.texts),
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers or self.images or self.texts)
+    values: Mapping[str, float | Path | str]
+    """A number, the file of an image, or text."""
 
 
 class Tracker(Protocol):
@@ -89,25 +71,25 @@ def load_package(name: str, *, tracker: str) -> ModuleType:
 def record_of(event: Event, folder: Path) -> Record:
     """The record of an event; empty if trackers do not show it. `folder`: the run's, which paths
     begin at."""
-    record = Record(event["step"], event["time"])
+    values: dict[str, float | Path | str] = {}
     if event["kind"] in ("train", "evaluation"):
-        numbers = {
-            f"{event['kind']}/{name}": float(value)
-            for name, value in event.items()
-            if name not in STAMP and isinstance(value, int | float)
-        }
-        return replace(record, numbers=numbers)
-    if event["kind"] != "logged":
-        return record
+        for name, value in event.items():
+            if name not in STAMP and isinstance(value, int | float):
+                values[f"{event['kind']}/{name}"] = float(value)
+    elif event["kind"] == "logged":
+        values[event["name"]] = _logged_value(event, folder)
+    return Record(event["step"], event["time"], values)
+
+
+def _logged_value(event: Event, folder: Path) -> float | Path | str:
     match event["type"]:
         case "scalar":
-            return replace(record, numbers={event["name"]: float(event["value"])})
+            return float(event["value"])
         case "image":
             # Of an event file that another wrote, no path leads out of the folder.
-            path = folder / MEDIA / Path(event["path"]).name
-            return replace(record, images={event["name"]: path})
+            return folder / MEDIA / Path(event["path"]).name
         case _:
-            return replace(record, texts={event["name"]: str(event["value"])})
+            return str(event["value"])
 
 
 def past_events(path: Path) -> Iterator[Event]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -64,7 +65,9 @@ class Tracking:
         self._outcome: Outcome = "failed"
         self._busy_since: float | None = None
         self._thread = threading.Thread(
-            target=self._work, name=f"{_THREAD}-{tracker.name}", daemon=True
+            target=self._work,
+            name=f"{_THREAD}-{tracker.name}",
+            daemon=True,
         )
         self._thread.start()
 
@@ -170,9 +173,19 @@ class Tracking:
             self._write(batch)
 
     def _write(self, events: Iterable[Event]) -> None:
-        records = (record_of(event, self._folder).without(self._tracker.has) for event in events)
-        if new := [record for record in records if record]:
-            self._tracker.write(new)
+        """What of it the tracker does not have yet."""
+        records = []
+        for event in events:
+            record = record_of(event, self._folder)
+            values = {
+                name: value
+                for name, value in record.values.items()
+                if not self._tracker.has(name, record.step)
+            }
+            if values:
+                records.append(replace(record, values=values))
+        if records:
+            self._tracker.write(records)
 
     def _attempt(self, action: Callable[[], Any]) -> bool:
         self._busy_since = time.monotonic()

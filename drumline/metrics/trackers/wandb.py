@@ -50,12 +50,15 @@ class WeightsAndBiases:
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            images = {name: self._wandb.Image(str(path)) for name, path in record.images.items()}
-            texts = {
-                name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")
-                for name, text in record.texts.items()
-            }
-            self._run.log({**record.numbers, **images, **texts}, step=record.step)
+            values = {name: self._as_wandb(value) for name, value in record.values.items()}
+            self._run.log(values, step=record.step)
+
+    def _as_wandb(self, value: float | Path | str) -> Any:
+        if isinstance(value, Path):
+            return self._wandb.Image(str(value))
+        if isinstance(value, str):
+            return self._wandb.Html(f"<pre>{html.escape(value)}</pre>")
+        return value
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=int(outcome == "failed"))

