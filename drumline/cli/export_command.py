@@ -19,14 +19,13 @@ from drumline.storage.object_store import is_store_url
 ENDING = ".safetensors"
 OWN_FLAGS: FlagTable = {
     "to": (str, "FILE", f"The file to write; its name ends in {ENDING}."),
-    "best": switch("The best checkpoint: the default."),
     **CHECKPOINT_FLAG,
     "ema": switch("The average of the weights that the task's EMA hook kept."),
     "force": switch("Replace FILE and its model card if they exist."),
     **HELP_FLAG,
 }
 HELP = """\
-usage: drumline export RUN [--best | --which last|STEP] [--ema] --to FILE [--force]
+usage: drumline export RUN [--which best|last|STEP] [--ema] --to FILE [--force]
 
 Writes the weights of a checkpoint to one safetensors file, which torch's load_state_dict and transformers read: by the
 names of the model's state_dict, a tied weight under each of its names. A model card of the task, the metrics and the
@@ -48,10 +47,6 @@ def run(argv: Sequence[str]) -> int:
             next_step="write it as in: drumline export runs/digits --to digits.safetensors",
         )
     which = flags.values.get("which", "best")
-    if flags.values.best and which != "best":
-        raise UsageError(
-            f"--best and --which {which} name different checkpoints", next_step="give one of them"
-        )
     to = Path(flags.values.to)
     card = to.with_suffix(".md")
     if to.suffix != ENDING:

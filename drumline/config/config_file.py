@@ -15,9 +15,9 @@ from typing import Any
 
 from drumline.base.errors import did_you_mean
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
-from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, show_value
+from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, flag_text, show_value
 from drumline.config.flags import Layer, Setting, check_layer
-from drumline.config.schema import Config
+from drumline.config.schema import REMOVED, Config
 
 # For a line without leading spaces; neither pattern may match the same spaces in two ways, which
 # would be slow.
@@ -75,6 +75,9 @@ def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> 
         path = f"{section}.{key}"
         if isinstance(value, dict) and path in FIELDS and FIELDS[path].is_table:
             yield from _settings(path, value, lines)
+        elif path in REMOVED:
+            for replacement, replacing_value in REMOVED[path].get(flag_text(value), {}).items():
+                yield Setting(replacement, replacing_value, lines.of(path))
         else:
             yield Setting(path, value, lines.of(path))
 

@@ -451,12 +451,12 @@ class LogConfig:
     """Log the loss after this many optimizer steps; steps in between do not wait for the device."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """How progress is shown; `auto`: a live display on a terminal, plain lines elsewhere."""
-    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = None
+    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = setting(
+        None, other_names=("tensorboard",)
+    )
     """Trackers that show the curves, one run in each for the whole run; each needs the extra of its
     name. Their own variables set them up (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI,
-    MLFLOW_EXPERIMENT_NAME, ...)."""
-    tensorboard: bool = False
-    """The same as `tensorboard` among `log.trackers`: TensorBoard files in RUN/tensorboard."""
+    MLFLOW_EXPERIMENT_NAME, ...). `tensorboard` writes its files to RUN/tensorboard."""
     trace: bool = False
     """Write hashes of every sample and tensor at every step to RUN/trace, to compare two runs bit
     by bit; slow."""
@@ -480,3 +480,10 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     task: Mapping[str, Any] = field(default_factory=dict)
     """The task's own settings by name (`--task.NAME`)."""
+
+
+REMOVED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "log.tensorboard": {"true": {"log.trackers": ["tensorboard"]}, "false": {}},
+}
+"""Settings of earlier versions, which a config.toml may have: by value, the settings that are the
+same today."""

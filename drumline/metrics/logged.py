@@ -89,8 +89,6 @@ def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         shape = f"an array of {list(image.shape)} in {image.dtype}"
         raise UsageError(f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP)
 
-    if not is_float:
-        return pixels
-    fractions = np.nan_to_num(pixels).clip(0.0, 1.0)
-    pixels = (fractions * 255.0).round().astype(np.uint8)
+    if is_float:
+        pixels = (np.nan_to_num(pixels).clip(0.0, 1.0) * 255.0).round().astype(np.uint8)
     return pixels

@@ -117,17 +117,13 @@ def open_reporter(
 
 def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tracking]:
     """The trackers that the settings name, each with a thread of its own."""
-    names = set(config.log.trackers or ())
-    if config.log.tensorboard:
-        names.add("tensorboard")
-
     makers: dict[str, Callable[[], Tracker]] = {
         "wandb": lambda: WeightsAndBiases(folder.path, flat(config)),
         "mlflow": lambda: MLflow(folder.path, flat(config)),
         "tensorboard": lambda: TensorBoard(folder.tensorboard, flat(config)),
     }
     # All packages are there, before a thread starts.
-    trackers = [makers[name]() for name in sorted(names)]
+    trackers = [makers[name]() for name in dict.fromkeys(config.log.trackers or ())]
     return [
         Tracking(
             tracker,

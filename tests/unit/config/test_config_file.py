@@ -34,6 +34,19 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "trackers"),
+    [("true", ("tensorboard",)), ("false", None), ("[1]", None)],
+)
+def test_a_setting_of_an_earlier_version_is_read_as_what_it_is_today(
+    file: Path, value: str, trackers: object
+) -> None:
+    file.write_text(f'[log]\ntrackers = "none"\ntensorboard = {value}\n')
+    layer = read_config_file(file)
+    assert layer.problems == ()
+    assert layer.settings["log.trackers"].value == trackers
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("[optim]\n# slow\nlr = -1.0\n", "run.toml:3: optim.lr = -1.0 must be above 0"),

@@ -146,7 +146,6 @@ EXPECTED = {
     "log.every_steps": NO_EFFECT,
     "log.display": NO_EFFECT,
     "log.trackers": NO_EFFECT,
-    "log.tensorboard": NO_EFFECT,
     "log.trace": NO_EFFECT,
     "log.profile": NO_EFFECT,
 }

@@ -143,7 +143,7 @@ def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(tmp_pat
         ("--procs=4 digits --run x", "--run x"),
         ("--run digits digits", "--run digits"),
         ("--optim.lr=0.1 digits --run digits", "--optim.lr=0.1 --run digits"),
-        ("--log.tensorboard digits", "--log.tensorboard"),
+        ("--log.trace digits", "--log.trace"),
     ],
 )
 def test_on_two_nodes_the_launcher_has_its_flags_before_the_task(words: str, rest: str) -> None:
