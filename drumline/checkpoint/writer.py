@@ -30,16 +30,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError, log
-from drumline.base.untrusted import flush_folder
+from drumline.base.untrusted import flush_folder, from_json
 from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.shard_files import (
     SHARDS_FILE,
@@ -644,7 +645,7 @@ class Collector:
                 next_step="build the same model and optimizer on every rank",
             )
 
-        return {name: FileRecord(**record) for name, record in reply["files"].items()}
+        return from_json(dict[str, FileRecord], reply["files"])
 
     def _check_file(self, path: Path, record: FileRecord, writer: WritingRank) -> None:
         if not _becomes_true(SEEN_S, lambda: path.is_file() and path.stat().st_size == record.size):
@@ -681,7 +682,7 @@ def write_own_part(
         try:
             files = store.write_tensors(partial, tensors, stream)
             flush_folder(partial)
-            reply["files"] = {name: asdict(record) for name, record in files.items()}
+            reply["files"] = msgspec.to_builtins(files)
         except OSError as error:
             reply["failure"] = list(catalog.explain_os_error(error, folder=root))
         except Exception as error:

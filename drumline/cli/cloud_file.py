@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from drumline.base.errors import UsageError
 from drumline.base.text import print_message
@@ -28,7 +27,7 @@ from drumline.launch.aws.own_wheels import EXTRAS, build_wheel
 from drumline.launch.hosts import least_nodes
 
 WHEELS = Path("drumline-wheels")
-Format = Literal["skypilot", "parallelcluster"]
+FORMATS = ("skypilot", "parallelcluster")
 ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9-]*(:[1-9][0-9]*)?")
 _OF_BOTH = (
     "config",

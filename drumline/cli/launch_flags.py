@@ -6,10 +6,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
-from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
+from drumline.cli.cloud_file import FORMATS, OF_FILES, wrong_for_file
 from drumline.cli.command_line import HELP_FLAG, misplaced
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable, FlagValues, switch
@@ -21,6 +21,7 @@ from drumline.config.schema import (
     NotNegative,
     Port,
     Positive,
+    SwitchOr,
     profiled_steps,
 )
 from drumline.launch.hosts import wrong_counts
@@ -56,7 +57,7 @@ ANYWHERE: FlagTable = {
         f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}].",
     ),
     "print": (
-        bool | Format,
+        Annotated[bool | str, SwitchOr("skypilot | parallelcluster", "|".join(FORMATS))],
         "[skypilot | parallelcluster]",
         "Start nothing: show the torchrun line of each node, or the batch file; or write a file for SkyPilot or AWS "
         "ParallelCluster.",

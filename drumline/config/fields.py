@@ -26,8 +26,8 @@ from drumline.config.schema import (
     Bounds,
     Config,
     OrClass,
-    OrEvery,
     SettingScope,
+    SwitchOr,
 )
 
 
@@ -176,8 +176,8 @@ def from_value(annotation: Any, value: Any) -> Any:
     if kind is Annotated and isinstance(arguments[1], OrClass):
         is_class = isinstance(value, str) and bool(re.search(r"[.:]", value))
         return from_value(str, value) if is_class else _choice(arguments[1].choices, value)
-    if kind is Annotated and isinstance(arguments[1], OrEvery):
-        return _switch_or_every(value)
+    if form := _switch_form(annotation):
+        return _switch_or_text(form, value)
     if kind is Annotated:
         return _within(arguments[1], from_value(arguments[0], value))
     if is_optional(annotation):
@@ -186,8 +186,7 @@ def from_value(annotation: Any, value: Any) -> Any:
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         return None if is_none else from_value(without_none(annotation), value)
     if kind in UNIONS:
-        choices = _choices_beside_switch(annotation)
-        return _switch_or_choice(choices, value) if choices else _scalar(value)
+        return _scalar(value)
     if kind is Literal:
         return _choice(arguments, value)
     if kind is tuple:
@@ -217,8 +216,8 @@ def describe_type(annotation: Any) -> str:
     arguments = get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return " | ".join(arguments[1].choices)
-    if kind is Annotated and isinstance(arguments[1], OrEvery):
-        return "none | full | every:N"
+    if form := _switch_form(annotation):
+        return form.form
     if kind is Annotated:
         return f"{describe_type(arguments[0])} {_limits(arguments[1])}"
     if is_optional(annotation):
@@ -237,27 +236,21 @@ def describe_type(annotation: Any) -> str:
 def is_switch(annotation: Any, text: str | None = None) -> bool:
     """Whether a flag of this type needs no value: without one it is true. `text`: whether this may
     be its value."""
-    if annotation is bool:
-        return text is None or text.lower() in SWITCHES
-    if choices := _choices_beside_switch(annotation):
-        return text is None or text.lower() in SWITCHES or text in choices
-    if get_origin(annotation) is not Annotated or not isinstance(get_args(annotation)[1], OrEvery):
+    form = _switch_form(annotation)
+    if annotation is not bool and form is None:
         return False
-    with contextlib.suppress(Mismatch):
-        return text is None or _switch_or_every(text) is not None
-    return False
+    if text is None or text.lower() in SWITCHES:
+        return True
+    return form is not None and _text_of(form, text) is not None
 
 
 def is_optional(annotation: Any) -> bool:
     return get_origin(annotation) in UNIONS and NoneType in get_args(annotation)
 
 
-def _choices_beside_switch(annotation: Any) -> tuple[str, ...]:
-    """The words of `bool | Literal[...]`; empty for any other type."""
-    if get_origin(annotation) not in UNIONS or bool not in get_args(annotation):
-        return ()
-    literals = (kind for kind in get_args(annotation) if get_origin(kind) is Literal)
-    return get_args(next(literals, None))
+def _switch_form(annotation: Any) -> SwitchOr | None:
+    metadata = getattr(annotation, "__metadata__", ())
+    return next((form for form in metadata if isinstance(form, SwitchOr)), None)
 
 
 def without_none(annotation: Any) -> Any:
@@ -274,7 +267,7 @@ def _read(annotation: Any, text: str) -> Any:
     arguments = get_args(annotation)
     if is_optional(annotation) and text.lower() == "none":
         return text
-    if kind is Annotated and isinstance(arguments[1], OrEvery):
+    if _switch_form(annotation):
         return text
     if kind is Annotated:
         return _read(arguments[0], text)
@@ -332,11 +325,6 @@ def _choice(choices: tuple[str, ...], value: Any) -> Any:
     raise Mismatch(f"{show_value(value)} is not one of {', '.join(choices)}{hint}")
 
 
-def _switch_or_choice(choices: tuple[str, ...], value: Any) -> Any:
-    text = str(value).lower()
-    return SWITCHES[text] if text in SWITCHES else _choice(choices, value)
-
-
 def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise Mismatch(f"{show_value(value)} is not a list")
@@ -350,14 +338,19 @@ def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         raise Mismatch(f"{show_value(value)}, where {mismatch}") from None
 
 
-def _switch_or_every(value: Any) -> bool | str:
-    text = str(value).lower()
-    switches = {**SWITCHES, "full": True, "none": False}
+def _switch_or_text(form: SwitchOr, value: Any) -> bool | str:
+    chosen = _text_of(form, str(value).lower())
+    if chosen is None:
+        raise Mismatch(f"{show_value(value)} is not {form.form}")
+    return chosen
+
+
+def _text_of(form: SwitchOr, text: str) -> bool | str | None:
+    """None: it is neither true nor false, and has another form."""
+    switches = {**SWITCHES, **form.switches}
     if text in switches:
         return switches[text]
-    if isinstance(value, str) and re.fullmatch(r"every:[1-9]\d{0,8}", text):
-        return text
-    raise Mismatch(f"{show_value(value)} is not none, full or every:N")
+    return text if re.fullmatch(form.pattern, text) else None
 
 
 def _within(bounds: Bounds, value: float) -> float:

@@ -82,8 +82,17 @@ class OrClass:
 
 
 @dataclass(frozen=True)
-class OrEvery:
-    """True (`full`), false (`none`), or `every:N`."""
+class SwitchOr:
+    """True, false, or a text of this form."""
+
+    form: str
+    """As it is shown."""
+    pattern: str
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    """Further words for true and false."""
+
+
+EVERY = SwitchOr("none | full | every:N", r"every:[1-9]\d{0,8}", {"full": True, "none": False})
 
 
 FIRST_PROFILED = 2
@@ -129,7 +138,7 @@ class ModelConfig:
     """gpt: tokens in one sample."""
     dropout: Fraction = setting(0.0, BUILT_IN)
     """Fraction of activations dropped in training."""
-    activation_checkpointing: Annotated[bool | str, OrEvery()] = False
+    activation_checkpointing: Annotated[bool | str, EVERY] = False
     """Compute activations again in the backward pass: less memory, more time. `full`: those of
     every block, `every:N`: of every N-th one. `dist.wrap` names the blocks of a model of your
     own."""

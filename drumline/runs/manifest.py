@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from drumline.base.errors import CheckpointError
@@ -39,8 +40,9 @@ class CorruptCheckpointError(CheckpointError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class FileRecord:
+class FileRecord(msgspec.Struct, frozen=True, rename={"size": "bytes"}):
+    """`bytes` is the name in the file."""
+
     size: int
     blake3: str
 
@@ -56,33 +58,8 @@ class Manifest:
     older version wrote it."""
 
 
-class _File(TypedDict):
-    bytes: int
-    blake3: str
-
-
-class _Document(TypedDict):
-    """The file, without its format and its digest."""
-
-    step: int
-    created: str
-    metrics: Mapping[str, float]
-    non_finite: str | None
-    files: Mapping[str, _File]
-
-
 def render(manifest: Manifest) -> bytes:
-    content = {
-        "format": FORMAT,
-        "step": manifest.step,
-        "created": manifest.created,
-        "metrics": dict(manifest.metrics),
-        "non_finite": manifest.non_finite,
-        "files": {
-            name: {"bytes": record.size, "blake3": record.blake3}
-            for name, record in manifest.files.items()
-        },
-    }
+    content = {"format": FORMAT, **msgspec.to_builtins(manifest)}
     return _to_bytes({**content, "digest": _digest(content)})
 
 
@@ -103,24 +80,15 @@ def parse(raw: bytes) -> Manifest:
         raise ValueError(
             f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
         )
-    # A valid digest does not prove valid types: anyone can compute one. A manifest of an older
-    # version has no `non_finite`.
-    document = from_json(_Document, {"non_finite": None, **content})
-    if not 0 <= document["step"] < 10**MAX_STEP_DIGITS:
-        raise ValueError(f"its step is {document['step']}")
-    records = {}
-    for name, entry in document["files"].items():
+    # A valid digest does not prove valid types: anyone can compute one.
+    manifest = from_json(Manifest, content)
+    if not 0 <= manifest.step < 10**MAX_STEP_DIGITS:
+        raise ValueError(f"its step is {manifest.step}")
+    for name, record in manifest.files.items():
         _check_file_name(name)
-        if entry["bytes"] < 0:
-            raise ValueError(f"the size of {name} is {entry['bytes']}")
-        records[name] = FileRecord(entry["bytes"], entry["blake3"])
-    return Manifest(
-        document["step"],
-        document["created"],
-        {name: float(value) for name, value in document["metrics"].items()},
-        records,
-        document["non_finite"],
-    )
+        if record.size < 0:
+            raise ValueError(f"the size of {name} is {record.size}")
+    return manifest
 
 
 def _check_file_name(name: str) -> None:

@@ -144,7 +144,7 @@ def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_pa
     assert settings["optim"] == {"weight_decay": 0.0, "clip_norm": 0.5, "schedule": "constant"}
     assert settings["train"] == {"epochs": 3, "batch_size": 8, "eval_batch_size": 5}
     assert "log" not in settings
-    assert main(["export", str(trained), "--best", "--ema", "--to", str(to), "--force"]) == 0
+    assert main(["export", str(trained), "--ema", "--to", str(to), "--force"]) == 0
     card = to.with_suffix(".md").read_text()
     assert ", averaged (EMA) |" in card
     assert "which these are not" not in card
@@ -195,8 +195,6 @@ def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     )
     assert "no --to FILE was given" in refusal(run)
     assert "no RUN was given" in refusal()
-    both = refusal(run, "--best", "--which", "last", "--to", str(tmp_path / "a.safetensors"))
-    assert "--best and --which last name different checkpoints\n  try: give one of them" in both
     assert "--optim.lr: is a setting of a run; export takes none" in refusal(
         run, "--optim.lr", "1", "--to", "a"
     )

@@ -62,7 +62,7 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         ),
         (
             ["--model.activation_checkpointing=some"],
-            "--model.activation_checkpointing: 'some' is not none, full or every:N",
+            "--model.activation_checkpointing: 'some' is not none | full | every:N",
         ),
         (
             ["--optim.learning_rate", "1"],

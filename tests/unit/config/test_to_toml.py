@@ -19,7 +19,7 @@ from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, UNIONS
 from drumline.config.resolve import EXCLUSIVE_PAIRS, RULES
-from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, OrEvery, TrainConfig
+from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, SwitchOr, TrainConfig
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import BUILT_IN, ImageClassification, unused_settings
 
@@ -43,7 +43,7 @@ def values_for(annotation: Any) -> st.SearchStrategy[Any]:
     arguments = get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return st.sampled_from(["torch.optim.NAdam", "größe.py:Ä", *arguments[1].choices])
-    if kind is Annotated and isinstance(arguments[1], OrEvery):
+    if kind is Annotated and isinstance(arguments[1], SwitchOr):
         return st.sampled_from([True, False, "every:3"])
     if kind is Annotated:
         return within(arguments[0], arguments[1])
