@@ -61,7 +61,10 @@ UNEXPECTED = "report it as a bug, with the lines above, unless they name somethi
 
 
 class HelpShown(Exception):  # noqa: N818  # no error
-    """The help of a verb was asked for, and is shown: the command has nothing else to do."""
+    """The help of a verb is shown: the command has nothing else to do."""
+
+    def __init__(self, *, is_asked_for: bool = True) -> None:
+        self.exit_code = ExitCode.SUCCESS if is_asked_for else ExitCode.USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except HelpShown:
-        return ExitCode.SUCCESS
+    except HelpShown as shown:
+        return shown.exit_code
     except DrumlineError as error:
         what, *details = error.lines()
         print_message(f"error: {what}", *details)
@@ -83,9 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:
+        what = f"{type(error).__name__}: {error}"
         frames = traceback.format_exc().splitlines()
-        print_message(f"error: {type(error).__name__}: {error}", *frames, f"try: {UNEXPECTED}")
-        _hand_over(f"{type(error).__name__}: {error}", UNEXPECTED, Place(), "\n".join(frames))
+        print_message(f"error: {what}", *frames, f"try: {UNEXPECTED}")
+        _hand_over(what, UNEXPECTED, Place(), "\n".join(frames))
         return ExitCode.TRAINING_FAILED
 
 

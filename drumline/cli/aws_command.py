@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError, did_you_mean
-from drumline.base.text import join_names, plural, print_message, show, show_lines
+from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
+from drumline.base.text import join_names, plural, print_message, show_lines
 from drumline.cli import doctor_command, launch_command
-from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, show_help
+from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, read_subverb, show_help
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
@@ -111,15 +111,10 @@ OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
 
 
 def run(argv: Sequence[str]) -> int:
-    verb, *arguments = argv or ["--help"]
-    if verb in ("-h", "--help"):
-        show("usage: " + "\n       ".join(LINES.values()) + "\n" + ABOUT, end="")
-        return ExitCode.SUCCESS if argv else ExitCode.USAGE
+    overview = "usage: " + "\n       ".join(LINES.values()) + "\n" + ABOUT
+    verb, arguments = read_subverb("aws", argv, LINES, overview)
     if verb == "launch":
         return _launch(arguments)
-    if verb not in GROUPS:
-        what = f"there is no `drumline aws {verb}`; {did_you_mean(verb, [*GROUPS, 'launch'])}"
-        raise UsageError(what, next_step="read drumline aws --help")
     flags = read_command(
         f"aws {verb}",
         arguments,
@@ -188,19 +183,20 @@ def _ask_to_remove(other_owners: Sequence[str], name: str) -> None:
 
 def _launch(argv: Sequence[str]) -> int:
     table = {**LAUNCH_FLAGS, **OF_LAUNCH}
-    flag_words, target, arguments = launch_command.split_command(argv, table)
-    flags = read_flags(flag_words, table, no_settings="a setting of the task goes after its name")
+    flags = read_flags(
+        argv, table, ends_at_name=True, no_settings=launch_command.SETTINGS_COME_LATER
+    )
     show_help(flags, {"": OF_LAUNCH}, LAUNCH_USAGE)
     problems = list(flags.layer.problems)
     problems += misplaced(flags.values, OF_CLUSTER, "the cluster's nodes are the hosts")
-    if not target:
+    if not flags.positional:
         problems.append("no TASK or SCRIPT.py was given")
     account, settings = account_and_settings(
         {name: value for name, value in flags.values.items() if name in OF_LAUNCH},
         problems,
         "launch",
     )
-    assert target is not None
+    target, *arguments = flags.positional
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
         job = _CloudJob(account, settings, Path(folder), flags.values.identity)
         if flags.values.get("doctor", True):

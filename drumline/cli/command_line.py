@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import ConfigError, UsageError
+from drumline.base.errors import ConfigError, UsageError, did_you_mean
 from drumline.base.rank_environment import topology_from
 from drumline.base.text import show
 from drumline.cli import HelpShown
@@ -45,11 +45,29 @@ def show_help(
     flags: Flags, groups: Mapping[str, FlagTable], usage: str, ends_with: str = ""
 ) -> None:
     """Raises HelpShown, if it was asked for."""
-    if flags.values.help:
-        from drumline.config.help import render_flags
+    if not flags.values.help:
+        return
+    from drumline.config.help import render_flags
 
-        show("\n".join(filter(None, [usage, render_flags(groups), ends_with])), end="")
-        raise HelpShown
+    parts = filter(None, [usage, render_flags(groups), ends_with])
+    show("\n".join(parts), end="")
+    raise HelpShown
+
+
+def read_subverb(
+    verb: str, argv: Sequence[str], subverbs: Iterable[str], overview: str
+) -> tuple[str, list[str]]:
+    """The first word of a command line, as in `drumline scale predict`, and what follows it."""
+    subverb, *arguments = argv or ["--help"]
+    if subverb in ("-h", "--help"):
+        show(overview, end="")
+        raise HelpShown(is_asked_for=bool(argv))
+    if subverb not in subverbs:
+        raise UsageError(
+            f"there is no `drumline {verb} {subverb}`; {did_you_mean(subverb, subverbs)}",
+            next_step=f"read drumline {verb} --help",
+        )
+    return subverb, arguments
 
 
 def misplaced(flags: Container[str], names: Iterable[str], reason: str) -> Iterator[str]:
@@ -69,10 +87,10 @@ def check_run_is_named(verb: str, flags: Flags) -> None:
         )
 
 
-def check_new(*paths: Path, force: bool) -> None:
-    """Refuse to replace files, unless `force`."""
+def check_new(flags: Flags, *paths: Path) -> None:
+    """Refuse to replace files, unless --force is given."""
     for path in paths:
-        if path.exists() and not force:
+        if path.exists() and not flags.values.force:
             raise UsageError(
                 f"{path} exists already",
                 next_step="give --to another name, or --force to replace it",

@@ -37,6 +37,7 @@ from drumline.tools.doctor.machine.machine_checks import machine_findings, num_v
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
 from drumline.tools.doctor.pairs import without_ssh as nodes
+from drumline.tools.doctor.pairs.survey import Survey
 from drumline.tools.doctor.ranks.rank_processes import (
     collectives_line,
     local_collectives,
@@ -50,6 +51,24 @@ if TYPE_CHECKING:
 WAIT_S = 10
 BATCHES = 8
 LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
+LISTS_OF_HOSTS: FlagTable = {
+    "hosts": (str, "A,B:4,C", "Check these hosts and every pair of them."),
+    "hostfile": (
+        str,
+        "FILE",
+        "The same, with the hosts in a file: `host` or `host slots=N` on a line.",
+    ),
+}
+OF_SSH: FlagTable = {
+    "port": (
+        Port,
+        "N",
+        f"The rendezvous port on the first host, which all must reach [{DEFAULT_PORT}].",
+    ),
+    "ssh": (str, "COMMAND", "How to call ssh, such as 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
+    "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
+}
+SSH_FLAGS: FlagTable = {**LISTS_OF_HOSTS, **OF_SSH}
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": {
@@ -67,21 +86,7 @@ GROUPS: Mapping[str, FlagTable] = {
         "batches": (Count, "N", f"How many micro-batches to run through the loss [{BATCHES}]."),
         **CONFIG_FLAG,
     },
-    "over ssh": {
-        "hosts": (str, "A,B:4,C", "Check these hosts and every pair of them."),
-        "hostfile": (
-            str,
-            "FILE",
-            "The same, with the hosts in a file: `host` or `host slots=N` on a line.",
-        ),
-        "port": (
-            Port,
-            "N",
-            f"The rendezvous port on the first host, which all must reach [{DEFAULT_PORT}].",
-        ),
-        "ssh": (str, "COMMAND", "How to call ssh, such as 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
-        "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
-    },
+    "over ssh": SSH_FLAGS,
     "without ssh  The same command on each node: typed, by srun, or in pods.": {
         "nodes": (Count, "N", "The number of nodes [SLURM_NNODES]."),
         "node-rank": (
@@ -110,7 +115,6 @@ GROUPS: Mapping[str, FlagTable] = {
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 OF_TASK = ("batches", "config")
-OF_SSH = ("ssh", "python", "port")
 OF_NODES = ("nodes", "node-rank", "master", "wait")
 USAGE = """\
 usage: drumline doctor [TASK] [flags] [--section.name value ...]
@@ -160,7 +164,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")
     if flags.positional:
         return _check_task(flags)
-    if "hosts" in verb_flags or "hostfile" in verb_flags:
+    if lists_of_hosts(verb_flags):
         return _show(verb_flags, check_hosts(verb_flags, _options(verb_flags)))
     if any(name in verb_flags for name in OF_NODES):
         return _check_nodes(verb_flags)
@@ -170,26 +174,38 @@ def run(argv: Sequence[str]) -> int:
 def _wrong_flags(flags: Flags) -> Iterator[str]:
     yield from flags.layer.problems
     verb_flags = flags.values
-    with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
+    yield from wrong_hosts(verb_flags)
+    with_ssh = lists_of_hosts(verb_flags)
     without = [name for name in OF_NODES if name in verb_flags]
     if flags.positional:
         yield from misplaced(verb_flags, [*with_ssh, *without], "a TASK is checked on this machine")
     else:
         yield from misplaced(verb_flags, OF_TASK, "belongs to a TASK")
-    if len(with_ssh) > 1:
-        yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if with_ssh and without:
         yield f"--{with_ssh[0]} uses ssh, and --{without[0]} does not: give one of them"
-    if not with_ssh:
-        yield from misplaced(verb_flags, OF_SSH, "belongs to --hosts and --hostfile")
     if not verb_flags.get("collectives", bool(with_ssh or without)):
         yield from misplaced(verb_flags, ("procs", "backend"), "belongs to --collectives")
+
+
+def lists_of_hosts(verb_flags: FlagValues) -> list[str]:
+    """The flags that list hosts and are given: --hosts or --hostfile."""
+    return [name for name in LISTS_OF_HOSTS if name in verb_flags]
+
+
+def wrong_hosts(verb_flags: FlagValues) -> Iterator[str]:
+    """Every mistake in the flags over ssh."""
+    lists = lists_of_hosts(verb_flags)
+    if len(lists) > 1:
+        yield "--hosts and --hostfile exclude each other: each lists the hosts"
+    if not lists:
+        yield from misplaced(verb_flags, OF_SSH, "belongs to --hosts and --hostfile")
 
 
 def _check_task(flags: Flags) -> int:
     if topology_from(os.environ) is not None:
         raise UsageError(
-            "drumline doctor TASK is one process", next_step="run it without torchrun or srun"
+            "drumline doctor TASK is one process",
+            next_step="run it without torchrun or srun",
         )
     task, layers = settle_before_torch(flags)
     check = _run_batches(task, layers, num_batches=flags.values.get("batches", BATCHES))
@@ -294,13 +310,7 @@ def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -
             rows.append(("parameters", task.row))
         if numbers is not None:
             rows.append(("collectives", numbers_text(numbers) or "no result"))
-        notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
-        report(
-            findings,
-            notes=notes,
-            is_terminal=sys.stdout.isatty(),
-            width=shutil.get_terminal_size().columns,
-        )
+        _report(findings, [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows])
     return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
@@ -333,14 +343,19 @@ def _show(verb_flags: FlagValues, result: DoctorResult) -> int:
         collectives = result.collectives
         show(as_json(result.findings, survey=survey, facts=facts, collectives=collectives))
     else:
-        report(
-            result.findings,
-            survey=survey,
-            notes=[] if result.collectives is None else [collectives_line(result.collectives)],
-            is_terminal=sys.stdout.isatty(),
-            width=shutil.get_terminal_size().columns,
-        )
+        notes = [] if result.collectives is None else [collectives_line(result.collectives)]
+        _report(result.findings, notes, survey)
     return result.exit_code
+
+
+def _report(findings: Sequence[Finding], notes: list[str], survey: Survey | None = None) -> None:
+    report(
+        findings,
+        survey=survey,
+        notes=notes,
+        is_terminal=sys.stdout.isatty(),
+        width=shutil.get_terminal_size().columns,
+    )
 
 
 def show_step(text: str) -> None:

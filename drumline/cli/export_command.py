@@ -54,12 +54,12 @@ def run(argv: Sequence[str]) -> int:
             f"{to} does not end in {ENDING}, the format of the file",
             next_step=f"give --to {to}{ENDING}",
         )
-    check_new(to, card, force=flags.values.get("force", False))
+    check_new(flags, to, card)
     with interruptible("interrupted"), loading():
         from drumline.training.saved.exported_weights import export_weights
         from drumline.training.saved.saved_run import fetched_run, find_checkpoint
     with fetched_run(name, which) if is_stored else nullcontext(Path(name)) as folder:
         checkpoint = find_checkpoint(folder, which)
-        summary = export_weights(checkpoint, to, card, averaged=flags.values.get("ema", False))
+        summary = export_weights(checkpoint, to, card, averaged=bool(flags.values.ema))
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
 from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, run_on_ranks, task_on_ranks
@@ -37,8 +38,10 @@ def run(argv: Sequence[str]) -> int:
     task, layers = task_on_ranks(flags)
 
     def run_rank() -> int:
+        from drumline.cli.as_rank import with_task
         from drumline.cli.find_rank import find_batch
 
-        return find_batch(task, layers, FlagValues({"margin": MARGIN, **flags.values}))
+        verb_flags = FlagValues({"margin": MARGIN, **flags.values})
+        return with_task(task, layers, partial(find_batch, verb_flags))
 
     return run_on_ranks("find-batch", argv, flags, layers, run_rank)

@@ -4,6 +4,7 @@ suggests a learning rate."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from drumline.base.errors import UsageError
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
@@ -51,8 +52,10 @@ def run(argv: Sequence[str]) -> int:
     task, layers = task_on_ranks(flags)
 
     def run_rank() -> int:
+        from drumline.cli.as_rank import with_task
         from drumline.cli.find_rank import find_lr
 
-        return find_lr(task, layers, FlagValues({**DEFAULTS, **flags.values}))
+        verb_flags = FlagValues({**DEFAULTS, **flags.values})
+        return with_task(task, layers, partial(find_lr, verb_flags))
 
     return run_on_ranks("find-lr", argv, flags, layers, run_rank)

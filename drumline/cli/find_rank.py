@@ -7,12 +7,10 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 
 from drumline.base.text import memory_size, print_message, show_lines, show_progress
-from drumline.cli.as_rank import with_task
 from drumline.cli.command_line import show_json
-from drumline.config import FlagValues, Layers
+from drumline.config import FlagValues
 from drumline.config.schema import Config
 from drumline.tools.find.batch_search import BatchSearch, search_batch
 from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
@@ -27,17 +25,11 @@ WIDTH = 40
 FASTER = 1.05
 
 
-def find_lr(task: str, layers: Layers, verb_flags: FlagValues) -> int:
-    """Measure as one rank of a group, or alone; returns the exit code."""
-    return with_task(task, layers, partial(_find_lr, verb_flags))
-
-
-def _find_lr(
+def find_lr(
     verb_flags: FlagValues, config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
     config = settle_mode(with_local_data(config, ddp), task_class, ddp)
     options = RangeOptions(verb_flags.low, verb_flags.high, verb_flags.steps)
-    is_main = ddp.is_main_process()
     progress, note = _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
@@ -45,6 +37,7 @@ def _find_lr(
 
     test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
     progress("")
+    is_main = ddp.is_main_process()
     if is_main and not verb_flags.json:
         show_lines(range_table(test))
     rate = test.suggestion()  # raises on every rank if there is none
@@ -53,8 +46,10 @@ def _find_lr(
             "lr": None if test.own_optimizer else lr_setting(test, rate),
             "rate": rate,
             "has_diverged": test.has_diverged,
+            "rates": test.rates,
+            "losses": test.losses,
         }
-        show_json({**result, "rates": test.rates, "losses": test.losses})
+        show_json(result)
     elif is_main:
         show_lines([describe_rate(test, rate)])
 
@@ -69,16 +64,16 @@ def range_table(test: RangeTest) -> Iterator[str]:
     smooth = test.smooth
     lowest = test.lowest
     last = len(test.losses) - 1
-    # what has diverged is at the edge
     low = smooth[lowest]
-    high = smooth[0] + (smooth[0] - smooth[lowest]) / 4
-    every = -(-len(smooth) // ROWS)
+    high = smooth[0] + (smooth[0] - low) / 4  # what has diverged is at the edge
+
+    every = math.ceil(len(smooth) / ROWS)
     yield f"{'rate':>9}  {'loss':>9}"
     for step in sorted({*range(0, len(smooth), every), lowest, last}):
-        share = 1.0
+        part = 1.0
         if math.isfinite(smooth[step]) and high > low:
-            share = (smooth[step] - low) / (high - low)
-        plot = f"|{' ' * round(WIDTH * min(1.0, share))}*"
+            part = min(1.0, (smooth[step] - low) / (high - low))
+        plot = f"|{' ' * round(WIDTH * part)}*"
         mark = ""
         if step == lowest:
             mark = "  lowest"
@@ -94,12 +89,7 @@ def describe_rate(test: RangeTest, rate: float) -> str:
     return f"{test.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
 
 
-def find_batch(task: str, layers: Layers, verb_flags: FlagValues) -> int:
-    """Measure as one rank of a group, or alone; returns the exit code."""
-    return with_task(task, layers, partial(_find_batch, verb_flags))
-
-
-def _find_batch(
+def find_batch(
     verb_flags: FlagValues, config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
     config = settle_mode(with_local_data(config, ddp), task_class, ddp)
@@ -126,18 +116,22 @@ def _find_batch(
 
 
 def batch_table(search: BatchSearch) -> Iterator[str]:
-    yield f"{'micro-batch':>11}  {'samples/s':>10}{'  memory' if search.measures_memory else ''}"
+    heading = f"{'micro-batch':>11}  {'samples/s':>10}"
+    yield f"{heading}  memory" if search.measures_memory else heading
     for trial in sorted(search.trials, key=lambda trial: trial.size):
-        speed = f"{trial.samples_per_s:>10,.0f}" if trial.fits else f"{'-':>10}"
-        memory = f"  {memory_size(trial.memory) if trial.fits else 'out of memory'}"
-        yield f"{trial.size:>11}  {speed}{memory if search.measures_memory or not trial.fits else ''}"
+        if not trial.fits:
+            yield f"{trial.size:>11}  {'-':>10}  out of memory"
+            continue
+        row = f"{trial.size:>11}  {trial.samples_per_s:>10,.0f}"
+        yield f"{row}  {memory_size(trial.memory)}" if search.measures_memory else row
 
 
 def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
     chosen = search.chosen
     fastest = search.fastest
-    count = -(-search.limit // chosen.size)
-    stays = f"the global batch stays {search.batch_size}: {count} micro-batch{'' if count == 1 else 'es'} a step"
+    count = math.ceil(search.limit / chosen.size)
+    micro_batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    stays = f"the global batch stays {search.batch_size}: {micro_batches} a step"
     where = f"on each of {world_size} ranks" if world_size > 1 else "on 1 rank"
     if not search.measures_memory:
         why = "the fastest"

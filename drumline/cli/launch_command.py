@@ -19,8 +19,7 @@ from drumline.cli.cloud_file import cloud_file_text
 from drumline.cli.command_line import check_command, check_no_rank, show_help
 from drumline.cli.launch_flags import GROUPS, OF_SBATCH, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
-from drumline.config import FlagTable, read_flags
-from drumline.config.fields import is_switch
+from drumline.config import read_flags
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag
 from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
@@ -75,7 +74,7 @@ exit codes: 0 success, 2 wrong usage, 3 a host is unreachable or the rendezvous
             and saved, 130 interrupted; otherwise that of the rank that failed
             first (1 when a signal ended it, or its host was lost)
 """
-
+SETTINGS_COME_LATER = "a setting of the task goes after its name"
 # Flags that the launcher of each node gets as they are.
 _PASSED_ON = (
     *("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after"),
@@ -92,13 +91,10 @@ cancel   scancel {job}
 
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
-    flag_words, target, arguments = split_command(argv)
-    flags = read_flags(
-        flag_words, OWN_FLAGS, no_settings="a setting of the task goes after its name"
-    )
+    flags = read_flags(argv, OWN_FLAGS, ends_at_name=True, no_settings=SETTINGS_COME_LATER)
     show_help(flags, GROUPS, USAGE, EXIT_CODES)
-    check_command("launch", [*wrong_flags(flags), *wrong_target(flags, target)])
-    assert target is not None
+    check_command("launch", [*wrong_flags(flags), *wrong_target(flags)])
+    target, *arguments = flags.positional
     request = LaunchRequest(flags.values, target, arguments)
     if isinstance(flags.values.print, str):
         return _write_cloud_file(request)
@@ -120,27 +116,6 @@ def _with_profile(request: LaunchRequest, code: int) -> int:
 
         report_profile(Path(request.profile[1]))
     return code
-
-
-def split_command(
-    argv: Sequence[str], table: FlagTable = OWN_FLAGS
-) -> tuple[list[str], str | None, list[str]]:
-    """The verb's own flags, the task or script, and its arguments, unchanged."""
-    position = 0
-    while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
-        flag, equals, _ = argv[position].partition("=")
-        following = argv[position + 1] if position + 1 < len(argv) else "-"
-        name = flag.removeprefix("--").removeprefix("no-")
-        kind = bool if flag == "-h" else table.get(name, (str,))[0]
-        takes_next = not following.startswith("-")
-        if is_switch(kind):
-            takes_next = is_switch(kind, following)
-        position += 2 if takes_next and not equals else 1
-    flag_words = list(argv[:position])
-    command = list(argv[position:])
-    if command[:1] == ["--"]:
-        del command[0]
-    return flag_words, command[0] if command else None, command[1:]
 
 
 def _launch_here(request: LaunchRequest) -> int:

@@ -372,13 +372,14 @@ def _wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
             yield wrong
 
 
-def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
+def wrong_target(flags: Flags) -> Iterator[str]:
     """Every mistake in the TASK or SCRIPT.py that can be found before it is started."""
     verb_flags = flags.values
-    if target is None:
+    if not flags.positional:
         if not flags.layer.problems:  # an unknown flag may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"
         return
+    target = flags.positional[0]
     if not is_script(target):
         for name, setting in OF_SCRIPTS.items():
             if name in verb_flags:

@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
             )
         # A rank may see the file that rank 0 has begun to write.
         if topology_from(os.environ) is None:
-            check_new(to, force=flags.values.get("force", False))
+            check_new(flags, to)
 
     return run_on_ranks("predict", argv, flags, [flags.layer], partial(_run_rank, flags))
 

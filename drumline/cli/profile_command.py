@@ -22,7 +22,6 @@ from drumline.cli.command_line import (
     show_help,
     show_json,
 )
-from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
 from drumline.cli.profile_report import profile_of, show_profile
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, switch
@@ -78,12 +77,17 @@ NO_SETTINGS = (
 
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
-    flag_words, target, arguments = split_command(argv, OWN_FLAGS)
+    names = read_flags(argv, OWN_FLAGS, ends_at_name=True).positional
+    target = names[0] if names else None
     of_script = target is not None and is_script(target)
     of_folder = target is not None and not of_script and _is_run(target)
-    no_settings = NO_SETTINGS if of_script or of_folder else None
-    read_words = flag_words if of_script else argv
-    flags = read_flags(read_words, OWN_FLAGS, max_positional=1, no_settings=no_settings)
+    flags = read_flags(
+        argv,
+        OWN_FLAGS,
+        max_positional=1,
+        ends_at_name=of_script,
+        no_settings=NO_SETTINGS if of_script or of_folder else None,
+    )
     show_help(flags, {"": OWN_FLAGS}, USAGE)
     check_no_rank("profile")
     _check(flags, target, of_script=of_script, of_folder=of_folder)
@@ -95,24 +99,24 @@ def run(argv: Sequence[str]) -> int:
     if not of_folder:
         name = folder.stem if of_script else run_name(str(target))
         folder = Path(flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        if code := _profile(flags, folder, [str(target), *arguments] if of_script else None):
+        if code := _profile(flags, folder, of_script=of_script):
             return code
     return _report(flags, profile_of(folder, network_bytes_per_s=network), folder)
 
 
-def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
+def _profile(flags: Flags, folder: Path, *, of_script: bool) -> int:
     """Run the script, or else the task, with the profiler; its exit code."""
     num_steps = flags.values.get("steps", STEPS)
     steps = f"{WARM_UP}:{WARM_UP + num_steps}"
     procs = [f"--procs={flags.values['procs']}"] if "procs" in flags.values else []
-    if script is not None:
+    if of_script:
         words = [
             "launch",
             f"--profile={steps}",
             f"--profile-to={folder}",
             "--profile-only",
             *procs,
-            *script,
+            *flags.positional,
         ]
     else:
         changed = {**QUIET, "train.steps": WARM_UP + num_steps + 1, "log.profile": steps}
@@ -123,8 +127,9 @@ def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
             "--max-restarts=0",
             *procs,
         ]
-    what = flags.positional[0] if script is None else script[0]
-    print_message(f"profiling {what}: {plural(num_steps, 'step')}, traces in {folder}")
+    print_message(
+        f"profiling {flags.positional[0]}: {plural(num_steps, 'step')}, traces in {folder}"
+    )
     return run_command(words, own_variables(), sys.stderr if flags.values.json else None)
 
 

@@ -117,7 +117,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     imports it, come last."""
     task = flags.positional[0] if flags.positional else None
     file = flags.values.config
-    layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
+    layers = read_layers(flags, config_file=file, environment={})
     verb_flags = flags.values
     seed = flags.values.seed
     modes = verb_flags.modes or ()

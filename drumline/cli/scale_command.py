@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.base.text import print_message, show, show_lines
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.text import print_message, show_lines
 from drumline.base.untrusted import replace_text
 from drumline.cli.command_line import (
     OUTPUT_FLAGS,
     check_command,
     check_run_is_named,
     read_command,
+    read_subverb,
     show_json,
 )
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch, task_words
@@ -145,13 +146,7 @@ def run(argv: Sequence[str]) -> int:
         "measure": (_measure, MEASURE_FLAGS, MEASURE_USAGE),
         "check": (_check, CHECK_FLAGS, CHECK_USAGE),
     }
-    verb, *arguments = argv or ["--help"]
-    if verb in ("-h", "--help"):
-        show(USAGE, end="")
-        return ExitCode.SUCCESS if argv else ExitCode.USAGE
-    if verb not in verbs:
-        what = f"there is no `drumline scale {verb}`; {did_you_mean(verb, verbs)}"
-        raise UsageError(what, next_step="read drumline scale --help")
+    verb, arguments = read_subverb("scale", argv, verbs, USAGE)
     work, verb_flags, usage = verbs[verb]
     flags = read_command(
         f"scale {verb}",

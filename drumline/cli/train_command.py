@@ -114,8 +114,7 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
     """The task, and its settings, checked as far as possible without the user's own code; all
     mistakes are reported at once."""
     task = flags.positional[0] if flags.positional else None
-    file = flags.values.config
-    layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
+    layers = read_layers(flags, config_file=flags.values.config, environment=os.environ)
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
     elif task not in PRESETS and not is_class_spec(task):

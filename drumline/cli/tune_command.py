@@ -12,8 +12,14 @@ from drumline.base.errors import ExitCode, UsageError
 from drumline.base.text import join_names, show_lines
 from drumline.base.untrusted import open_regular
 from drumline.cli.command_line import HELP_FLAG, check_command, misplaced, read_command, show_json
-from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
-from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
+from drumline.cli.doctor_command import (
+    LISTS_OF_HOSTS,
+    SSH_FLAGS,
+    check_hosts,
+    lists_of_hosts,
+    show_step,
+    wrong_hosts,
+)
 from drumline.config import FlagTable, FlagValues, switch
 from drumline.tools.doctor.cluster import DoctorOptions
 from drumline.tools.doctor.doctor_report import finding_lines
@@ -26,7 +32,7 @@ from drumline.tools.tune.nccl_log import NcclLog
 from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_findings
 
 GROUPS: Mapping[str, FlagTable] = {
-    "over ssh": DOCTOR_GROUPS["over ssh"],
+    "over ssh": SSH_FLAGS,
     "logs  `drumline tune --log FILE ...`; - reads stdin.": {
         "log": switch(
             "Read logs of a job instead: NCCL's (NCCL_DEBUG=INFO), torch's, the kernel's."
@@ -73,13 +79,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
-    with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
-    if len(with_ssh) > 1:
-        yield "--hosts and --hostfile exclude each other: each lists the hosts"
-    if not with_ssh:
-        yield from misplaced(verb_flags, OF_SSH, "belongs to --hosts and --hostfile")
+    yield from wrong_hosts(verb_flags)
     if verb_flags.log:
-        yield from misplaced(verb_flags, with_ssh, "does not go with --log, which only reads files")
+        reason = "does not go with --log, which only reads files"
+        yield from misplaced(verb_flags, LISTS_OF_HOSTS, reason)
         if not files:
             yield "--log: no FILE was given; - reads stdin"
     else:
@@ -94,7 +97,7 @@ def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
 def _tune(verb_flags: FlagValues) -> int:
     # The code and the data of a run do not matter here.
     settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
-    if "hosts" in verb_flags or "hostfile" in verb_flags:
+    if lists_of_hosts(verb_flags):
         result = check_hosts(verb_flags, DoctorOptions(settings, with_collectives=False))
         show_step("")
         facts = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}

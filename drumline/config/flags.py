@@ -169,16 +169,22 @@ def read_flags(
     verb_flags: FlagTable = NO_FLAGS,
     *,
     max_positional: int = 0,
+    ends_at_name: bool = False,
     no_settings: str | None = None,
 ) -> Flags:
     """Parse a command line; never raises, problems are kept in `layer`.
 
-    `no_settings`: for a verb that takes no settings of a run, the end of the message about one that
-    is given.
+    `ends_at_name`: the flags end at the first word that is none, the name of a task or script; the
+    rest is positional, unchanged. `no_settings`: for a verb that takes no settings of a run, the
+    end of the message about one that is given.
     """
     reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in verb_flags.items()})
-    while reader.tokens:
+    while reader.tokens and not (ends_at_name and not _is_flag(reader.tokens[0])):
         reader.take_one()
+    if ends_at_name:
+        has_separator = reader.tokens[:1] == ["--"]
+        reader.positional = reader.tokens[1:] if has_separator else reader.tokens
+        max_positional = len(reader.positional)
     settings = [setting for path, setting in reader.settings.items() if path not in verb_flags]
     unexpected = reader.positional[max_positional:]
     problems = [

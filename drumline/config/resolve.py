@@ -260,11 +260,11 @@ class Layers(NamedTuple):
 
 
 def read_layers(
-    flags: Flags, *, config_file: Path | None, environment: Mapping[str, str]
+    flags: Flags, *, config_file: Path | str | None, environment: Mapping[str, str]
 ) -> Layers:
     """Read every source of settings but the task; never raises: `check_layers` or `resolve` reports
     all problems."""
-    file = Layer({}) if config_file is None else read_config_file(config_file)
+    file = Layer({}) if config_file is None else read_config_file(Path(config_file))
     folder = environment.get(DATASET_DIR)  # an empty variable counts as not set
     variables = [Setting("data.dir", folder, where=DATASET_DIR, is_text=True)] if folder else []
     return Layers(flags.layer, file, check_layer(variables))

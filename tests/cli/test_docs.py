@@ -27,8 +27,8 @@ import yaml
 
 import drumline
 from drumline.cli import doctor_command, launch_flags
-from drumline.cli.launch_command import split_command
 from drumline.cli.train_command import OWN_FLAGS
+from drumline.config import read_flags
 from drumline.config.fields import FIELDS, SECTIONS, annotation_of
 from tests.ranks import free_port
 
@@ -325,10 +325,11 @@ def test_settings_and_flags_exist(page: Path) -> None:
         if "." in name and name != "section.name":
             assert annotation_of(name) is not None, f"{page.name} mentions --{name}"
     for verb, words in LAUNCHED.findall(text.replace("\\\n", " ")):
-        words_before = (
-            split_command(shlex.split(words))[0] if verb == "launch" else shlex.split(words)
-        )
-        for flag in FLAG_OF_VERB.findall(" ".join(words_before)):
+        own_words = shlex.split(words)
+        if verb == "launch":  # what follows the name belongs to the task or script
+            flags = read_flags(own_words, launch_flags.OWN_FLAGS, ends_at_name=True)
+            own_words = own_words[: len(own_words) - len(flags.positional)]
+        for flag in FLAG_OF_VERB.findall(" ".join(own_words)):
             assert flag in FLAGS_OF_VERBS[verb], f"{page.name} gives `drumline {verb}` --{flag}"
     for line in text.replace("\\\n", " ").splitlines():
         for flag in FLAG.findall(line.partition("drumline train ")[2].partition(" | ")[0]):

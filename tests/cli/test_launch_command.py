@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from drumline.cli import main
-from drumline.cli.launch_command import split_command
 from drumline.cli.launch_flags import OWN_FLAGS
 from drumline.cli.launch_request import LaunchRequest
-from drumline.config import FlagValues
+from drumline.config import FlagValues, read_flags
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -519,21 +518,25 @@ def test_under_a_launcher_it_does_not_launch(
     )
 
 
-def test_a_command_is_split_at_the_first_word() -> None:
-    assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (
-        ["--procs", "2", "--print"],
-        "a.py",
-        ["--x"],
-    )
-    assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (
-        ["--procs=2"],
-        "a.py",
-        ["--", "b"],
-    )
-    assert split_command(["--print", "false", "a.py"]) == (["--print", "false"], "a.py", [])
-    assert split_command(["--no-standby", "a.py"]) == (["--no-standby"], "a.py", [])
-    assert split_command(["-h"]) == (["-h"], None, [])
-    assert split_command(["--watch", "a.py", "--watch"]) == (["--watch"], "a.py", ["--watch"])
+@pytest.mark.parametrize(
+    ("words", "values", "rest"),
+    [
+        ("--procs 2 --print a.py --x", {"procs": 2, "print": True}, "a.py --x"),
+        ("--procs=2 -- a.py -- b", {"procs": 2}, "a.py -- b"),
+        ("--print false a.py", {"print": False}, "a.py"),
+        ("--print skypilot a.py", {"print": "skypilot"}, "a.py"),
+        ("--no-standby a.py", {"standby": False}, "a.py"),
+        ("-h", {"help": True}, ""),
+        ("--watch a.py --watch", {"watch": True}, "a.py --watch"),
+    ],
+)
+def test_flags_of_the_launch_end_at_the_first_word(
+    words: str, values: dict[str, object], rest: str
+) -> None:
+    flags = read_flags(words.split(), OWN_FLAGS, ends_at_name=True)
+    assert not flags.layer.problems
+    assert flags.values == values
+    assert flags.positional == tuple(rest.split())
 
 
 @pytest.mark.parametrize(
