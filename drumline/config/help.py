@@ -43,26 +43,31 @@ def render_help(
     schema's, as `task`'s. `task_settings`: the task's own settings, each with its doc."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     docs = field_docs()
-    blocks = ["\n".join(["tasks", *_tasks(width)])]
-    blocks.append("\n".join(["settings", *_wrapped(GRAMMAR, width, indent=2)]))
+    blocks = [
+        ["tasks", *_tasks(width)],
+        ["settings", *_wrapped(GRAMMAR, width, indent=2)],
+    ]
     if task_settings:
-        lines = [f"{TASK_SECTION}  Settings of {task}."]
+        block = [f"{TASK_SECTION}  Settings of {task}."]
         for path, (field, doc) in task_settings.items():
-            lines.append(_setting_entry(path, field, doc, show_default(field.default), width))
-        blocks.append("\n".join(lines))
+            default = show_default(field.default)
+            block.append(_setting_entry(path, field, doc, default, width))
+        blocks.append(block)
+
     for section, cls in SECTIONS.items():
-        lines = [f"{section}  {(cls.__doc__ or '').strip()}"]
+        block = [f"{section}  {cls.__doc__}"]
         for path, field in FIELDS.items():
             if path.startswith(f"{section}."):
                 default = _default(path, task, task_defaults)
-                lines.append(_setting_entry(path, field, docs[path], default, width))
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
+                block.append(_setting_entry(path, field, docs[path], default, width))
+        blocks.append(block)
+    return "\n\n".join(map("\n".join, blocks)) + "\n"
 
 
 def _setting_entry(path: str, field: Field, doc: str, default: str, width: int) -> str:
     flag = f"--{path}.NAME" if field.is_table else f"--{path}"
-    return render_entry(flag, describe_type(field.annotation), doc, default=default, width=width)
+    takes = describe_type(field.annotation)
+    return render_entry(flag, takes, doc, default=default, width=width)
 
 
 def field_docs() -> dict[str, str]:
@@ -101,11 +106,14 @@ def render_entry(
     flag: str, takes: str, doc: str, *, default: str | None = None, width: int = 80
 ) -> str:
     """One flag: a line with what it takes, and its doc below."""
-    head = f"  {flag}  {takes}".rstrip() + ("" if default is None else f"  [{default}]")
+    margin = "\n" + " " * DOC_INDENT
+    head = f"  {flag}  {takes}".rstrip()
+    if default is not None:
+        head += f"  [{default}]"
     if len(head) > width:  # what does not fit beside the flag goes below it, in one piece
-        head = head.replace("  [", f"\n{' ' * DOC_INDENT}[")
+        head = head.replace("  [", f"{margin}[")
     if len(head.partition("\n")[0]) > width:
-        head = head.replace(f"  {takes}", f"\n{' ' * DOC_INDENT}{takes}", 1)
+        head = head.replace(f"  {takes}", margin + takes, 1)
     return "\n".join([head, *_wrapped(doc, width, indent=DOC_INDENT)])
 
 
@@ -130,16 +138,19 @@ def _tasks(width: int) -> Iterator[str]:
     column = max(len(name) for name in summaries) + 4
     for name, summary in summaries.items():
         yield from textwrap.wrap(
-            summary, width, initial_indent=f"  {name}".ljust(column), subsequent_indent=" " * column
+            summary,
+            width,
+            initial_indent=f"  {name}".ljust(column),
+            subsequent_indent=" " * column,
         )
 
 
 def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> str:
     prefix = f"{path}."
     options = {
-        key.removeprefix(prefix): task_defaults[key]
-        for key in task_defaults
-        if key.startswith(prefix)
+        setting.removeprefix(prefix): value
+        for setting, value in task_defaults.items()
+        if setting.startswith(prefix)
     }
     if path in task_defaults or options:
         return f"{task or 'task'}: {show_default(options or task_defaults[path])}"
@@ -148,13 +159,18 @@ def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> s
 
 def show_default(value: Any) -> str:
     """A default as it would be typed."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={flag_text(item)}" for name, item in value.items()) or "empty"
-    return flag_text(value)
+    if not isinstance(value, Mapping):
+        return flag_text(value)
+    items = [f"{name}={flag_text(item)}" for name, item in value.items()]
+    return ", ".join(items) or "empty"
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
     margin = " " * indent
     return textwrap.wrap(
-        text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_on_hyphens=False,
     )

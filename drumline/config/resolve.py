@@ -372,9 +372,12 @@ def _build(settled: Mapping[str, Setting], task: Mapping[str, Any]) -> Config:
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.partition(".")
-        options = sorted(option for option in settled if option.startswith(f"{path}."))
-        table = {option.removeprefix(f"{path}."): settled[option].value for option in options}
-        values[section][name] = table if field.is_table else settled[path].value
-    return Config(
-        **{section: cls(**values[section]) for section, cls in SECTIONS.items()}, task=task
-    )
+        values[section][name] = {} if field.is_table else settled[path].value
+
+    for path in sorted(settled):
+        section, name, *option = path.split(".", 2)
+        if option and f"{section}.{name}" in FIELDS:
+            values[section][name][option[0]] = settled[path].value
+
+    sections = {section: cls(**values[section]) for section, cls in SECTIONS.items()}
+    return Config(**sections, task=task)

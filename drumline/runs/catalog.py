@@ -31,6 +31,20 @@ MAX_DOCUMENT_BYTES = 1 << 28
 SMALL_DOCUMENTS = frozenset({"progress", "model"})
 """Those whose size depends neither on the number of ranks, of samples, nor of tensors."""
 _READ_BYTES = 1 << 20
+_PERMISSION = ("no permission", "let user id {user} read and write {folder}")
+_IN_THE_WAY = ("a file is where a folder should be", "move away {file}")
+_REASONS = {
+    errno.ENOSPC: (
+        "the disk is full",
+        "free some space on the disk of {folder}, or inodes (df -i)",
+    ),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or ask for a larger quota"),
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: ("the file system is read-only", "mount the disk of {folder} for writing"),
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+}
 
 
 class Skipped(NamedTuple):
@@ -154,31 +168,20 @@ def checksum_of(path: Path) -> str:
 
 def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
     """The reason of an OSError in a folder, and what to do next."""
+    reason = error.strerror or str(error)
+    next_step = "check the disk of {folder}, and that no other run uses it"
+    reason, next_step = _REASONS.get(error.errno or 0, (reason, next_step))
+    if needed is not None:
+        with suppress(OSError):
+            reason += f" ({file_size(needed)} needed, {file_size(_free_bytes(folder))} free)"
+    return reason, next_step.format(
+        folder=folder,
+        file=error.filename2 or error.filename,
+        user=os.geteuid(),
+    )
+
+
+def _free_bytes(folder: Path) -> int:
+    """On the disk of this folder, which may not exist yet."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    free: int | None = None
-    with suppress(OSError):
-        free = shutil.disk_usage(nearest).free
-    room = ""
-    if needed is not None and free is not None:
-        room = f" ({file_size(needed)} needed, {file_size(free)} free)"
-    make_room = f"free some space on the disk of {folder}, or inodes (df -i)"
-    permission = ("no permission", f"let user id {os.geteuid()} read and write {folder}")
-    in_the_way = (
-        "a file is where a folder should be",
-        f"move away {error.filename2 or error.filename}",
-    )
-    reasons = {
-        errno.ENOSPC: ("the disk is full", make_room),
-        errno.EDQUOT: ("the disk quota is used up", "free some space, or ask for a larger quota"),
-        errno.EACCES: permission,
-        errno.EPERM: permission,
-        errno.EROFS: ("the file system is read-only", f"mount the disk of {folder} for writing"),
-        errno.EEXIST: in_the_way,
-        errno.ENOTDIR: in_the_way,
-    }
-    unknown = (
-        error.strerror or str(error),
-        f"check the disk of {folder}, and that no other run uses it",
-    )
-    reason, next_step = reasons.get(error.errno or 0, unknown)
-    return reason + room, next_step
+    return shutil.disk_usage(nearest).free
