@@ -99,9 +99,7 @@ def own_variables() -> dict[str, str]:
 
 def topology_from(environment: Mapping[str, str]) -> Topology | None:
     """This process's rank and job, or None when no launcher started it."""
-    variables = dict(environment)
-    if "SLURM_PROCID" in environment:
-        variables = {**rank_variables(environment), **environment}
+    variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
         _check_not_mpi(variables)
         return None
@@ -112,6 +110,8 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
             next_step="start with torchrun or `drumline train --procs N`, or set all of "
             + ", ".join(NEEDED),
         )
+    variables.setdefault("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"])
+
     rank = _integer(variables, "RANK")
     world_size = _integer(variables, "WORLD_SIZE")
     if not 0 <= rank < world_size:
@@ -122,7 +122,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         rank=rank,
         world_size=world_size,
         local_rank=_integer(variables, "LOCAL_RANK"),
-        local_world_size=_integer(variables, "LOCAL_WORLD_SIZE", default=world_size),
+        local_world_size=_integer(variables, "LOCAL_WORLD_SIZE"),
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
         is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -153,9 +153,7 @@ def _check_not_mpi(variables: Mapping[str, str]) -> None:
             )
 
 
-def _integer(variables: Mapping[str, str], name: str, *, default: int | None = None) -> int:
-    if default is not None and name not in variables:
-        return default
+def _integer(variables: Mapping[str, str], name: str) -> int:
     try:
         return int(variables[name])
     except ValueError:

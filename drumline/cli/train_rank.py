@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from drumline.base.errors import ExitCode, PreflightError, UsageError
 from drumline.base.rank_environment import Topology, topology_from, write_rank
@@ -95,19 +95,31 @@ class TrainingProcess:
         self.ddp.setup(self.regrouping.live)
         self.clock.mark("rendezvous")
         if self.config.dist.mode == "auto":
-            from drumline.training.memory.memory_plan import settle_mode  # few runs need it
+            self._settle_mode()
+        may_leave = self.regrouping.live is not None
+        self.preemption.join(self.ddp, self.progress, may_leave=may_leave)
 
-            local = with_local_data(self.config, self.ddp)
-            settled = settle_mode(
-                local, self.task_class, self.ddp, lambda text: print_message(f"note: {text}")
-            )
-            self.config = replace(settled, data=self.config.data)
-        self.preemption.join(self.ddp, self.progress, may_leave=self.regrouping.live is not None)
+    def _settle_mode(self) -> None:
+        """Collective."""
+        from drumline.training.memory.memory_plan import settle_mode  # few runs need it
+
+        settled = settle_mode(
+            with_local_data(self.config, self.ddp),
+            self.task_class,
+            self.ddp,
+            lambda text: print_message(f"note: {text}"),
+        )
+        self.config = replace(settled, data=self.config.data)
 
     def _train(self) -> ExitCode:
         """Collective."""
-        starts_over = self.fresh and not self.regrouping.is_continued
-        request = RunRequest(self.task, self.config, self.folder, starts_over, tuple(self.argv))
+        request = RunRequest(
+            self.task,
+            self.config,
+            self.folder,
+            self.fresh and not self.regrouping.is_continued,
+            tuple(self.argv),
+        )
         run = TrainingRun(
             request,
             self.task_class,
@@ -158,6 +170,7 @@ class TrainingProcess:
             self.regrouping.live.close()
         is_main = self.ddp.is_main_process()
         is_clean = self.ddp.cleanup()
+
         is_shown = self.config.log.display != "none"
         if is_main and self.config.log.profile is not None and code == ExitCode.SUCCESS:
             from drumline.cli.profile_report import report_profile
@@ -167,6 +180,7 @@ class TrainingProcess:
             from drumline.report.page import report_at_end
 
             report_at_end(self.folder, prints=is_shown)
+
         if not is_clean or has_unfinished_tracker() or self.regrouping.is_continued:
             exit_now(code)
         return code
@@ -174,13 +188,8 @@ class TrainingProcess:
 
 def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> LiveNodes | None:
     """None: a lost node restarts all. `folder`: of the run."""
-    match config.dist.on_lost_node:
-        case "restart":
-            return None
-        case "continue":
-            pass
-        case _:
-            assert_never(config.dist.on_lost_node)
+    if config.dist.on_lost_node == "restart":
+        return None
     if topology is None or topology.world_size == topology.local_world_size:
         return None
     if topology.agent_hosts_store or (topology.local_world_size > 1 and not topology.node_start):

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import columns, is_read, make_console, one_line, show_lines
@@ -30,6 +30,8 @@ from drumline.watch.status_table import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Notices = list[dict[str, str]]
+Writer = Callable[..., None]
 STYLES = {RowLevel.GOOD: "", RowLevel.SUSPECT: "yellow", RowLevel.BAD: "bold red"}
 LINES_AROUND_ROWS = 4
 """Lines besides the table's rows: the summary, the heading, an empty line, and the line of the
@@ -77,33 +79,40 @@ def run(argv: Sequence[str]) -> int:
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
     reader = RunStatusReader(folder)
-    as_json = verb_flags.get("json", False)
-    write = _write_json if as_json else _write_text
+    write = _write_json if verb_flags.json else _write_text
     if verb_flags.once:
-        status = reader.read()
-        write(status, is_once=True)
-        if status.has_ended:
-            return _final_code(status)
-        is_well = status.is_live and not any(row.level for row in all_rows(status.status or {}))
-        return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG
-    is_screen = sys.stdout.isatty() and not as_json
+        return _show_once(reader.read(), write)
+    is_screen = sys.stdout.isatty() and not verb_flags.json
     every_s = verb_flags.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
         return follow_on_screen(reader, every_s)
     return _follow(reader, every_s, write)
 
 
+def _show_once(run: RunStatus, write: Writer) -> int:
+    write(run, _notices(run), is_once=True)
+    if run.has_ended:
+        return _final_code(run)
+    is_well = run.is_live and not any(row.level for row in all_rows(run.status or {}))
+    return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG
+
+
+def _notices(run: RunStatus) -> Notices:
+    notices: Notices = (run.status or {}).get("notices", [])
+    return notices
+
+
 def _final_code(run: RunStatus) -> int:
     return ExitCode.SOMETHING_WRONG if run.is_unknown else ExitCode.SUCCESS
 
 
-def _follow(reader: RunStatusReader, every_s: float, write: Any) -> int:
-    shown: list[dict[str, str]] = []
+def _follow(reader: RunStatusReader, every_s: float, write: Writer) -> int:
+    shown: Notices = []
     while True:
         run = reader.read()
-        new = [notice for notice in (run.status or {}).get("notices", []) if notice not in shown]
+        new = [notice for notice in _notices(run) if notice not in shown]
         shown += new
-        write(run, is_once=False, notices=new)
+        write(run, new, is_once=False)
         if run.has_ended:
             return _final_code(run)
         if not is_read():
@@ -111,27 +120,28 @@ def _follow(reader: RunStatusReader, every_s: float, write: Any) -> int:
         time.sleep(every_s)
 
 
-def _write_json(run: RunStatus, **_: Any) -> None:
-    rows = [] if run.status is None else [asdict(row) for row in all_rows(run.status)]
-    record = {"age_s": round(run.age_s, 1), "message": run.message(), "has_ended": run.has_ended}
-    show_json({**record, "status": run.status, "rows": rows})
+def _write_json(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
+    rows = [] if run.status is None else all_rows(run.status)
+    record = {
+        "age_s": round(run.age_s, 1),
+        "message": run.message(),
+        "has_ended": run.has_ended,
+        "status": run.status,
+        "rows": list(map(asdict, rows)),
+    }
+    show_json(record)
 
 
-def _write_text(
-    run: RunStatus, *, is_once: bool, notices: Sequence[dict[str, str]] | None = None
-) -> None:
+def _write_text(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
     lines: list[str] = []
     if run.status is not None:
         rows = all_rows(run.status)
         if is_once:
             lines += [summary_line(run.status), *table(rows)]
         elif not run.has_ended:
-            lines += [
-                summary_line(run.status),
-                *table([row for row in rows if row.level > RowLevel.GOOD])[1:],
-            ]
-        shown = run.status["notices"] if notices is None else notices
-        lines += [notice["message"] for notice in shown]
+            suspects = [row for row in rows if row.level > RowLevel.GOOD]
+            lines += [summary_line(run.status), *table(suspects)[1:]]
+    lines += [notice["message"] for notice in notices]
     if message := run.message():
         lines.append(message)
     if not is_once and lines:
@@ -165,17 +175,14 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    message = run.message()
-    below = [] if message is None else [Text(one_line(message), "" if run.has_ended else "yellow")]
+    below = []
+    for notice in _notices(run):
+        style = "bold red" if notice["kind"] in FATAL_NOTICES else "yellow"
+        below.append(Text(one_line(notice["message"]), style))
+    if message := run.message():
+        below.append(Text(one_line(message), "" if run.has_ended else "yellow"))
     if run.status is None:
         return Group(*below)
-    notices = [
-        Text(
-            one_line(notice["message"]), "bold red" if notice["kind"] in FATAL_NOTICES else "yellow"
-        )
-        for notice in run.status["notices"]
-    ]
-    below = [*notices, *below]
 
     def num_lines() -> int:  # at least
         return sum(len(text.plain) // max(1, width - 10) + 1 for text in below)
@@ -183,7 +190,9 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
     # The newest notices; the table keeps half of the screen at least.
     while below and num_lines() > max(1, height // 2 - 1):
         del below[0]
-    rows = fitting_rows(run.status, max_rows=max(1, height - LINES_AROUND_ROWS - num_lines()))
+    max_rows = max(1, height - LINES_AROUND_ROWS - num_lines())
+    rows = fitting_rows(run.status, max_rows=max_rows)
+
     styles = ["dim", *(STYLES[row.level] for row in rows)]
     lines = [
         Text(line, style, no_wrap=True, overflow="ellipsis")
