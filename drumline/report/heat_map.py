@@ -49,20 +49,23 @@ class HeatRow:
     """The mean of each phase over all its steps, in seconds a step."""
 
     @property
-    def slow_cells(self) -> int:
-        """In how many intervals it was slow."""
-        return sum(cell is not None and cell >= MIN_EXCESS for cell in self.cells)
+    def _slow(self) -> list[float]:
+        return [cell for cell in self.cells if cell is not None and cell >= MIN_EXCESS]
 
     @property
-    def excess(self) -> float:
-        """The mean over the intervals in which it was slow."""
-        slow = [cell for cell in self.cells if cell is not None and cell >= MIN_EXCESS]
-        return sum(slow) / len(slow) if slow else 0.0
+    def slow_cells(self) -> int:
+        """In how many intervals it was slow."""
+        return len(self._slow)
 
     @property
     def slowness(self) -> float:
         """For the order of ranks: how much slower, times how long."""
-        return self.excess * self.slow_cells
+        return sum(self._slow)
+
+    @property
+    def excess(self) -> float:
+        """The mean over the intervals in which it was slow."""
+        return self.slowness / self.slow_cells if self.slow_cells else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +104,21 @@ def make_heat_map(
         rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()
     }
     usual = [_usual_fraction(fractions.values(), column) for column in range(num_columns)]
+
     rows = []
     for rank, of_rank in sorted(fractions.items()):
-        cells = tuple(
+        cells = [
             of_rank[column] - usual[column] if column in of_rank else None
             for column in range(num_columns)
+        ]
+        rows.append(
+            HeatRow(
+                rank=rank,
+                host=hosts.get(rank, ""),
+                cells=tuple(cells),
+                step_s=mean_phases(phases[rank]),
+            )
         )
-        step_s = mean_phases(phases[rank])
-        rows.append(HeatRow(rank=rank, host=hosts.get(rank, ""), cells=cells, step_s=step_s))
 
     slowest = sorted(rows, key=lambda row: row.slowness, reverse=True)[:most_rows]
     shown = sorted(slowest, key=lambda row: row.rank)

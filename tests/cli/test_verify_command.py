@@ -112,7 +112,10 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
     result = verify("--json", "runs/spirals", cwd=runs)
     assert (result.returncode, result.stderr) == (1, "")
     descriptions = [problem["what"] for problem in json.loads(result.stdout)["runs"][0]["problems"]]
-    assert descriptions == ["damaged: world_size is None", "damaged: step is None"]
+    assert descriptions == [
+        "damaged: Expected `int`, got `null` - at `$.world_size`",
+        "damaged: Expected `int`, got `null` - at `$.step`",
+    ]
 
 
 @pytest.mark.parametrize(

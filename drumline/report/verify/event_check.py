@@ -11,23 +11,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+import msgspec
 
 from drumline.base.text import plural
+from drumline.base.untrusted import from_json
 from drumline.report.event_sample import rank_files
 from drumline.report.verify.section import Section
 from drumline.runs.events import Line, read_json_lines
 
 MOST_NAMED = 5
+Count = Annotated[int, msgspec.Meta(ge=0)]
 UNREADABLE = "unreadable; an event is lost"
 
 
-class SeenEvent(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class SeenEvent:
     """An undamaged event."""
 
     line: int
+    number: Count
     kind: str
-    step: int
+    step: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenStart(SeenEvent):
+    """A start of the job."""
+
+    world_size: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 @dataclass
@@ -103,7 +116,9 @@ def _add(
     """Add an event to its attempt. `unread`: the line above, if it is incomplete."""
     where = f"{events.where}, line {line}"
     expected = events.next_number
-    number = record["number"] if _is_count(record.get("number")) else expected
+    number = record.get("number")
+    if type(number) is not int or number < 0:
+        number = expected
     begins = number == 0 or not events.num_attempts
 
     if unread is not None:
@@ -117,10 +132,8 @@ def _add(
     if not begins and number == expected - 1:
         section.problem(where, f"event {number} occurs twice")
     elif not begins and missing > 0:
-        what = (
-            f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
-        )
-        section.problem(where, what)
+        numbers = f"its number is {number}, not {expected}"
+        section.problem(where, f"{plural(missing, 'event')} missing above it: {numbers}")
     elif number > 0 and (begins or number < expected):
         what = f"the first {plural(number, 'event')} of an attempt missing above it"
         section.problem(where, what)
@@ -129,36 +142,16 @@ def _add(
     events.num_attempts += begins
     events.next_number = number + 1
     events.num_events += 1
-    if (damage := _damage(record)) is not None:
-        section.problem(where, f"damaged: {damage}")
+    kind = SeenStart if record.get("kind") == "start" else SeenEvent
+    try:
+        event = from_json(kind, {**record, "line": line})
+    except ValueError as error:
+        section.problem(where, f"damaged: {error}")
         return
 
-    events.events.append(SeenEvent(line, record["kind"], record.get("step", 0)))
-    if record["kind"] == "start":
-        events.world_size = max(events.world_size, record.get("world_size", 1))
-
-
-def _damage(record: dict[str, Any]) -> str | None:
-    """What is wrong with a record: a value that Drumline does not write."""
-    world_size = record.get("world_size", 1)
-    if not isinstance(record.get("kind"), str):
-        return f"kind is {record.get('kind')!r}"
-
-    for name in ("number", "step"):
-        if name in record and not _is_count(record[name]):
-            return f"{name} is {record[name]!r}"
-
-    if "number" not in record:
-        return "it has no number"
-    if record["kind"] == "start" and not (_is_count(world_size) and world_size):
-        return f"world_size is {world_size!r}"
-
-    return None
-
-
-def _is_count(value: Any) -> bool:
-    """Whether it is a whole number from 0."""
-    return type(value) is int and value >= 0
+    events.events.append(event)
+    if isinstance(event, SeenStart):
+        events.world_size = max(events.world_size, event.world_size)
 
 
 def _check_no_file_is_missing(
@@ -176,9 +169,8 @@ def _check_no_file_is_missing(
         where = f"{folder}/rank-{rank:05d}.jsonl"
         host = hosts.get(rank)
         if host is not None and host not in shared and 0 in ranks:
-            section.note(
-                where, f"is missing: rank {rank} ran on {host}, and may have written it there"
-            )
+            what = f"is missing: rank {rank} ran on {host}, and may have written it there"
+            section.note(where, what)
         else:
             section.problem(where, f"is missing: the run had {plural(world_size, 'rank')}")
 
@@ -189,8 +181,7 @@ def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> Non
     reached = 0
     for event in events.events:
         if event.kind == "resume" and event.step > reached and event.step not in saved:
-            what = (
-                f"resumes at step {event.step:,}, but the events above reach only step {reached:,}"
-            )
+            furthest = f"the events above reach only step {reached:,}"
+            what = f"resumes at step {event.step:,}, but {furthest}"
             section.problem(f"{events.where}, line {event.line}", what)
         reached = max(reached, event.step)

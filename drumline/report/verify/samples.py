@@ -17,8 +17,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from drumline.base import untrusted
-from drumline.base.text import join_names, plural, span
+from drumline.base.text import join_names, named_ranks, plural, span
 from drumline.report.verify.checkpoint_check import SavedPosition
+from drumline.report.verify.event_check import Count
 from drumline.report.verify.section import Section
 from drumline.runs.events import read_json_lines
 from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps
@@ -26,7 +27,6 @@ from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps
 FILE = "ledger.jsonl"
 NAMED_FAULTS = 5
 NAMED_SAMPLES = 5
-Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 # The ledger
@@ -235,9 +235,7 @@ class EpochPiece:
                 moved = run.slice(step - self.first, 1)
                 if max(moved.low, low) < min(moved.high, high):
                     ranks.add(rank)
-
-        named = ", ".join(map(str, sorted(ranks)))
-        return f"{span(first, last, 'step')} on rank{'' if len(ranks) == 1 else 's'} {named}"
+        return f"{span(first, last, 'step')} on {named_ranks(sorted(ranks))}"
 
 
 class CoverageFault(NamedTuple):

@@ -208,11 +208,11 @@ def tensors_of(
         return []
 
     rows = [
-        row
+        _tensor_row(trace, step, len(sizes), hosts[rank])
         for rank, trace in traces.items()
         for step in trace.steps
-        if len(row := _tensor_row(trace, step, len(sizes), hosts[rank]))
     ]
+    rows = [row for row in rows if len(row)]
     times = np.mean(np.array(rows), axis=0).tolist() if rows else _between(sizes, buckets)
 
     return [
@@ -256,10 +256,10 @@ def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTime
     ends = np.cumsum(sizes)
     sent = np.cumsum([0, *(bucket.num_bytes for bucket in buckets)])
     bucket_ends = sent * ends[-1] / max(1, sent[-1])  # fewer bytes are sent where they are rounded
+
     first = buckets[0]
-    rows = [
-        (first.ready_s - first.backward_s, 0.0, first.host_s or 0.0),
-        *((bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0) for bucket in buckets),
-    ]
+    rows = [(first.ready_s - first.backward_s, 0.0, first.host_s or 0.0)]
+    for bucket in buckets:
+        rows.append((bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0))
     columns = [np.interp(ends, bucket_ends, times) for times in zip(*rows, strict=True)]
     return [TensorTimes(*times) for times in zip(*columns, strict=True)]

@@ -213,17 +213,18 @@ class SampleTimes:
         samples = np.stack([self._starts, self._ends], axis=1)
         starts = union(samples[self.is_in([WORKERS])])
         loading = union(np.concatenate([starts, trace.data]))
-        waits: dict[bool, list[float]] = {True: [], False: []}
+        with_start: list[float] = []
+        without: list[float] = []
         for step in trace.steps:
-            has_start = length(clipped(starts, step.start, step.end)) > 0
-            waits[has_start].append(length(clipped(loading, step.start, step.end)))
-
-        if not waits[True]:
+            has_start = len(clipped(starts, step.start, step.end)) > 0
+            wait_s = length(clipped(loading, step.start, step.end))
+            (with_start if has_start else without).append(wait_s)
+        if not with_start:
             return None
 
-        usual_s = median(waits[False] or [0.0])
-        longer_s = sum(max(0.0, wait_s - usual_s) for wait_s in waits[True])
-        return WorkerStarts(num_steps=len(waits[True]), seconds=longer_s / len(trace.steps))
+        usual_s = median(without or [0.0])
+        longer_s = sum(max(0.0, wait_s - usual_s) for wait_s in with_start)
+        return WorkerStarts(num_steps=len(with_start), seconds=longer_s / len(trace.steps))
 
     def by_phase(self, seconds: Seconds) -> dict[str, float]:
         """The sums of what the samples of each phase took."""

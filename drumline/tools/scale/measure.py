@@ -59,16 +59,25 @@ class SizedRuns:
 
     def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
         """Run it, with another batch if one is given, and read its profile."""
-        self.note(f"{plural(ranks, 'rank')}{'' if batch is None else f', a batch of {batch:,}'}")
         last = WARM_UP + self.options.steps
         changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
-        arguments = tuple(
-            self.arguments(changed if batch is None else {**changed, "train.batch_size": batch})
-        )
+        named = plural(ranks, "rank")
+        if batch is None:
+            self.note(named)
+        else:
+            self.note(f"{named}, a batch of {batch:,}")
+            changed["train.batch_size"] = batch
+
         run = self.folder / f"{name}-{ranks}"
-        what = f"the run on {plural(ranks, 'rank')}"
-        log = self.folder / f"{name}-{ranks}.log"
-        run_to_the_end(Leg(what, arguments, run, log, ranks, self.options.hosts_of(ranks)))
+        leg = Leg(
+            name=f"the run on {named}",
+            arguments=tuple(self.arguments(changed)),
+            folder=run,
+            log=self.folder / f"{name}-{ranks}.log",
+            world_size=ranks,
+            hosts=self.options.hosts_of(ranks),
+        )
+        run_to_the_end(leg)
         return read_profile(run), run
 
 

@@ -44,8 +44,12 @@ class Link:
     def rate(self, sent_bytes: float) -> float:
         """The bandwidth for so many bytes: between two measured sizes, by their ratio."""
         place = bisect_left(self.rates, (sent_bytes, 0.0))
-        if place in (0, len(self.rates)):
-            return self.rates[place and -1][1] if self.rates else self.bytes_per_s
+        if not self.rates:
+            return self.bytes_per_s
+        if place == 0:
+            return self.rates[0][1]
+        if place == len(self.rates):
+            return self.rates[-1][1]
         (low, slow), (high, fast) = self.rates[place - 1 : place + 1]
         return slow + (fast - slow) * math.log(sent_bytes / low) / math.log(high / low)
 

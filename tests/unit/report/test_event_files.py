@@ -111,14 +111,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "damage"),
     [
-        ({"step": "x"}, "step is 'x'"),
-        ({"step": None}, "step is None"),
-        ({"step": True}, "step is True"),
-        ({"number": "2"}, "number is '2'"),
-        ({"kind": 3}, "kind is 3"),
-        ({"kind": "start", "world_size": None}, "world_size is None"),
-        ({"kind": "start", "world_size": 0}, "world_size is 0"),
-        ({"number": ...}, "it has no number"),
+        ({"step": "x"}, "Expected `int`, got `str` - at `$.step`"),
+        ({"step": None}, "Expected `int`, got `null` - at `$.step`"),
+        ({"step": True}, "Expected `int`, got `bool` - at `$.step`"),
+        ({"number": "2"}, "Expected `int`, got `str` - at `$.number`"),
+        ({"kind": 3}, "Expected `str`, got `int` - at `$.kind`"),
+        ({"kind": "start", "world_size": None}, "Expected `int`, got `null` - at `$.world_size`"),
+        ({"kind": "start", "world_size": 0}, "Expected `int` >= 1 - at `$.world_size`"),
+        ({"number": ...}, "Object missing required field `number`"),
     ],
 )
 def test_a_damaged_event_is_named(tmp_path: Path, change: dict[str, Any], damage: str) -> None:

@@ -182,7 +182,7 @@ def test_steps_recorded_twice_are_named(tmp_path: Path) -> None:
     assert texts[0] == "ledger.jsonl, line 3: recorded twice: steps 1 to 2"
     assert "positions 0 to 15 (samples" in texts[1]
     assert texts[1].endswith(
-        "covered twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2"
+        "covered twice: in steps 1 to 2 on ranks 0-2, and in steps 1 to 2 on ranks 0-2"
     )
 
 
