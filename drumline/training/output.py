@@ -333,7 +333,9 @@ class WatchNotices:
 
     def report(self, reporter: Reporter) -> None:
         """Report new notices."""
-        for notice in [] if self._tail is None else self._tail.new():
+        if self._tail is None:
+            return
+        for notice in self._tail.new():
             if not all(isinstance(notice.get(name), str) for name in ("kind", "message")):
                 continue
             kind = notice["kind"]

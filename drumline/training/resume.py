@@ -59,6 +59,8 @@ from drumline.watch.watch_folder import has_ended_ranks
 
 MOST_AT_ONE_STEP = 3
 NEW_RUN = "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
+DiagnosisRecord = Mapping[str, Any]
+"""A file of `RUN/diagnoses`, as `read_diagnoses` returns it."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
@@ -148,7 +150,7 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     return past
 
 
-def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
+def diagnoses_of_launch(folder: Path, launch: str) -> list[DiagnosisRecord]:
     """The diagnoses that ended a start of this launch, the newest last, without those that were
     only reported."""
     return [
@@ -158,14 +160,14 @@ def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
     ]
 
 
-def _first_cause(of_start: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _first_cause(of_start: Sequence[DiagnosisRecord]) -> DiagnosisRecord:
     """One start may have several diagnoses: in a network partition each side makes its own. The
     first is the cause, but for a kill of our own, which follows from another failure."""
     causes = (record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED)
     return next(causes, of_start[0])
 
 
-def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
+def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple[str, str] | None:
     """From the diagnoses that ended starts: why not to restart, and what to do instead; None:
     restart."""
     if not diagnoses:
@@ -193,7 +195,7 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
     return as_list(heading, failures), next_step
 
 
-def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
+def _failure_in(record: DiagnosisRecord) -> dict[str, Any]:
     """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole
     host."""
     diagnosis = record["diagnosis"]
@@ -245,29 +247,32 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
     """Collective: the checkpoint to resume from; None: the run starts."""
     answer: Any = None
     if ddp.is_main_process():
-        path, skipped = catalog.newest_valid(root, check_contents)
-        saved = None if path is None else catalog.read_document(path, "progress")
-        non_finite = None if path is None else catalog.check_sizes(path).non_finite
-        answer = [
-            str(path or ""),
-            saved,
-            [(str(checkpoint), reason) for checkpoint, reason in skipped],
-            non_finite,
-        ]
+        newest, skipped = catalog.newest_valid(root, check_contents)
+        answer = {"skipped": [(str(checkpoint), reason) for checkpoint, reason in skipped]}
+        if newest is not None:
+            answer["path"] = str(newest)
+            answer["progress"] = catalog.read_document(newest, "progress")
+            answer["non_finite"] = catalog.check_sizes(newest).non_finite
 
-    path, saved, skipped, non_finite = broadcast_json(answer)
-    if skipped and not path:
+    answer = broadcast_json(answer)
+    skipped = answer["skipped"]
+    path = answer.get("path")
+    if skipped and path is None:
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {root} is complete; the newest: {skipped[0][1]}",
             next_step="restore one from a backup, or start a new run with --fresh, which moves this one aside",
         )
-
-    if not path:
+    if path is None:
         return None
-    cursor = Cursor(**saved["cursor"])
-    metrics = saved.get("metrics", {})
-    progress = Progress(saved["step"], cursor, stopped=saved.get("stopped"), metrics=metrics)
-    return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
+
+    saved = answer["progress"]
+    progress = Progress(
+        saved["step"],
+        Cursor(**saved["cursor"]),
+        stopped=saved.get("stopped"),
+        metrics=saved.get("metrics", {}),
+    )
+    return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, answer["non_finite"])
 
 
 def check_contents(path: Path) -> None:

@@ -232,20 +232,22 @@ class TrainingRun:
 
     def find_start(self) -> None:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
-        is_continued = self.regrouping.is_continued
-        self.failure = None if is_continued else begin_launch(self.folder, self.ddp)
+        ddp = self.ddp
+        root = self.folder.checkpoints
+        self.failure = None
+        if not self.regrouping.is_continued:
+            self.failure = begin_launch(self.folder, ddp)
         notice = self.config.watch.notice
-        if notice is not None and self.ddp.get_local_rank() == 0:
+        if notice is not None and ddp.get_local_rank() == 0:
             self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
-        if is_continued:
-            is_sharded = self.config.dist.mode == "hsdp"
-            group = compare_group(self.regrouping.kept_state, self.ddp, is_sharded=is_sharded)
-            if self.ddp.is_main_process():
-                check_newest(self.folder.checkpoints, group)
-            self.start = group
-        else:
-            self.start = find_newest(self.ddp, self.folder.checkpoints)
 
+        if self.regrouping.is_continued:
+            is_sharded = self.config.dist.mode == "hsdp"
+            self.start = compare_group(self.regrouping.kept_state, ddp, is_sharded=is_sharded)
+            if ddp.is_main_process():
+                check_newest(root, self.start)
+        else:
+            self.start = find_newest(ddp, root)
         self.clock.mark("folder")
 
     def build(self) -> None:
