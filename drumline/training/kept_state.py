@@ -318,7 +318,9 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
 def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     """What belongs to a sharded parameter and has the shape of this rank's part (weights, an
     optimizer's state) as a shard."""
-    parameters = {} if job.sharded is None else sharded_parameters(job.model)
+    if job.sharded is None:
+        return snapshot
+    parameters = sharded_parameters(job.model)
 
     def shard(name: str, part: Tensor) -> Tensor:
         """The tensor of this name, as a shard if its parameter is one."""

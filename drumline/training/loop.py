@@ -125,13 +125,16 @@ class LogTraining(Action):
         job = context.job
         counts = job.finite.counts
         this_rank = self._counts(context)
-        counted = [counts.new_tensor(this_rank)]
+        # Filled on the device: a copy from the host would wait for it, before the time is taken.
+        counted = [counts.new_full((1,), number) for number in this_rank]
         if context.hooks is not None:
             counted.append(context.hooks.vote(counts))
         counted += [job.meter.take(), counts]
+
         began = time.perf_counter()
         reduced = all_sum(torch.cat(counted)).tolist()
         blocked_s = time.perf_counter() - began
+
         *measured, num_bad, _ = reduced[len(this_rank) :]
         num_votes = 0.0 if context.hooks is None else measured.pop(0)
         if num_bad and not measured[1]:  # all were skipped
@@ -204,8 +207,10 @@ class LogTraining(Action):
         run, too."""
         before = self._spent_s
         self._spent_s = context.job.heartbeat.spent_s()
-        spent = {name: seconds - before.get(name, 0.0) for name, seconds in self._spent_s.items()}
-        phases_s = {name: round(seconds, 6) for name, seconds in spent.items() if seconds > 0}
+        phases_s = {}
+        for name, seconds in self._spent_s.items():
+            if (spent := seconds - before.get(name, 0.0)) > 0:
+                phases_s[name] = round(spent, 6)
         context.reporter.report("phases", step=context.progress.step, phases_s=phases_s)
 
 

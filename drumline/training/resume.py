@@ -535,11 +535,12 @@ def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
     """Give the optimizer the settings of this start, but for what it had changed itself. Its rate
     is set before each step. None: a checkpoint of an earlier version, which did not record it."""
     groups = job.optimizer.param_groups
+    changed_names = group_state or [[]] * len(groups)
     with state.translated("progress"):
-        for group, settings, changed in zip(
-            groups, job.group_settings, group_state or [[]] * len(groups), strict=True
-        ):
-            group.update({name: value for name, value in settings.items() if name not in changed})
+        for group, settings, changed in zip(groups, job.group_settings, changed_names, strict=True):
+            for name, value in settings.items():
+                if name not in changed:
+                    group[name] = value
 
 
 def _restore_comm(

@@ -488,14 +488,17 @@ class TrainingRun:
         step of this start. Not before: a refused start changes nothing."""
         if self.ddp.device.type == "cuda":
             torch.cuda.synchronize(self.ddp.device)
-        step = self.progress.step
+
         loader = self.job.loader
         counts = [loader.waited_s, loader.num_tokens]
         on_device = torch.tensor(counts, dtype=torch.float64, device=self.ddp.device)
         waited_s, tokens = all_sum(on_device).tolist()
         context.throughput.end_start(waited_s=waited_s / self.ddp.world_size, tokens=tokens)
+
         if self.ddp.is_main_process():
             write_settings(context, self.facts["history"])
+
+        step = self.progress.step
         live = self.regrouping.live
         if live is not None and self.regrouping.is_continued:
             report_regrouped(context, live.latest, self.regrouping.kept_state)

@@ -469,13 +469,17 @@ def capture_run(
 def live_state(job: Job, hooks: TaskHooks | None, document: Mapping[str, Any]) -> Snapshot:
     """The state of the job and its hooks, with this document of the progress. The tensors are those
     in use."""
-    of_hooks = Snapshot({}, {}) if hooks is None else hooks.capture()
     progress = {**document, "group_state": group_state(job.optimizer, job.group_settings)}
     snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=progress)
-    tensors = {**snapshot.tensors, **of_hooks.tensors}
+
+    if hooks is not None:
+        of_hooks = hooks.capture()
+        snapshot.tensors.update(of_hooks.tensors)
+        snapshot.documents.update(of_hooks.documents)
+
     if job.sync is not None and (outer := job.sync.outer_state()):
-        tensors[OUTER_FILE] = outer
-    return Snapshot(tensors, {**snapshot.documents, **of_hooks.documents})
+        snapshot.tensors[OUTER_FILE] = outer
+    return snapshot
 
 
 def _gather_rank_states(job: Job) -> Snapshot:
