@@ -178,7 +178,11 @@ class CheckedReduceScatter:
     ) -> Any:
         self._use.before_reduction(self._name, input_tensor.numel())
         return _reduce_scatter(
-            output=output_tensor, input=input_tensor, op=op, group=group, async_op=async_op
+            output=output_tensor,
+            input=input_tensor,
+            op=op,
+            group=group,
+            async_op=async_op,
         )
 
 

@@ -53,7 +53,10 @@ class SyncedPart:
     progress."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], plan: SyncPlan, groups: ReplicaGroups
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: SyncPlan,
+        groups: ReplicaGroups,
     ) -> None:
         self.parameters = dict(parameters)
         self._plan = plan
@@ -138,7 +141,12 @@ class OuterSync:
     """Synchronizes a model with its replicas, in rounds."""
 
     def __init__(
-        self, model: nn.Module, plan: SyncPlan, groups: ReplicaGroups, *, sends_buffers: bool
+        self,
+        model: nn.Module,
+        plan: SyncPlan,
+        groups: ReplicaGroups,
+        *,
+        sends_buffers: bool,
     ) -> None:
         """`sends_buffers`: all ranks take rank 0's in each round."""
         self.plan = plan

@@ -49,7 +49,10 @@ class ReplicaGroups:
 
 
 def make_replica_groups(
-    replicas: Sequence[Sequence[int]], *, timeout_s: float, may_grow: bool = False
+    replicas: Sequence[Sequence[int]],
+    *,
+    timeout_s: float,
+    may_grow: bool = False,
 ) -> ReplicaGroups | None:
     """Collective: the groups of these replicas, each given by its ranks; None if there is one
     replica only, unless others may join it."""
@@ -136,7 +139,10 @@ class DeltaSum:
         self._sent = self._rounded(rows.view(self._count, self._length), "error")
         self._received = torch.empty_like(self._sent)
         self._work = dist.all_to_all_single(
-            self._received, self._sent, group=self._group, async_op=True
+            self._received,
+            self._sent,
+            group=self._group,
+            async_op=True,
         )
         self._is_second_half = False
 
@@ -149,7 +155,10 @@ class DeltaSum:
         self._received = self._sent.new_empty(self._count, self._sent.shape[1])
         # torch renames the function that needs no list.
         self._work = dist.all_gather(
-            list(torch.split(self._received, 1)), self._sent, group=self._group, async_op=True
+            list(torch.split(self._received, 1)),
+            self._sent,
+            group=self._group,
+            async_op=True,
         )
         self._is_second_half = True
 

@@ -96,7 +96,10 @@ class ReplicaComparison:
         return next(difference for difference in differences if difference.tensors)
 
     def _resolve(
-        self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int
+        self,
+        difference: ReplicaDifference,
+        tensors: dict[str, Tensor],
+        step: int,
     ) -> None:
         """Collective."""
         sentence = difference.sentence(step, self.last_agreed)
@@ -139,7 +142,10 @@ def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any = N
 
 
 def replica_tensors(
-    model: nn.Module, optimizer: Optimizer, *, include_buffers: bool
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    include_buffers: bool,
 ) -> dict[str, Tensor]:
     """The tensors that must be the same on every rank after a step, by their names in a checkpoint:
     `fc.weight`, `bn.running_mean`, `fc.weight/exp_avg_sq`. They are not copied. Call it each time:

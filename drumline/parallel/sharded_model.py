@@ -48,7 +48,11 @@ class ShardedModel(Applied):
     """A sharded model; called as `Applied` is."""
 
     def __init__(
-        self, model: nn.Module, mesh: Any, plan: ShardingPlan, device: torch.device
+        self,
+        model: nn.Module,
+        mesh: Any,
+        plan: ShardingPlan,
+        device: torch.device,
     ) -> None:
         super().__init__(model)
         self.plan = plan

@@ -93,7 +93,10 @@ def broadcast_json(value: Any, *, source: int = 0) -> Any:
 
 
 def broadcast_tensors(
-    tensors: Mapping[str, Tensor] | None, *, source: int = 0, keeps: bool = True
+    tensors: Mapping[str, Tensor] | None,
+    *,
+    source: int = 0,
+    keeps: bool = True,
 ) -> dict[str, Tensor]:
     """Collective: the tensors of rank `source` by name, on every rank, on the CPU; other ranks give
     None. A rank that does not `keep` them only takes part, and gets none."""

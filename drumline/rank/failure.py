@@ -67,7 +67,11 @@ class Failure:
 
 
 def claim_failure(
-    store: SealedStore, failure: Failure, error: BaseException, *, rank_0_hosts_store: bool
+    store: SealedStore,
+    failure: Failure,
+    error: BaseException,
+    *,
+    rank_0_hosts_store: bool,
 ) -> Failure | None:
     """Claim to be the first to fail. None: this rank is. Otherwise: the earlier failure."""
     # A lost peer causes a communication error here, and the peer's own claim may arrive later.
@@ -113,7 +117,12 @@ def _wait_for_claim(store: SealedStore) -> Failure | None:
 
 
 def wait_for_ranks(
-    store: SealedStore, call: str, rank: int, world_size: int, *, limit_s: float
+    store: SealedStore,
+    call: str,
+    rank: int,
+    world_size: int,
+    *,
+    limit_s: float,
 ) -> list[int]:
     """Wait through the store until every rank has reached this call: a collective would time out
     while one of them works for long. Those that have not after this limit; a DistStoreError as soon

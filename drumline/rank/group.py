@@ -188,7 +188,10 @@ def leave_group(*, broken: bool = False) -> bool:
         earlier_groups = list(_left_groups)
         _left_groups.clear()
         releasing = threading.Thread(
-            target=_release, args=(earlier_groups,), name="drumline-release", daemon=True
+            target=_release,
+            args=(earlier_groups,),
+            name="drumline-release",
+            daemon=True,
         )
         releasing.start()
         releasing.join(RELEASE_S)

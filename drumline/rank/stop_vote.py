@@ -35,7 +35,12 @@ class StopVote:
     """One rank's part. The watcher calls `tick` repeatedly, the training loop `stops_at`."""
 
     def __init__(
-        self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]
+        self,
+        store: SealedStore,
+        *,
+        rank: int,
+        world_size: int,
+        step: Callable[[], int],
     ) -> None:
         """`store`: the watcher's own connection. `step`: the number of steps that this rank has
         done."""

@@ -23,7 +23,11 @@ BACKLOG = 4096
 
 
 def open_tcp_store(
-    host: str, port: int, *, timeout_s: float, bound: str | None = None
+    host: str,
+    port: int,
+    *,
+    timeout_s: float,
+    bound: str | None = None,
 ) -> dist.TCPStore:
     """Connect to the store there. `bound`: run it here instead, at that address only; then a port
     of 0 is any that is free."""

@@ -45,7 +45,12 @@ class ScriptRecorder:
     """The main thread records, another one writes."""
 
     def __init__(
-        self, file: Path, topology: Topology, *, node_rank: int, arguments: Sequence[str] = ()
+        self,
+        file: Path,
+        topology: Topology,
+        *,
+        node_rank: int,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._file = file
         self._owner = {
@@ -293,7 +298,9 @@ class DdpModules:
         """What is known of each module, by its name across ranks."""
         return {
             observed.key: ModuleReport(
-                name=observed.name, ranks=observed.ranks, hashes=dict(observed.hashes)
+                name=observed.name,
+                ranks=observed.ranks,
+                hashes=dict(observed.hashes),
             )
             for observed in list(self._modules.values())
         }

@@ -44,7 +44,10 @@ def main(words: list[str]) -> None:
     _, steps, folder, until, how, *program = words
     ends_script = until == "only"
     profile = torch_hooks.ScriptProfile(
-        steps, Path(folder), ends_script=ends_script, script=program[0]
+        steps,
+        Path(folder),
+        ends_script=ends_script,
+        script=program[0],
     )
     torch_hooks.call_after_torch(profile.observe, "nothing is profiled")
     try:
@@ -172,7 +175,9 @@ def _hide_own_frames(error: BaseException) -> None:
     hook = sys.excepthook
 
     def from_script_on(
-        kind: type[BaseException], value: BaseException, trace: TracebackType | None
+        kind: type[BaseException],
+        value: BaseException,
+        trace: TracebackType | None,
     ) -> None:
         trace = _without_own_frames(trace)
         hook(kind, value.with_traceback(trace) if value is error else value, trace)

@@ -45,7 +45,10 @@ class _AfterTorch(MetaPathFinder):
         self._without = without
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """The module as it is found without this one, and a call when torch has run."""
         if fullname != "torch" or self not in sys.meta_path:

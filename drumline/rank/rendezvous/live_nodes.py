@@ -133,7 +133,10 @@ class LiveNodes:
         self._ended = threading.Event()
         watched_store = self.stores.own_store.clone()
         self._watcher = threading.Thread(
-            target=self._watch, args=(watched_store,), name="drumline-nodes", daemon=True
+            target=self._watch,
+            args=(watched_store,),
+            name="drumline-nodes",
+            daemon=True,
         )
         self._watcher.start()
 

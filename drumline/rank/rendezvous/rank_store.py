@@ -31,7 +31,10 @@ _hosted: dict[int, dist.TCPStore] = {}
 
 
 def open_store(
-    topology: Topology, *, timeout_s: float, check: Callable[[], None] | None = None
+    topology: Topology,
+    *,
+    timeout_s: float,
+    check: Callable[[], None] | None = None,
 ) -> SealedStore:
     """Only ranks with the same secret believe each other. `check`: called while this waits; what it
     raises ends the wait."""
@@ -67,7 +70,10 @@ def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPSt
 
 
 def _wait_until_open(
-    topology: Topology, *, timeout_s: float, check: Callable[[], None] | None
+    topology: Topology,
+    *,
+    timeout_s: float,
+    check: Callable[[], None] | None,
 ) -> None:
     """Wait until the store's port answers; raise when that cannot be expected any more."""
     limits: dict[str, float] = {Reason.UNKNOWN_NAME: UNKNOWN_NAME_S}
@@ -106,7 +112,12 @@ def _unreachable(topology: Topology, waited_s: float, why: str) -> PreflightErro
 
 
 def agree(
-    store: SealedStore, topology: Topology, key: str, decide: Callable[[], Any], *, deadline: float
+    store: SealedStore,
+    topology: Topology,
+    key: str,
+    decide: Callable[[], Any],
+    *,
+    deadline: float,
 ) -> Any:
     """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on
     every rank."""

@@ -44,7 +44,11 @@ NodeCard = Mapping[str, Any]
 
 
 def check_reachability(
-    rendezvous: Rendezvous, topology: Topology, options: StartOptions, *, backend: str
+    rendezvous: Rendezvous,
+    topology: Topology,
+    options: StartOptions,
+    *,
+    backend: str,
 ) -> Rendezvous:
     """Collective: raise the same on every rank if data cannot go between two hosts. Returns the
     rendezvous with what the service of each node returns when it listens."""
@@ -75,7 +79,11 @@ class _ReachabilityCheck:
     """The part of one rank."""
 
     def __init__(
-        self, rendezvous: Rendezvous, topology: Topology, options: StartOptions, backend: str
+        self,
+        rendezvous: Rendezvous,
+        topology: Topology,
+        options: StartOptions,
+        backend: str,
     ) -> None:
         self.rendezvous = rendezvous
         self.topology = topology

@@ -78,7 +78,11 @@ class JobConnection:
         )
 
     def start_watchdog(
-        self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]
+        self,
+        node: NodeWatch,
+        config: WatchConfig,
+        *,
+        sign: Callable[[], Hashable],
     ) -> None:
         """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes
         progress."""
@@ -101,7 +105,11 @@ class JobConnection:
         recorder.fail(summary(error), failure_kind(error))
 
     def claim_failure(
-        self, error: BaseException, failure: Failure, *, environment: Mapping[str, str]
+        self,
+        error: BaseException,
+        failure: Failure,
+        *,
+        environment: Mapping[str, str],
     ) -> Failure | None:
         """Report to the other ranks and the launcher that this rank has failed. None: it failed
         first; otherwise the earlier failure. If no rank has reported one, but this rank has lost a

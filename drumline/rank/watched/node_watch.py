@@ -109,7 +109,10 @@ class NodeWatch:
 
 
 def options_from_launcher(
-    settings: WatchSettings, topology: Topology, *, node: int
+    settings: WatchSettings,
+    topology: Topology,
+    *,
+    node: int,
 ) -> tuple[SidecarOptions, socket.socket | None]:
     """For ranks that have no rendezvous of ours. The other nodes' names come with their first
     messages."""

@@ -485,7 +485,12 @@ class SyncLines:
         return synchronize
 
     def _on_warning(
-        self, message: Any, category: Any, filename: str, lineno: int, *context: Any
+        self,
+        message: Any,
+        category: Any,
+        filename: str,
+        lineno: int,
+        *context: Any,
     ) -> None:
         """Note torch's warnings of waits, and show all others as before."""
         if SYNCHRONIZES in str(message):

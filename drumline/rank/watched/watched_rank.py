@@ -51,7 +51,11 @@ class WatchedRank:
     stores to memory."""
 
     def __init__(
-        self, options: SidecarOptions, listener: socket.socket | None, *, rank: int
+        self,
+        options: SidecarOptions,
+        listener: socket.socket | None,
+        *,
+        rank: int,
     ) -> None:
         """`options`: for the sidecar, which the first rank of a node starts."""
         self.folder = Path(options.folder)
@@ -160,7 +164,9 @@ def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
 
 
 def watch_rank(
-    options: SidecarOptions, listener: socket.socket | None, rank: int
+    options: SidecarOptions,
+    listener: socket.socket | None,
+    rank: int,
 ) -> WatchedRank | None:
     """None: it cannot be watched, which is reported."""
     options = replace(options, listener=None if listener is None else listener.fileno())
