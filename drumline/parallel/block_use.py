@@ -223,6 +223,7 @@ def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[st
     model."""
     names: dict[str, list[str]] = {}
     taken: set[str] = set()
+
     # An inner module before the one that holds it.
     for name, module in sorted(sharded.items(), key=lambda item: -len(item[0])):
         trained = [

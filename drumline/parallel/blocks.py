@@ -146,6 +146,7 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         if isinstance(parent, PLAIN)
         for member in parent.children()
     }
+
     candidates: dict[Any, _Candidate] = defaultdict(_Candidate)
     for name, module in model.named_modules():
         is_plain = type(module) in PLAIN

@@ -25,26 +25,23 @@ by zero."""
 
 def rounding_hook(comm: str) -> Callable[[Any, dist.GradBucket], Future[Tensor]]:
     """DDP's hook to send gradients as `bf16` or `fp16`."""
-    hooks = {"bf16": reduce_as_bf16, "fp16": reduce_as_fp16}
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+        bf16_compress_hook,
+        fp16_compress_hook,
+    )
+
+    hooks = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
     if comm not in hooks:
         raise UsageError(
             f"ddp.wrap(comm={comm!r}) is not possible: it takes none, bf16 or fp16",
             next_step="for powersgd, whose state is saved with the run, use `drumline train --dist.comm powersgd`",
         )
-    return hooks[comm]
 
+    # DDP knows torch's bf16 hook by its name, and refuses it without NCCL. gloo sums bf16 as well.
+    def reduce_rounded(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+        return hooks[comm](group, bucket)
 
-# DDP knows torch's bf16 hook by its name, and refuses it without NCCL. gloo sums bf16 as well.
-def reduce_as_bf16(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-    return bf16_compress_hook(group, bucket)
-
-
-def reduce_as_fp16(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    return fp16_compress_hook(group, bucket)
+    return reduce_rounded
 
 
 class PowerSGD:
@@ -74,6 +71,7 @@ class PowerSGD:
             start_powerSGD_iter=start,
             orthogonalization_epsilon=EPSILON,
         )
+
         self._buckets: dict[int, list[str]] = {}
         """The names of the parameters in each bucket that was compressed."""
         self._saved: dict[int, dict[str, Any]] = {}

@@ -157,6 +157,7 @@ class OuterSync:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and name not in ignored
         }
+
         split = split_evenly(trained, plan.parts)
         self._parts = [SyncedPart(parameters, plan, groups) for parameters in split]
         self._buffers = LiveBuffers(model)
@@ -184,6 +185,7 @@ class OuterSync:
             for number, part in enumerate(self._parts)
             if part.began_at is None and (is_last or self.plan.is_due(number, step))
         ]
+
         self.repeat(due, step, weight=self.groups.weight, is_last=is_last)
         if is_last or not overlap:
             has_all_buffers = self._sends_buffers or not self._buffers

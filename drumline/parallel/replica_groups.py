@@ -61,6 +61,7 @@ def make_replica_groups(
     ordered = sorted(tuple(sorted(ranks)) for ranks in replicas)
     leaders = tuple(ranks[0] for ranks in ordered)
     across = make_group(leaders, timeout_s=timeout_s)
+
     # All ranks make all groups, in the same order.
     groups = {ranks: make_group(ranks, timeout_s=timeout_s) for ranks in ordered if len(ranks) > 1}
     (members,) = (ranks for ranks in ordered if dist.get_rank() in ranks)
@@ -115,6 +116,7 @@ class DeltaSum:
         self._device = like.device
         self._count = dist.get_world_size(group)
         length = -(-self._size // (self._count * BLOCK)) * BLOCK
+
         # gloo has no all-to-all between GPUs.
         self._wire_device = (
             torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
@@ -144,6 +146,7 @@ class DeltaSum:
             group=self._group,
             async_op=True,
         )
+
         self._is_second_half = False
 
     def advance(self) -> None:
@@ -153,6 +156,7 @@ class DeltaSum:
         self._work.wait()
         self._sent = self._rounded(self._decoded().sum(0, keepdim=True), "slice_error")
         self._received = self._sent.new_empty(self._count, self._sent.shape[1])
+
         # torch renames the function that needs no list.
         self._work = dist.all_gather(
             list(torch.split(self._received, 1)),
@@ -160,6 +164,7 @@ class DeltaSum:
             group=self._group,
             async_op=True,
         )
+
         self._is_second_half = True
 
     def settle(self) -> Tensor:

@@ -59,6 +59,7 @@ class ReplicaComparison:
             for name, tensor in compared.items()
             if has_replicas or not is_shard(tensor)
         }
+
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)
@@ -158,6 +159,7 @@ def replica_tensors(
         for name, tensor in plain.named_buffers()
         if include_buffers and name not in ignored
     }
+
     state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         state.update(_tensors_in(optimizer.state.get(parameter), name))

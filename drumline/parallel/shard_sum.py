@@ -39,6 +39,7 @@ class _Flat:
         first = parameters[0]
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
+
         # In the parameter's memory order (channels_last, for example): fused optimizers use memory
         # order, not indices.
         self.views = [
@@ -152,6 +153,7 @@ class ShardSum:
                 nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)
             ]
         )
+
         self._rank = rank
         self._world_size = world_size
         self._names = {
@@ -231,6 +233,7 @@ class ShardSum:
 
         bucket.missing.remove(parameter)
         shard, num_shards = self._sends_along
+
         # In the order of the list, not of completion, which may differ between ranks.
         while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
             ready = self._buckets[self._num_sent]

@@ -62,6 +62,7 @@ class ShardedModel(Applied):
             name: module for name, module in model.named_modules() if is_sharded_block(module)
         }
         self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
+
         # A forward pass without a backward pass would leave parameters gathered, and the optimizer
         # changes the shards.
         model.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.reshard())
@@ -159,6 +160,7 @@ def shard_model(
         "mp_policy": MixedPrecisionPolicy(plan.dtype, plan.dtype, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if plan.offloads else OffloadPolicy(),
     }
+
     blocks = find_blocks(model, plan.wrap)
     is_zero1 = plan.mode == "zero1"
     for name, block in blocks.items():
@@ -170,6 +172,7 @@ def shard_model(
 
     if prepare is not None:
         prepare(model.named_modules())
+
     # The backward pass begins with what no block holds.
     fully_shard(model, reshard_after_forward=not blocks and not is_zero1, **options)
     if plan.finds_unused and not can_find_unused():

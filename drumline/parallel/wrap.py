@@ -117,12 +117,14 @@ def wrap_model(
         "gradient_as_bucket_view": True,
         **ddp_options,
     }
+
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=group,
         **options,
     )
+
     if hook is not None and dist.get_world_size() > 1:
         wrapped.register_comm_hook(None, hook)
     return wrapped
@@ -185,6 +187,7 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
         for name, module in model.named_modules()
         if is_batchnorm(module) and not isinstance(module, nn.SyncBatchNorm)
     ]
+
     if not layers or batch_size >= SMALL_BATCH:
         return None
     advice = "fewer shards" if in_shards else "--dist.sync_batchnorm on GPUs"

@@ -55,6 +55,7 @@ def choose_device(setting: str, *, local_rank: int) -> torch.device:
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
+
     # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that
     # they differ.
     index = 0 if num_gpus == 1 else local_rank
@@ -140,6 +141,7 @@ def join_group(
         timeout=timedelta(seconds=options.timeout_s),
         device_id=device if is_nccl else None,
     )
+
     # The first collective makes the connections, so it is part of the start.
     dist.all_reduce(torch.zeros(1, device=device if is_nccl else "cpu"))
     set_group_timeout(train_timeout_s)
@@ -178,6 +180,7 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
     destroying.start()
     destroying.join(LEAVE_S)
+
     # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished
     # a collective needs the GIL to release a tensor: a deadlock (seen with torch 2.13). So the
     # objects are kept; where groups break and the process continues, until the next one is left,
@@ -236,10 +239,12 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
             stream.flush()
 
     code = int(failed or getattr(sys, "last_value", None) is not None)
+
     # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not
     # get the GIL again.
     libc = ctypes.CDLL(None)
     function = ctypes.cast(libc._exit, ctypes.c_void_p).value
+
     # `struct sigevent` of Linux on 64 bits.
     event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)
     timer = ctypes.c_void_p()

@@ -59,6 +59,7 @@ class ScriptRecorder:
             "local_rank": topology.local_rank,
             "node_rank": node_rank,
         }
+
         self._arguments = arguments_by_name(arguments)
         self._facts: Facts = {}
         self._loaders: dict[str, LoaderReport] = {}
@@ -314,6 +315,7 @@ class DdpModules:
 
         hooks = getattr(module, "_comm_hooks", ())
         names = " ".join(getattr(hook, "__qualname__", "").lower() for hook, _ in hooks)
+
         # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
         # operation.
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
@@ -328,6 +330,7 @@ class DdpModules:
             # Not one whose parts are on other ranks.
             if name not in ignored and type(parameter) in (torch.nn.Parameter, torch.Tensor)
         }
+
         trained = observed.trained()
         if not tensors or trained is None:
             return

@@ -49,6 +49,7 @@ def main(words: list[str]) -> None:
         ends_script=ends_script,
         script=program[0],
     )
+
     torch_hooks.call_after_torch(profile.observe, "nothing is profiled")
     try:
         (_run_watched if how == "watched" else run_program)(program)
@@ -104,8 +105,10 @@ class _WatchedScript:
             sign=lambda: None if activity is None else activity.num_marks,
             also=self._recorder.write if self._recorder else lambda: None,
         )
+
         self._error: BaseException | None = None
         self._pid = os.getpid()
+
         # Those that the script registers come before it, and its threads end before those.
         atexit.register(self._close)
 
@@ -159,6 +162,7 @@ def _run_script(words: list[str]) -> None:
         __cached__=None,
         __package__=None,
     )
+
     _become(module)
     exec(code, module.__dict__)  # noqa: S102
 

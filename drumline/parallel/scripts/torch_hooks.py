@@ -105,6 +105,7 @@ class _TorchObserver:
         wrap_method(DistributedDataParallel, "__init__", self._build)
         wrap_method(DistributedDataParallel, "forward", self._timed(FORWARD))
         wrap_method(torch.Tensor, "backward", self._timed(BACKWARD, self._begin_backward))
+
         # A rank waits for the others here, as in backward.
         wrap_method(Work, "wait", self._timed(BACKWARD))
         wrap_method(DataLoader, "__iter__", self._iterate)
@@ -219,8 +220,10 @@ class ScriptProfile:
             self._topology,
             JobFacts(task=self._script),
         )
+
         wrap_method(DistributedDataParallel, "__init__", self._build)
         self._hook = register_optimizer_step_post_hook(self._after_step)
+
         # The script may end before the last step that is to be profiled.
         atexit.register(self._capture.finish)
 

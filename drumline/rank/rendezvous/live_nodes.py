@@ -138,6 +138,7 @@ class LiveNodes:
             name="drumline-nodes",
             daemon=True,
         )
+
         self._watcher.start()
 
     def _form_first_group(self, rendezvous: Rendezvous, place: int) -> None:
@@ -152,6 +153,7 @@ class LiveNodes:
         keys = [f"live/{number}" for number in range(len(rendezvous.nodes))]
         cards = rendezvous.store.multi_get(keys)
         self.latest = NodeGroup(0, tuple(LiveNode(**json.loads(card)) for card in cards))
+
         # Where no launcher gave it to all.
         self.stores.process = self.latest.members[place].process
 

@@ -143,6 +143,7 @@ class NodeStores:
         """The store of a node; None: the node is lost, or was started again."""
         if member.process in self.dead_processes:
             return None
+
         # First: a store that has lost its connection prints torch's own stack.
         if member.probe() != "open":
             self._connected.pop(member.process, None)
@@ -205,6 +206,7 @@ class NextGroup:
 
         while (decided := self._ask_lower_nodes() or self.decide()) is None:
             pass
+
         # For other ranks here, and nodes whose decider is lost.
         self.stores.own_store.set(self._key, decided.encode())
         return decided
@@ -293,6 +295,7 @@ class NextGroup:
             lost=tuple(map(str, lost)),
             joined=tuple(map(str, joining)),
         )
+
         for joiner in joining:
             own_store.set(f"joined/{joiner.process}", decided.encode())
             own_store.delete_key(f"lobby/{joiner.number}")

@@ -155,6 +155,7 @@ class _Joining:
             "gpu": gpu,
             "address": outward_address(options.environment, topology.master_addr),
         }
+
         if options.service is not None and topology.local_rank == 0:
             self.card["service"] = outcome(options.service.prepare, host=topology.host)
         self.part = store
@@ -181,8 +182,7 @@ class _Joining:
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
         keys = None
-        # Ranks were given no secret: they get one for this start, wrapped for each of them.
-        if self.keys is not None:
+        if self.keys is not None:  # no secret was given: each rank gets one for this start, wrapped
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
         return announce(self.part, JOINED, lambda: self._decide(cards), names=names, keys=keys)
 
@@ -374,6 +374,7 @@ def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
     """The ranks of each node, that with the lowest local rank first. Nodes are in the order of
     their lowest ranks."""
     local_ranks = {rank: card["local_rank"] for rank, card in cards.items()}
+
     # torchrun numbers a node's ranks consecutively; srun may distribute them round robin, and then
     # a machine is one node.
     first_ranks = {rank: rank - local_rank for rank, local_rank in local_ranks.items()}

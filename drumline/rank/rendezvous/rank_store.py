@@ -92,6 +92,7 @@ def _wait_until_open(
         waiting=waiting,
         check=check,
     )
+
     if blocked is not None:
         waited_s = min(timeout_s, limits.get(blocked.reason, timeout_s))
         raise _unreachable(topology, waited_s, explained(blocked.reason))

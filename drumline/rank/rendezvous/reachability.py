@@ -110,7 +110,9 @@ class _ReachabilityCheck:
             "networks": [interface.name for interface in networks],
             "service": served,
         }
+
         listener = None
+
         # An address may just be removed; the others must know of it all the same.
         with contextlib.suppress(OSError):
             if chosen is not None and chosen.address is not None:
@@ -132,6 +134,7 @@ class _ReachabilityCheck:
         facts = self._read("listener")
         peers = [fact for rank, fact in facts.items() if rank != self.topology.rank]
         failed = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
+
         # The network that leads to the store is one that works; on the store's own host, the one
         # that leads back.
         sources = [self.topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
@@ -154,6 +157,7 @@ class _ReachabilityCheck:
             for source, result in probed.items()
             for rank, reason in result["failed"].items()
         ]
+
         refuse_closed_paths(closed, backend=self.backend)
         return [value_of(fact["service"]) for fact in facts.values()]
 
@@ -284,6 +288,7 @@ def check_data_ports(
         for rank in targets
         if str(rank) in reasons
     ]
+
     first = min(cards)
     refuse_closed_paths([path for path in paths if path.target.rank == first], backend="")
     for line in closed_lines(paths):

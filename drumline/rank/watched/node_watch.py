@@ -137,6 +137,7 @@ def options_from_launcher(
             if number != node
         ),
     )
+
     listens = len(settings.nodes) > 1 and topology.local_rank == 0
     return options, listen_for_sidecars(*settings.nodes[node]) if listens else None
 

@@ -40,6 +40,7 @@ class ProgressMonitor:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drumline-progress", daemon=True)
         self._thread.start()
+
         # A thread that is in torch when Python exits may end the process by SIGABRT.
         atexit.register(self.close)
 

@@ -226,6 +226,7 @@ class TraceCapture:
         activities = [ProfilerActivity.CPU]
         if self._is_gpu:
             activities.append(ProfilerActivity.CUDA)
+
         # Not with acc_events: torch would make a Python object of every event, for a minute where a
         # step has 20,000 operations.
         self._profiler = profile(activities=activities)
@@ -549,6 +550,7 @@ def tensor_bytes(modules: Iterable[torch.nn.Module], data: Mapping[str, Any]) ->
         for name, parameter in module.module.named_parameters()
         if parameter.requires_grad and name not in ignored
     ]
+
     order = [int(number) for number in numbers]
     is_whole = sorted(order) == list(range(len(sizes)))
     return tuple(sizes[number] for number in order) if is_whole else ()

@@ -63,14 +63,17 @@ class WatchedRank:
         is_first = rank == options.ranks[0]
         self.patience_s = options.hang_s
         """How long the watchdog waits for what may be harmless; None: for ever."""
+
         # A launcher holds the folder that it has made.
         self._hold = hold(self.folder) if options.owns_folder and is_first else None
+
         # Of an earlier group in this very process.
         for kind in FILES:
             self.file(kind).unlink(missing_ok=True)
         self.heartbeat = HeartbeatWriter(self.file("heartbeat"), rank=rank)
         register_stack_signals(self.file("stacks"))
         os.mkfifo(self.file("ask"), 0o600)
+
         # For reading and writing: a pipe without a writer would be at its end, again and again.
         self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
