@@ -141,12 +141,12 @@ class HeartbeatWriter:
         self._memory[_NUM_WORDS * 8 : _NUM_WORDS * 8 + len(text) + 1] = text + b"\0"
         self._words[_FAILURE_KIND] = _FAILURE_KINDS.index(kind)
         self.mark(Phase.FAILED)
-        self.mark = _mark_nothing
+        self.mark = _write_nothing
 
     def _detach_in_fork(self) -> None:
         """A forked child shares the memory, but must not write the rank's heartbeat."""
-        self.mark = _mark_nothing
-        self.begin_step = _begin_nothing
+        self.mark = _write_nothing
+        self.begin_step = _write_nothing
         self._memory = bytearray(SIZE)
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
 
@@ -189,12 +189,8 @@ def _markers(memory: memoryview) -> tuple[Callable[..., None], Callable[[int], N
     return mark, begin_step
 
 
-def _mark_nothing(following: int, counted: int = 0) -> None:
-    pass
-
-
-def _begin_nothing(step: int) -> None:
-    pass
+def _write_nothing(*numbers: int) -> None:
+    """In place of `mark` and `begin_step` where the record must not change any more."""
 
 
 class LoopHeartbeats:

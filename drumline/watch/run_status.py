@@ -99,8 +99,11 @@ class RunStatus:
 
     def _how_it_ended(self) -> str:
         if (last := self.last_event) is not None:
-            text = ENDS[last["kind"]].format(step=last.get("step"), message=last.get("message"))
-            return f"the run has ended: {text}"
+            how = ENDS[last["kind"]].format(
+                step=last.get("step"),
+                message=last.get("message"),
+            )
+            return f"the run has ended: {how}"
 
         if self.status is None:
             return f"no job is training in {self.run}, as far as this machine can see, and it never had a watchdog"

@@ -15,7 +15,7 @@ LONG_S = 3.0  # in one phase, before its state is shown
 OUT = ("leaving", "left")
 IDLE = 0.1  # of a core
 WAITING = ("backward", "user", "compiled")  # phases in which a rank may wait for others
-SHORT_WORK = {"start": "starts", "compile": "compiles", "evaluation": "evaluates", "save": "saves"}
+SHORT_WORK = {"start": "starts", "evaluation": "evaluates", "save": "saves"}
 LONG_WORK = {"data": "loads data", "evaluation": "evaluates", "save": "saves"}
 
 
@@ -27,17 +27,26 @@ class RowLevel(IntEnum):
     BAD = 2  # it cannot continue by itself
 
 
+HELD = {
+    "X": ("exited", RowLevel.BAD),
+    "Z": ("exited", RowLevel.BAD),
+    "T": ("stopped by a signal", RowLevel.BAD),
+    "t": ("paused by a debugger", RowLevel.SUSPECT),
+}
+"""By the state of a process that makes no progress by itself."""
+
+
 @dataclass(frozen=True)
 class StatusRow:
     """One rank, or several that are alike."""
 
     host: str
     rank: str
-    step: str
-    phase: str
-    age: str
-    rate: str
-    state: str
+    step: str = ""
+    phase: str = ""
+    age: str = ""
+    rate: str = ""
+    state: str = ""
     level: RowLevel = RowLevel.GOOD
 
     @property
@@ -52,14 +61,7 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
     """One for each lost host, then one for each rank of the others, in order."""
     ranks = status["ranks"]
     num_waiting = sum(map(_waits, ranks))
-    lost = [
-        StatusRow(
-            host["host"], _span(host["ranks"]), "", "", "", "",
-            f"no heartbeat for {host['no_heartbeat_s']:.0f} s" + (f": {host['how']}" if host["how"] else ""),
-            RowLevel.BAD,
-        )
-        for host in status["lost"]
-    ]  # fmt: skip
+    lost_rows = [_lost_row(host) for host in status["lost"]]
     rank_rows = [
         StatusRow(
             rank["host"],
@@ -73,7 +75,14 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
         for rank in ranks
     ]
 
-    return [*lost, *rank_rows]
+    return lost_rows + rank_rows
+
+
+def _lost_row(host: Mapping[str, Any]) -> StatusRow:
+    state = f"no heartbeat for {host['no_heartbeat_s']:.0f} s"
+    if host["how"]:
+        state += f": {host['how']}"
+    return StatusRow(host["host"], _span(host["ranks"]), state=state, level=RowLevel.BAD)
 
 
 def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]:
@@ -120,46 +129,41 @@ def _state(
     ranks: Sequence[Mapping[str, Any]],
 ) -> tuple[str, RowLevel]:
     """What a rank does in words, and how much that matters."""
-    phase = rank["phase"]
-    state = rank["state"]
     code = rank["exit"]
-    if code is not None:
-        text = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        return (text, RowLevel.BAD) if code else ("done", RowLevel.GOOD)
-
-    if phase == "failed":
+    if code:
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return how, RowLevel.BAD
+    if code == 0:
+        return "done", RowLevel.GOOD
+    if rank["phase"] == "failed":
         return f"crashed: {rank['failure']}", RowLevel.BAD
-    if state in ("X", "Z"):
-        return "exited", RowLevel.BAD
-    if state == "T":
-        return "stopped by a signal", RowLevel.BAD
-    if state == "t":
-        return "paused by a debugger", RowLevel.SUSPECT
+    if rank["state"] in HELD:
+        return HELD[rank["state"]]
 
-    if phase in OUT:
-        is_alone = any(peer["phase"] not in OUT for peer in ranks)
-        return (
-            ("left the loop; others have not", RowLevel.SUSPECT)
-            if is_alone
-            else ("done", RowLevel.GOOD)
-        )
+    if rank["phase"] in OUT:
+        if all(peer["phase"] in OUT for peer in ranks):
+            return "done", RowLevel.GOOD
+        return "left the loop; others have not", RowLevel.SUSPECT
+    return _work(rank, num_waiting)
 
-    if phase == "compile" and num_waiting:
-        return f"compiles, {plural(num_waiting, 'rank')} waiting", RowLevel.GOOD
-    if rank["age_s"] < LONG_S or phase in ("start", "compile"):
+
+def _work(rank: Mapping[str, Any], num_waiting: int) -> tuple[str, RowLevel]:
+    """What a rank does in the loop."""
+    phase = rank["phase"]
+    waiting = f", {plural(num_waiting, 'rank')} waiting" if num_waiting else ""
+    if phase == "compile":
+        return f"compiles{waiting}", RowLevel.GOOD
+    if rank["age_s"] < LONG_S or phase == "start":
         return SHORT_WORK.get(phase, "trains"), RowLevel.GOOD
     if _waits(rank):
         return "waits for others", RowLevel.GOOD
+
     does = LONG_WORK.get(phase, "computes")
-    if state == "D":
+    if rank["state"] == "D":
         does = "waits for storage or a device (state D)"
     elif rank["cpu"] < IDLE and phase != "save":
         does = f"blocked in {phase}"
-
-    if num_waiting:
-        return f"{does}, {plural(num_waiting, 'rank')} waiting", RowLevel.SUSPECT
-
-    return does, RowLevel.GOOD
+    return f"{does}{waiting}", RowLevel.SUSPECT if num_waiting else RowLevel.GOOD
 
 
 def _waits(rank: Mapping[str, Any]) -> bool:

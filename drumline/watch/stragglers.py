@@ -21,7 +21,11 @@ from drumline.watch.heartbeat import Phase
 # Between steps there may be a collective, and on CUDA any phase may wait for the device: an excess
 # counts only if more reliable phases do not compensate for it. Backward and user mix work and
 # waiting: a rank that is slow only there is not found.
-RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
+RELIABILITY = (
+    (Phase.DATA,),
+    (Phase.FORWARD, Phase.OPTIMIZER),
+    (Phase.BETWEEN,),
+)
 MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
 MIN_SLICES = 6
 MIN_STEPS = 20
@@ -32,7 +36,14 @@ WINDOWS = ((2.5, 2.0), (10.0, 1.0))
 be chance, on a busy machine."""
 MAX_SLICES = 26
 FORGET_S = 600.0
-IN_STEPS = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN, Phase.USER)
+IN_STEPS = (
+    Phase.DATA,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER,
+    Phase.BETWEEN,
+    Phase.USER,
+)
 """Evaluations and saves do not count: rank 0 does more of them than the others."""
 SLICE_STEPS = 1
 SLICE_S = 0.4

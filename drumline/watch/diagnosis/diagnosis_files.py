@@ -142,9 +142,9 @@ def _table(diagnosis: Diagnosis, cluster: ClusterState) -> list[str]:
 
 
 def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, ...]:
-    is_named = rank.rank == diagnosis.rank or (
-        diagnosis.rank is None and rank.host == diagnosis.host
-    )
+    is_host_named = diagnosis.rank is None and rank.host == diagnosis.host
+    is_named = rank.rank == diagnosis.rank or is_host_named
+
     state = _STATES.get(rank.state, rank.state)
     if rank.exit is not None:
         state = f"killed: {signal_name(-rank.exit)}" if rank.exit < 0 else f"exited: {rank.exit}"
@@ -154,12 +154,17 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
     elif rank.collectives:
         where = f"after {collective_name(rank.collectives[-1])}"
 
-    step = str(rank.step) if has_steps else "-"
-    phase = rank.phase.name.lower()
-    mark = ">" if is_named else " "
-    cpu = f"{rank.cpu:.1f}"
-
-    return mark, str(rank.rank), rank.host, state, phase, step, duration(rank.age_s), cpu, where
+    return (
+        ">" if is_named else " ",
+        str(rank.rank),
+        rank.host,
+        state,
+        rank.phase.name.lower(),
+        str(rank.step) if has_steps else "-",
+        duration(rank.age_s),
+        f"{rank.cpu:.1f}",
+        where,
+    )
 
 
 def _remarks(cluster: ClusterState) -> Iterator[str]:

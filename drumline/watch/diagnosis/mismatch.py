@@ -36,7 +36,14 @@ _SAME_SIZES = (
 )
 _BETWEEN_TWO = ("send", "recv")
 # Phases in which the last ranks of a normal run may be after the others have left.
-_ALONE = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER, Phase.DATA, Phase.START)
+_ALONE = (
+    Phase.BETWEEN,
+    Phase.EVALUATION,
+    Phase.SAVE,
+    Phase.OPTIMIZER,
+    Phase.DATA,
+    Phase.START,
+)
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
 
