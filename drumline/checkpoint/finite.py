@@ -46,4 +46,7 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     if not numbers or math.isfinite(float(largest(numbers.values()))):
         return None
 
-    return next(name for name, tensor in numbers.items() if not bool(torch.isfinite(tensor).all()))
+    for name, tensor in numbers.items():
+        if not bool(torch.isfinite(tensor).all()):
+            return name
+    return None

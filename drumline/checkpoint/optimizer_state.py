@@ -35,7 +35,8 @@ def optimizer_state(
     names = _names_by_number(content, groups)
     tensors: dict[str, Tensor] = {}
     saved_groups = []
-    for index, (saved, group) in enumerate(zip(content["param_groups"], groups, strict=True)):
+    for index, group in enumerate(groups):
+        saved = content["param_groups"][index]
         settings = {key: saved[key] for key in saved if key not in _NOT_SAVED}
         encoded = encode_state(settings, f"groups/{index}", tensors)
         saved_groups.append({"params": list(group), "settings": encoded})
@@ -81,18 +82,25 @@ def load_optimizer_state(
 
     current = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
-    state = {
-        number: decode_state(document["state"][name], _copies(tensors, parameters[name].device))
-        for number, name in _names_by_number(current, groups).items()
-        if name in document["state"]
-    }
+
+    state = {}
+    for number, name in _names_by_number(current, groups).items():
+        if name in document["state"]:
+            copies = _copies(tensors, parameters[name].device)
+            state[number] = decode_state(document["state"][name], copies)
     rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
-    loaded = [
-        {**group, **_in_form_of(group, decode_state(saved["settings"], tensors.__getitem__))}
-        for group, saved in zip(current["param_groups"], document["groups"], strict=True)
-    ]
+
+    loaded_groups = []
+    for group, saved in zip(current["param_groups"], document["groups"], strict=True):
+        settings = decode_state(saved["settings"], tensors.__getitem__)
+        loaded_groups.append({**group, **_in_form_of(group, settings)})
+
     optimizer.load_state_dict(
-        {**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded}
+        {
+            **rest["content"],
+            "state": {**state, **rest["state"]},
+            "param_groups": loaded_groups,
+        }
     )
     _keep_as_saved(optimizer, parameters, tensors, document)
 
@@ -130,12 +138,10 @@ def _names_by_number(
     content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]
 ) -> dict[int, str]:
     """Of the numbers that the optimizer's state dict gives its parameters."""
-    pairs = zip(content["param_groups"], groups, strict=True)
-    return {
-        number: name
-        for saved, group in pairs
-        for number, name in zip(saved["params"], group, strict=True)
-    }
+    names: dict[int, str] = {}
+    for saved, group in zip(content["param_groups"], groups, strict=True):
+        names |= zip(saved["params"], group, strict=True)
+    return names
 
 
 def _differences(
@@ -161,9 +167,10 @@ def _differences(
         )
         yield from (f"{name} is not in group {index} here" for name in saved if name not in current)
         for name, parameter in current.items():
-            shape = document["parameters"].get(name, {}).get("shape")
-            if name in saved and shape != list(parameter.shape):
-                yield f"{name} is {shape} in the checkpoint and {list(parameter.shape)} here"
+            shape = list(parameter.shape)
+            saved_shape = document["parameters"].get(name, {}).get("shape")
+            if name in saved and saved_shape != shape:
+                yield f"{name} is {saved_shape} in the checkpoint and {shape} here"
 
 
 def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
@@ -205,11 +212,13 @@ def _keep_as_saved(
             if isinstance(saved, str):
                 state[key] = saved
             elif (
-                isinstance(saved, Tensor)
+                key != "step"
+                and isinstance(saved, Tensor)
                 and isinstance(loaded, Tensor)
                 and str(saved.dtype) != own_type
             ):
-                state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
+                state[key] = saved.to(loaded.device, copy=True)
+
             if isinstance(state[key], Tensor):
                 state[key] = _with_strides_of(parameters[name], state[key])
 
@@ -244,11 +253,8 @@ def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"tuple": encode_state(list(value), name, tensors)}
 
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {
-            "dict": [
-                [key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()
-            ]
-        }
+        items = [[key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()]
+        return {"dict": items}
 
     raise CheckpointError(
         f"{name} cannot be saved: it is a {type(value).__name__}",

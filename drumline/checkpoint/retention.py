@@ -103,4 +103,4 @@ def ranked(complete: Mapping[int, Manifest], metric: str, higher_is_better: bool
         if checkpoint.non_finite is None and math.isfinite(checkpoint.metrics.get(metric, math.nan))
     }
 
-    return sorted(scores, key=lambda step: scores[step])
+    return sorted(scores, key=scores.__getitem__)

@@ -75,6 +75,7 @@ def assign_shards(tensors: Files, rank: int, num_writers: int) -> dict[int, dict
             else:
                 rows_here = own_part(tensor)
                 pieces = {0: name}
+
             for writer, piece in pieces.items():
                 part = assigned[writer].setdefault(part_name(file, writer), {})
                 part[piece] = rows_here if writer == rank else None
@@ -121,9 +122,9 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
 def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
     """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
     shape."""
-    if not isinstance(shapes, dict) or not all(
-        isinstance(shapes_of_file, dict) for shapes_of_file in shapes.values()
-    ):
+    if not isinstance(shapes, dict):
+        raise ValueError("it has no shapes by file")
+    if not all(isinstance(of_file, dict) for of_file in shapes.values()):
         raise ValueError("it has no shapes by file")
 
     return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
@@ -196,10 +197,8 @@ def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]
     for rows, piece in pieces:
         if rows.start != end:
             raise ValueError(f"rows {end} to {rows.start} of {name} are missing or there twice")
-        if (
-            list(piece.shape) != [rows.stop - rows.start, *shape[1:]]
-            or piece.dtype != pieces[0][1].dtype
-        ):
+        has_shape = list(piece.shape) == [rows.stop - rows.start, *shape[1:]]
+        if not has_shape or piece.dtype != pieces[0][1].dtype:
             raise ValueError(
                 f"rows {rows.start} to {rows.stop} of {name} have another shape or type"
             )
@@ -216,30 +215,24 @@ def own_shards(
     """The saved tensors as a sharded model takes them: what belongs to a sharded parameter and has
     its shape (the weights, an optimizer's state, an average) as a shard of this rank, of which only
     its own rows are read."""
-    return {name: _own_shard(tensors, name, parameters) for name in tensors}
+    lazy = tensors if isinstance(tensors, ShardedTensors) else ShardedTensors(tensors, {})
+    return {name: _own_shard(lazy, name, parameters) for name in lazy}
 
 
 def _own_shard(
-    tensors: Mapping[str, Tensor],
+    tensors: ShardedTensors,
     name: str,
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
-    """One tensor as this rank takes it."""
-    parameter = next(
-        (parameters[part] for part in (name, *name.split("/")) if part in parameters), None
-    )
-    if parameter is None or not is_shard(parameter):
+    """One tensor as this rank takes it. State of a parameter is called `PARAMETER/KEY`."""
+    owners = [parameters[part] for part in (name, *name.split("/")) if part in parameters]
+    if not owners or not is_shard(owners[0]) or tensors.shape(name) != owners[0].shape:
         return tensors[name]
-    lazy = (
-        tensors
-        if isinstance(tensors, ShardedTensors)
-        else ShardedTensors({name: tensors[name]}, {})
-    )
-    if lazy.shape(name) != parameter.shape:
-        return lazy[name]
-    rows = split_rows(parameter.shape[0], *place_of(parameter))
 
-    return like_shard(parameter, lazy.rows(name, rows))
+    parameter = owners[0]
+    number, count = place_of(parameter)
+    rows = split_rows(parameter.shape[0], number, count)
+    return like_shard(parameter, tensors.rows(name, rows))
 
 
 def own_piece(tensor: Tensor) -> Tensor:

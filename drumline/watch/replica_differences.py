@@ -62,7 +62,8 @@ class ReplicaDifference:
         """Where the wrong values are, as far as known; the error is raised on all ranks."""
         if not self.has_majority:
             return Place(step=step)
-        return Place(host=self.hosts[self.suspects[0]], rank=self.suspects[0], step=step)
+        rank = self.suspects[0]
+        return Place(host=self.hosts[rank], rank=rank, step=step)
 
     def suspect_hosts(self) -> str:
         return join_names(sorted({self.hosts[rank] for rank in self.suspects}))

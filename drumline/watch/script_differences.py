@@ -73,16 +73,16 @@ class ScriptComparison:
         if not all(report.facts for report in everyone) or not self._is_new("facts"):
             return
         owners = [report.owner for report in everyone]
-        reported = [
-            replace(
-                difference,
-                name=LABELS[difference.group].format(difference.name),
-                values=_without_hashes(difference.values),
-            )
-            for difference in differences([report.facts for report in everyone])
-            if difference.group != "arguments"
-            or not is_own_value(difference.name, list(map(str, difference.values)), owners)
-        ]
+
+        reported = []
+        for difference in differences([report.facts for report in everyone]):
+            values = list(map(str, difference.values))
+            if difference.group == "arguments" and is_own_value(difference.name, values, owners):
+                continue
+            name = LABELS[difference.group].format(difference.name)
+            values = _without_hashes(difference.values)
+            reported.append(replace(difference, name=name, values=values))
+
         if reported:
             text, next_step = described(reported, _hosts(everyone))
             yield ScriptDifference(message=f"warning: {text}. Try: {next_step}")
@@ -127,6 +127,7 @@ class ScriptComparison:
             }
             if key in self._reported or len(modules) < len(ranks):
                 continue
+
             steps = set.intersection(*(set(module.hashes) for module in modules.values()))
             for step in sorted(steps):
                 tensors = [module.hashes[step].tensors for module in modules.values()]
