@@ -336,16 +336,21 @@ def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
                 next_step="give models, optimizers, training loaders, or objects with both methods",
             )
 
+    _check_optimizers(objects)
+    return {name: _kind(value) for name, value in objects.items()}
+
+
+def _check_optimizers(objects: Mapping[str, Any]) -> None:
+    """Refuse an optimizer without the models of all its parameters."""
     models = [value for value in objects.values() if isinstance(value, nn.Module)]
     of_models = {id(parameter) for model in models for parameter in model.parameters()}
+
     for name, value in objects.items():
         if isinstance(value, Optimizer) and not _parameters_of(value) <= of_models:
             raise UsageError(
                 f"ddp.checkpoint cannot save {name}: it has parameters of a model that was not given",
                 next_step="give the models of every optimizer, too",
             )
-
-    return {name: _kind(value) for name, value in objects.items()}
 
 
 def _kind(value: Any) -> str:

@@ -139,12 +139,11 @@ class ShardedTensors(Mapping[str, Tensor]):
         self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
 
         for stored_name in stored:
-            piece_match = _PIECE.fullmatch(stored_name)
-            if piece_match is not None and piece_match[1] in self._pieces:
+            match = _PIECE.fullmatch(stored_name)
+            if match is not None and match[1] in self._pieces:
+                rows = Rows(int(match[2]), int(match[3]))
                 piece = self._whole.pop(stored_name)
-                self._pieces[piece_match[1]].append(
-                    (Rows(int(piece_match[2]), int(piece_match[3])), piece)
-                )
+                self._pieces[match[1]].append((rows, piece))
 
         for name, pieces in self._pieces.items():
             pieces.sort(key=lambda entry: entry[0])

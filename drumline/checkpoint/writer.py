@@ -93,10 +93,9 @@ def device_room(device: torch.device) -> int:
     step may need it."""
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_stats(device)
-    needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get(
-        "reserved_bytes.all.current", 0
-    )
-
+    peak = held.get("allocated_bytes.all.peak", 0)
+    reserved = held.get("reserved_bytes.all.current", 0)
+    needed_at_peak = peak - reserved
     return int(free - needed_at_peak - _DEVICE_MARGIN)
 
 
@@ -170,7 +169,9 @@ class Copier:
         kernels and pin buffers."""
         if self._staging is None:
             return
-        small = {str(kind): torch.zeros(1, dtype=kind, device=self._device) for kind in _COPIED_AS}
+        small = {
+            str(dtype): torch.zeros(1, dtype=dtype, device=self._device) for dtype in _COPIED_AS
+        }
         [copied] = _beside({"rehearsal": small}, self._device).values()
         torch.cuda.current_stream(self._device).synchronize()
         for _ in self._staging.drain(copied.values()):
@@ -245,7 +246,8 @@ def _beside(live: Files, device: torch.device) -> PartFiles:
             by_type[bits.dtype].append((_as_bits(targets[name]), bits))
 
         for pairs in by_type.values():
-            copy_to_each([target for target, _ in pairs], [source for _, source in pairs])
+            copy_to, copy_from = zip(*pairs, strict=True)
+            copy_to_each(list(copy_to), list(copy_from))
         # An optimizer counts its steps on the CPU.
         copied[file] = {
             name: targets[name] if name in here else sources[name].clone() for name in group
@@ -270,8 +272,9 @@ def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
     start = 0
     by_type = {torch.uint8: memory}
     for source in sources:
-        if (typed := by_type.get(source.dtype)) is None:
-            typed = by_type[source.dtype] = memory.view(source.dtype)
+        if source.dtype not in by_type:
+            by_type[source.dtype] = memory.view(source.dtype)
+        typed = by_type[source.dtype]
         dense = source if source.is_contiguous() else torch.empty_like(source, device="meta")
         yield typed.as_strided(source.shape, dense.stride(), start // source.element_size())
         start += _aligned(source.nbytes)
@@ -409,12 +412,13 @@ class CheckpointWriter:
         whose first replica writes."""
         self._store = store.clone()
         self._num_shards = num_shards
-        ranks = gather_json([self._me.host, local_rank])
-        self._writers = [
-            WritingRank(rank, host)
-            for rank, (host, local_rank) in enumerate(ranks)
-            if (rank < num_shards if num_shards > 1 else rank == 0 or is_writer(who, local_rank))
-        ]
+        self._writers = []
+        for rank, (host, number) in enumerate(gather_json([self._me.host, local_rank])):
+            writes = rank == 0 or is_writer(who, number)
+            if num_shards > 1:
+                writes = rank < num_shards
+            if writes:
+                self._writers.append(WritingRank(rank, host))
 
     def rehearse(self) -> None:
         """Make a small copy before the first step, so that the first save need not load and pin."""

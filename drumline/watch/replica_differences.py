@@ -50,12 +50,9 @@ class ReplicaDifference:
             groups = " and ".join(self._named(group) for group in self.groups)
             who = f"{groups} differ in {what}, and no majority shows which is right"
 
-        agreed = (
-            "this was the first comparison"
-            if last_agreed is None
-            else f"all agreed at step {last_agreed}"
-        )
-
+        agreed = f"all agreed at step {last_agreed}"
+        if last_agreed is None:
+            agreed = "this was the first comparison"
         return f"the replicas differ at step {step}: {who}; {agreed}"
 
     def place(self, step: int) -> Place:
@@ -66,11 +63,14 @@ class ReplicaDifference:
         return Place(host=self.hosts[rank], rank=rank, step=step)
 
     def suspect_hosts(self) -> str:
-        return join_names(sorted({self.hosts[rank] for rank in self.suspects}))
+        return self._hosts_of(self.suspects)
+
+    def _hosts_of(self, ranks: Sequence[int]) -> str:
+        return join_names(sorted({self.hosts[rank] for rank in ranks}))
 
     def _named(self, ranks: Sequence[int]) -> str:
         """The ranks, and their hosts."""
-        return f"{named_ranks(ranks)} ({join_names(sorted({self.hosts[rank] for rank in ranks}))})"
+        return f"{named_ranks(ranks)} ({self._hosts_of(ranks)})"
 
 
 def find_difference(
@@ -81,17 +81,20 @@ def find_difference(
     ranks = range(len(replicas)) if ranks is None else ranks
     tensors = [replica["tensors"] for replica in replicas]
     names = list(dict.fromkeys(name for hashes in tensors for name in hashes))
+    differing = [
+        name
+        for name in names
+        if any(hashes.get(name) != tensors[0].get(name) for hashes in tensors)
+    ]
+
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, hashes in zip(ranks, tensors, strict=True):
-        groups[repr([hashes.get(name) for name in names])].append(rank)
+        content = repr([hashes.get(name) for name in names])
+        groups[content].append(rank)
     kinds = [{name: kind for name, (kind, _) in hashes.items()} for hashes in tensors]
 
     return ReplicaDifference(
-        tensors=[
-            name
-            for name in names
-            if any(hashes.get(name) != tensors[0].get(name) for hashes in tensors)
-        ],
+        tensors=differing,
         groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
         hosts={rank: replica["host"] for rank, replica in zip(ranks, replicas, strict=True)},
         same_kinds=all(kind_by_name == kinds[0] for kind_by_name in kinds),

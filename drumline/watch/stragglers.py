@@ -8,6 +8,7 @@ ranks.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -191,9 +192,11 @@ class Stragglers:
         stragglers = []
         for rank in slow:
             host = hosts[rank]
-            already_reported = {(host, rank), (host, None)} & {
-                who for who, last_slow in self._reported.items() if now - last_slow < FORGET_S
-            }
+            already_reported = [
+                who
+                for who in ((host, rank), (host, None))
+                if now - self._reported.get(who, -math.inf) < FORGET_S
+            ]
             if already_reported:
                 self._reported |= dict.fromkeys(already_reported, now)
                 continue

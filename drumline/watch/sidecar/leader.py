@@ -21,7 +21,7 @@ from drumline.watch.cluster_state import (
     NodeState,
     ScriptReport,
 )
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
 from drumline.watch.diagnosis.watchdog import Watchdog, diagnose, urgent_symptoms
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
@@ -233,9 +233,8 @@ class Leader:
             return
         if alarm == "stall":
             diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.ends_job)
-        action = self.options.on_hang if alarm == "hang" else "none"
-        if alarm == "hang" and self.options.continues and diagnosis.cause is Cause.UNREACHABLE:
-            action = "report"  # its ranks leave the group themselves, and continue without the node
+
+        action = self._action(alarm, diagnosis)
         message = diagnosis.sentence(alarm)
         # The host that is cut off would print it when it is back; the others have printed it.
         is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
@@ -246,6 +245,14 @@ class Leader:
         if alarm != "stall":
             self.has_acted = action in ("restart", "stop") or alarm == "failure"
             self._act(alarm, diagnosis, action)
+
+    def _action(self, alarm: Alarm, diagnosis: Diagnosis) -> str:
+        """What is done about it: `restart`, `stop`, `report` or `none`."""
+        if alarm != "hang":
+            return "none"
+        if self.options.continues and diagnosis.cause is Cause.UNREACHABLE:
+            return "report"  # its ranks leave the group themselves, and continue without the node
+        return self.options.on_hang
 
     async def _inspect(self) -> dict[int, NodeState]:
         """Inspect every node that sends heartbeats, including this one."""

@@ -79,7 +79,23 @@ class Sidecar:
         self._errors: set[str] = set()
 
     async def run(self) -> None:
+        """Until the exit condition is met."""
         loop = asyncio.get_running_loop()
+        self._follow_requests(loop)
+        await self.network.start()
+
+        before = time.monotonic()
+        while not self.exit.is_met(time.monotonic()):
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._awake_s += min(now - before, LATE_S)
+            before = now
+            self._tick(now, loop)
+
+        await self._leave()
+
+    def _follow_requests(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note when the rank that started this process closes stdin, and when SIGTERM comes."""
 
         def on_stdin_closed() -> None:
             loop.remove_reader(sys.stdin.fileno())
@@ -92,30 +108,25 @@ class Sidecar:
         # that comes in between is printed as an error.
         signal.signal(signal.SIGTERM, request_exit)
         loop.add_reader(sys.stdin.fileno(), on_stdin_closed)
-        await self.network.start()
-        before = time.monotonic()
-        while not self.exit.is_met(time.monotonic()):
-            await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            self._awake_s += min(now - before, LATE_S)
-            before = now
-            is_urgent = self._observe(now)
-            self.leader.is_urgent |= is_urgent
-            self.ranks.observe_exits(loop)
-            self._share_scripts()
-            if self.options.peers and (is_urgent or now - self._heartbeat_at >= HEARTBEAT_S):
-                self._heartbeat_at = now
-                self._send_heartbeat()
 
-            self._decide(now)
-            if is_urgent:
-                self._write_furthest_step()
-            if now - self._status_at >= STATUS_S:
-                self._status_at = now
-                self._write_furthest_step()
-                self._write_status()
+    def _tick(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Observe the ranks, and do what is due."""
+        is_urgent = self._observe(now)
+        self.leader.is_urgent |= is_urgent
+        self.ranks.observe_exits(loop)
+        self._share_scripts()
 
-        await self._leave()
+        if self.options.peers and (is_urgent or now - self._heartbeat_at >= HEARTBEAT_S):
+            self._heartbeat_at = now
+            self._send_heartbeat()
+        self._decide(now)
+
+        if is_urgent:
+            self._write_furthest_step()
+        if now - self._status_at >= STATUS_S:
+            self._status_at = now
+            self._write_furthest_step()
+            self._write_status()
 
     def _observe(self, now: float) -> bool:
         """Observe the ranks: whether one has a new symptom that is diagnosed at once."""

@@ -228,13 +228,10 @@ class SidecarNetwork:
         for node, peer in self.peers.items():
             is_lost = now - self._heard_at.get(node, self._started_at) > PROBE_AFTER_S
             is_due = now - self._probed_at.get(node, -math.inf) > RETRY_S
-            is_full = list(self._probed_at.values()).count(math.inf) >= MAX_PROBES
-            if (
-                is_lost
-                and is_due
-                and not is_full
-                and (node in self._diallers or node in self._connections)
-            ):
+            is_connecting = node not in self._diallers and node not in self._connections
+            num_probes = list(self._probed_at.values()).count(math.inf)
+
+            if is_lost and is_due and not is_connecting and num_probes < MAX_PROBES:
                 self._probed_at[node] = math.inf
                 self._run(self._probe(peer))
 
