@@ -10,6 +10,8 @@ import os
 import queue
 import signal
 import socket
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,11 +261,13 @@ class Watched:
 
     def __init__(self, store: SealedStore, limits: tuple[float, float]) -> None:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
+        places = (Place("node-a", 0), Place("node-b", 1))
         self.timers = [
-            PhaseTimer(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits
+            PhaseTimer(limit_s=limit, place=partial(replace, place), on_late=self.said.put)
+            for limit, place in zip(limits, places, strict=True)
         ]
-        for rank, one in enumerate(self.timers):
-            one.joined(store, rank=rank, world_size=2, host=f"node-{'ab'[rank]}")
+        for timer in self.timers:
+            timer.joined(store, world_size=2)
 
     def next(self) -> list[tuple[str, str]]:
         return [(one.where, one.what) for one in self.said.get(timeout=20)]

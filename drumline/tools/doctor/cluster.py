@@ -4,10 +4,11 @@ as node 0; and what differs across them: versions, GPUs, packages, variables, co
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import join_names, plural
@@ -42,6 +43,7 @@ SAME_ENVIRONMENT = (
     "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
 )
 COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
+UNSET = "unset"
 NODE_SERVER = "drumline.tools.doctor.pairs.node_server"
 # Shorter than the time limit for a host's answer, so that ssh itself reports what is wrong.
 SSH_CONNECT_S = 6
@@ -54,95 +56,76 @@ ANSWER_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True)
-class ComparedValue:
-    """One compared fact: each value with its hosts, the most common first."""
+class Difference:
+    """A fact that is not the same everywhere: each value with its hosts, the most common first."""
 
     name: str
-    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    groups: list[tuple[str, list[str]]]
 
     @property
-    def differs(self) -> bool:
-        return len(self.groups) > 1
+    def usual(self) -> str:
+        """The value of most hosts."""
+        return self.groups[0][0]
 
     @property
-    def odd_hosts(self) -> tuple[str, ...]:
-        """The hosts whose value differs from that of most."""
-        return tuple(host for _, hosts in self.groups[1:] for host in hosts)
+    def odd_hosts(self) -> list[str]:
+        return [host for _, hosts in self.groups[1:] for host in hosts]
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
         shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
         num_hidden = len(self.groups) - MAX_VALUES
-        return "; ".join(shown) + (f"; and {num_hidden} more values" if num_hidden > 0 else "")
+        if num_hidden > 0:
+            shown.append(f"and {num_hidden} more values")
+        return "; ".join(shown)
 
     def finding(self, level: Level, fix: str) -> Finding:
         what = f"{self.name} differs across hosts: {self.text()}"
         return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
 
 
-def compare_values(
-    name: str, values: Mapping[str, str | None], *, unset: str = "none"
-) -> ComparedValue:
-    """Hosts grouped by value; of two equally common values, the first host's comes first."""
-    hosts: dict[str | None, list[str]] = {}
-    for host, value in values.items():
-        hosts.setdefault(value, []).append(host)
-    ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    groups = ((unset if value is None else value, tuple(names)) for value, names in ordered)
-    return ComparedValue(name, tuple(groups))
+def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[Difference]:
+    """`tables`: what each host has, by name. Of two equally common values, the first host's comes
+    first."""
+    names = dict.fromkeys(name for table in tables.values() for name in table)
+    for name in names:
+        hosts_of: dict[str, list[str]] = {}
+        for host, table in tables.items():
+            hosts_of.setdefault(table.get(name) or "none", []).append(host)
+        if len(hosts_of) > 1:
+            groups = sorted(hosts_of.items(), key=lambda group: -len(group[1]))
+            yield Difference(name, groups)
 
 
-# Versions and machines
+# Versions, machines and variables
 
 
-def _gpus(facts: Facts) -> str | None:
-    names = [gpu["name"] for gpu in facts["gpus"]]
-    return ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names))) or None
-
-
-def _mtu(facts: Facts) -> str | None:
+def _traits(facts: Facts) -> dict[str, str | None]:
+    """What should be the same on all hosts."""
+    gpus = Counter(gpu["name"] for gpu in facts["gpus"])
     chosen = facts["nccl_interface"] if facts["gpus"] else facts["gloo_interface"]
-    return next(
-        (str(interface["mtu"]) for interface in facts["interfaces"] if interface["name"] == chosen),
-        None,
-    )
+    mtus = {interface["name"]: str(interface["mtu"]) for interface in facts["interfaces"]}
+    return {
+        "Python": facts["python"],
+        "torch": facts["torch"],
+        "CUDA (of torch)": facts["cuda"],
+        "NCCL": facts["nccl"],
+        "drumline": facts["packages"].get("drumline"),
+        "driver": facts["driver"],
+        "GPUs": ", ".join(f"{count} x {name}" for name, count in sorted(gpus.items())),
+        "architecture": facts["platform"].split()[-1],
+        "file system of the run folder": facts["disk"].get("file_system"),
+        "MTU": mtus.get(chosen),
+    }
 
 
-class Trait(NamedTuple):
-    """A fact that should be the same on all hosts; level and fix are those of a difference."""
-
-    name: str
-    value_of: Callable[[Facts], str | None]
-    level: Level
-    fix: str
-
-
-TRAITS = (
-    Trait("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
-    Trait("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
-    Trait("CUDA (of torch)", lambda facts: facts["cuda"], "problem", SAME_ENVIRONMENT),
-    Trait("NCCL", lambda facts: facts["nccl"], "problem", SAME_ENVIRONMENT),
-    Trait("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
-    Trait(
-        "driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"
-    ),
-    Trait(
-        "GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"
-    ),
-    Trait(
-        "architecture",
-        lambda facts: facts["platform"].split()[-1],
-        "warning",
-        "use one architecture",
-    ),
-    Trait(
-        "file system of the run folder",
-        lambda facts: facts["disk"].get("file_system"),
-        "warning",
-        "check that the shared volume is mounted on all hosts (mount)",
-    ),
-    Trait("MTU", _mtu, "warning", "set the same on all hosts: ip link set dev NAME mtu 1500"),
-)
+TRAIT_FIXES = {
+    "driver": "install the same driver on all hosts",
+    "GPUs": "leave the odd hosts out, or set slots per host: --hosts a:8,b:4",
+    "architecture": "use one architecture",
+    "file system of the run folder": "check that the shared volume is mounted on all hosts (mount)",
+    "MTU": "set the same on all hosts: ip link set dev NAME mtu 1500",
+}
 
 
 def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -156,55 +139,55 @@ def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
 def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     # Versions of Python that differ only in the patch number are compatible.
     minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
-    for trait in TRAITS:
-        values = {host: trait.value_of(host_facts) for host, host_facts in facts.items()}
-        row = compare_values(trait.name, values)
-        if row.differs:
-            is_problem = trait.name == "Python" and len(minors) > 1
-            yield row.finding("problem" if is_problem else trait.level, trait.fix)
-
-
-# Packages and variables
+    tables = {host: _traits(host_facts) for host, host_facts in facts.items()}
+    for difference in differences(tables):
+        is_compatible = difference.name == "Python" and len(minors) == 1
+        is_warning = is_compatible or difference.name in TRAIT_FIXES
+        fix = TRAIT_FIXES.get(difference.name, SAME_ENVIRONMENT)
+        yield difference.finding("warning" if is_warning else "problem", fix)
 
 
 def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """One finding, so that an old environment is one line and not forty."""
-    names = {name for host_facts in facts.values() for name in host_facts["packages"]}
-    rows = [
-        compare_values(
-            name, {host: host_facts["packages"].get(name) for host, host_facts in facts.items()}
-        )
-        for name in sorted(names - {"torch", "drumline"})
+    tables = {host: host_facts["packages"] for host, host_facts in facts.items()}
+    different = [
+        difference
+        for difference in differences(tables)
+        if difference.name not in ("torch", "drumline")
     ]
-    different = [row for row in rows if row.differs]
-    if different:
-        hosts = dict.fromkeys(host for row in different for host in row.odd_hosts)
-        verb = "differs" if len(different) == 1 else "differ"
-        shown = [f"{row.name} {row.text()}" for row in different[:MAX_PACKAGES]]
-        num_hidden = len(different) - MAX_PACKAGES
-        hidden = f"; and {num_hidden} more" if num_hidden > 0 else ""
-        what = (
-            f"{plural(len(different), 'package')} {verb} across hosts: {'; '.join(shown)}{hidden}"
-        )
-        fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
-        yield Finding("warning", "differences", join_names(hosts), what, fix)
+    if not different:
+        return
+
+    different.sort(key=lambda difference: difference.name)
+    hosts = dict.fromkeys(host for difference in different for host in difference.odd_hosts)
+    shown = [f"{difference.name} {difference.text()}" for difference in different[:MAX_PACKAGES]]
+    num_hidden = len(different) - MAX_PACKAGES
+    if num_hidden > 0:
+        shown.append(f"and {num_hidden} more")
+    verb = "differs" if len(different) == 1 else "differ"
+    what = f"{plural(len(different), 'package')} {verb} across hosts: {'; '.join(shown)}"
+    fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
+    yield Finding("warning", "differences", join_names(hosts), what, fix)
 
 
 def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    every = {name for host_facts in facts.values() for name in host_facts["variables"]}
-    for name in sorted(
-        name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)
-    ):
-        row = compare_values(
-            name,
-            {host: host_facts["variables"].get(name) for host, host_facts in facts.items()},
-            unset="unset",
-        )
-        if row.differs:
-            usual = row.groups[0][0]
-            command = f"unset {name}" if usual == "unset" else f"export {name}={usual}"
-            fix = f"{command} on all hosts, or in the environment of the launcher"
-            yield row.finding("problem" if name in MUST_AGREE else "warning", fix)
+    variables = {host: host_facts["variables"] for host, host_facts in facts.items()}
+    compared = {
+        name
+        for values in variables.values()
+        for name in values
+        if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)
+    }
+    tables = {
+        host: {name: values.get(name, UNSET) for name in sorted(compared)}
+        for host, values in variables.items()
+    }
+    for difference in differences(tables):
+        name = difference.name
+        value = difference.usual
+        command = f"unset {name}" if value == UNSET else f"export {name}={value}"
+        fix = f"{command} on all hosts, or in the environment of the launcher"
+        yield difference.finding("problem" if name in MUST_AGREE else "warning", fix)
 
 
 # Code and data
@@ -256,17 +239,17 @@ def _compare_folders(
 ) -> Iterator[Finding]:
     """One finding for each version of the code or data that differs from that of most hosts.
     `changes`: between two of them."""
-    row = compare_values(name, {host: folder["hash"] for host, folder in folders.items()})
-    if not row.differs:
-        return
-    usual = row.groups[0][1]
-    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
-        changed = (
-            join_names(changes(folders[usual[0]], folders[hosts[0]]))
-            or "names or sizes of files differ"
-        )
-        what = f"the {name} in {folders[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
-        yield Finding("problem", name, join_names(hosts), what, fix)
+    tables = {host: {name: folder["hash"]} for host, folder in folders.items()}
+    for difference in differences(tables):
+        (_, usual), *odd = difference.groups
+        for _, hosts in odd[:MAX_FINDINGS]:
+            folder = folders[hosts[0]]
+            changed = join_names(changes(folders[usual[0]], folder))
+            what = (
+                f"the {name} in {folder['folder']} differs from that on {join_names(usual)}: "
+                f"{changed or 'names or sizes of files differ'}"
+            )
+            yield Finding("problem", name, join_names(hosts), what, fix)
 
 
 # From the start to the findings
@@ -276,9 +259,8 @@ def _compare_folders(
 class DoctorOptions:
     settings: HostSettings
     with_collectives: bool = True
-    procs: int | None = (
-        None  # ranks of each host in the collectives; None: one for each GPU, or one
-    )
+    procs: int | None = None
+    """Ranks of each host in the collectives; None: one for each GPU, or one."""
     backend: str = "auto"
 
 
@@ -306,13 +288,11 @@ async def check_over_ssh(
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
     command = remote_module(NODE_SERVER, python, None)
-    clients = [
-        NodeClient(
-            HostConnection(host, ssh_words(ssh, host, command, cwd=Path.cwd()), START_S),
-            python=python,
-        )
-        for host in hosts
+    cwd = Path.cwd()
+    connections = [
+        HostConnection(host, ssh_words(ssh, host, command, cwd=cwd), START_S) for host in hosts
     ]
+    clients = [NodeClient(connection, python=python) for connection in connections]
     slots = {number: host.slots for number, host in enumerate(hosts)}
     return await _examine(survey, clients, options, slots, progress)
 
@@ -354,8 +334,7 @@ async def _examine(
 ) -> DoctorResult:
     settings = options.settings
     sent = {
-        # The variables that `drumline launch` passes to ranks on other hosts: the doctor checks
-        # with the same.
+        # Those that `drumline launch` passes to ranks on other hosts.
         "variables": variables_for_ranks([], settings.environment),
         "run_folder": settings.run_folder,
         "code": settings.code,
@@ -369,14 +348,10 @@ async def _examine(
         network = pair_findings(survey)
         facts = check_facts(survey)
         if options.with_collectives and not has_problems(network):
-            procs = {
-                number: slots.get(number)
-                or options.procs
-                or num_visible_gpus(host.facts or {})
-                or 1
-                for number, host in enumerate(survey.hosts)
-                if host.absent is None
-            }
+            procs = {}
+            for number in survey.present():
+                num_gpus = num_visible_gpus(survey.hosts[number].facts or {})
+                procs[number] = slots.get(number) or options.procs or num_gpus or 1
             result.collectives = await collectives_on_hosts(coordinator, procs, options.backend)
             names = {host.hostname: host.name for host in survey.hosts}
             network = [*pair_findings(survey), *collective_findings(result.collectives, names)]
@@ -392,22 +367,28 @@ async def collectives_on_hosts(
 ) -> list[dict[str, Any]]:
     """The outcome of each rank, in the order of ranks; `procs`: how many ranks each host has."""
     survey = coordinator.survey
-    present = survey.present()
-    world_size = sum(procs[number] for number in present)
+    world_size = sum(procs.values())
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
-    await coordinator.ask_all(
-        "close", ANSWER_S, {number: {} for number in present}, lambda *_: None
-    )
-    first = survey.hosts[present[0]]
+    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in procs}, lambda *_: None)
+
+    first = survey.hosts[min(procs)]
     address = str(first.called if survey.by_ssh else first.address)
     requests: dict[int, dict[str, Any]] = {}
     first_rank = 0
-    for number in present:
-        ranks = HostRanks(
-            first_rank, procs[number], world_size, address, survey.rendezvous_port, LIMIT_S, backend
+    for number, num_procs in procs.items():
+        requests[number] = asdict(
+            HostRanks(
+                first_rank,
+                num_procs,
+                world_size,
+                address,
+                survey.rendezvous_port,
+                LIMIT_S,
+                backend,
+            )
         )
-        requests[number] = asdict(ranks)
-        first_rank += procs[number]
+        first_rank += num_procs
+
     outcomes: dict[int, list[dict[str, Any]]] = {}
 
     def read(number: int, answer: Any) -> None:

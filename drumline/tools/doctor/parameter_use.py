@@ -5,7 +5,7 @@ ranks."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -78,36 +78,35 @@ def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Findin
     sharded model only needs all ranks to use the same parameters."""
     is_sharded = config.dist.mode not in ("ddp", "auto")
     is_checked = trains_with_ddp(config.dist) or (is_sharded and not use.is_static)
-    faults = _faults(use, config) if is_checked else ()
-    return [Finding.of_fault(CHECK, task, fault) for fault in faults]
+    fault = _fault(use, config) if is_checked else None
+    return [] if fault is None else [Finding.of_fault(CHECK, task, fault)]
 
 
-def _faults(use: ParameterUse, config: Config) -> Iterator[Fault]:
+def _fault(use: ParameterUse, config: Config) -> Fault | None:
     dist = config.dist
     num = use.num_batches
-    finds = config.dist.find_unused_parameters
+    never = join_names(use.never)
+    finds = dist.find_unused_parameters
     can_be_static = use.is_static and config.train.exact != "elastic"  # whose steps are not DDP's
     if not use.unused and finds:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
-        yield Fault("note", what, "leave it off, unless other batches or a hook leave some out")
-    elif use.unused and finds and can_be_static:
-        what = f"none of {num} batches uses {join_names(use.never)}, and all batches use the others"
-        yield Fault(
-            "note",
-            what,
-            "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time",
-        )
-    elif use.unused and use.is_static and not finds and not (can_be_static and dist.static_graph):
-        setting = "--dist.static_graph, since all batches use the others" if can_be_static else FIND
-        what = f"none of {num} batches uses {join_names(use.never)}: several ranks would wait for the gradients"
-        yield Fault("problem", what, f"freeze them (requires_grad=False), or set {setting}")
-    elif not use.is_static and not finds:
+        return Fault("note", what, "leave it off, unless other batches or a hook leave some out")
+    if use.unused and finds and can_be_static:
+        what = f"none of {num} batches uses {never}, and all batches use the others"
+        fix = "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time"
+        return Fault("note", what, fix)
+    if not use.unused or finds:
+        return None
+
+    if not use.is_static:
         counts = join_names(
             f"{name} (unused in {count} of {num})" for name, count in use.unused.items()
         )
         what = f"batches use different parameters: {counts}; several ranks would wait for gradients"
-        yield Fault(
-            "problem",
-            what,
-            f"set {FIND}{' in place of --dist.static_graph' if dist.static_graph else ''}",
-        )
+        instead = " in place of --dist.static_graph" if dist.static_graph else ""
+        return Fault("problem", what, f"set {FIND}{instead}")
+    if can_be_static and dist.static_graph:
+        return None
+    setting = "--dist.static_graph, since all batches use the others" if can_be_static else FIND
+    what = f"none of {num} batches uses {never}: several ranks would wait for the gradients"
+    return Fault("problem", what, f"freeze them (requires_grad=False), or set {setting}")

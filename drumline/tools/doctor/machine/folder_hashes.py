@@ -79,10 +79,7 @@ def data_facts(folder: Path) -> dict[str, Any]:
     size = 0
     complete = True
     deadline = time.monotonic() + TIME_LIMIT_S
-    entries = files_below(folder, enters=lambda below: not below.name.startswith("."))
-    if folder.is_file():
-        entries = iter([FileEntry(folder.name, str(folder), folder.stat().st_size)])
-    for entry in entries:
+    for entry in files_below(folder, enters=lambda below: not below.name.startswith(".")):
         if files == MAX_DATA_FILES:
             complete = False
             break
@@ -110,6 +107,8 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
     """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is
     entered once."""
     root = folder.stat()
+    if folder.is_file():
+        return iter([FileEntry(folder.name, str(folder), root.st_size)])
     entered = {(root.st_dev, root.st_ino)}
 
     def walk(path: str, prefix: str) -> Iterator[FileEntry]:

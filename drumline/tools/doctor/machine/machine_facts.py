@@ -78,17 +78,18 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
     """Everything about this machine, and about the folders of the run on it."""
     deadline = time.monotonic() + TIME_LIMIT_S
     environment = settings.environment
-    run_folder = Path(settings.run_folder)
     code = settings.code
     data = settings.data
-    gpus = in_background(lambda: gpu_facts(environment))
     host = socket.gethostname()
+    folders = [Path(folder) for folder in (settings.run_folder, data) if folder is not None]
+
+    gpus = in_background(lambda: gpu_facts(environment))
     addresses = in_background(lambda: resolve_ipv4(host))
-    disk = in_background(lambda: disk_facts(run_folder))
-    skip = [run_folder] if data is None else [run_folder, Path(data)]
-    code_found = in_background(lambda: None if code is None else code_facts(Path(code), skip=skip))
-    data_found = in_background(lambda: None if data is None else data_facts(Path(data)))
+    disk = in_background(lambda: disk_facts(folders[0]))
+    reading_code = in_background(lambda: code and code_facts(Path(code), skip=folders))
+    reading_data = in_background(lambda: data and data_facts(Path(data)))
     packages = installed_packages()
+
     return {
         "host": host,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -104,14 +105,10 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
         "cards": card_facts(environment),
         **gpus.result(),
         "disk": _folder_facts(disk, settings.run_folder, deadline),
-        "code": _folder_facts(code_found, code, deadline),
-        "data": _folder_facts(data_found, data, deadline),
+        "code": _folder_facts(reading_code, code, deadline),
+        "data": _folder_facts(reading_data, data, deadline),
         "clock": {"synchronised": _is_clock_synchronized()},
     }
-
-
-def _left(deadline: float) -> float:
-    return max(0.05, deadline - time.monotonic())
 
 
 # Resources of a process
@@ -120,23 +117,18 @@ def _left(deadline: float) -> float:
 def _process_facts() -> dict[str, Any]:
     """`memory` with the container's `limit_bytes`, if that is lower than the machine's memory;
     `cpus`, with the container's `quota`; `shm`, or None; `open_files`, with the hard limit."""
-    meminfo = (
-        line.partition(":")
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    )
-    memory = {name: int(value.split()[0]) * 1024 for name, _, value in meminfo}
-    total = memory["MemTotal"]
-    limit = min(
-        (int(text) for text in cgroup_values("memory.max") if text.isdigit()), default=total
-    )
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    meminfo = dict(re.findall(r"(?m)^(\w+): +(\d+) kB", file_text(Path("/proc/meminfo"))))
+    total = int(meminfo["MemTotal"]) * 1024
+    limits = [int(text) for text in cgroup_values("memory.max") if text.isdigit()]
+    limit = min(limits, default=total)
     soft, hard = (
-        None if limit_value == resource.RLIM_INFINITY else limit_value for limit_value in limits
+        None if most == resource.RLIM_INFINITY else most
+        for most in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     return {
         "memory": {
             "bytes": total,
-            "available_bytes": memory.get("MemAvailable"),
+            "available_bytes": int(meminfo["MemAvailable"]) * 1024,
             "limit_bytes": limit if limit < total else None,
         },
         "cpus": {
@@ -193,34 +185,39 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
 
     # Without persistence mode the driver takes seconds to start. A process may hang in it, where no
     # signal reaches it: its thread is left alone.
-    gpus = in_background(lambda: query(f"--query-gpu={','.join(GPU_FIELDS)}"))
+    listing = in_background(lambda: query(f"--query-gpu={','.join(GPU_FIELDS)}"))
     processes = in_background(lambda: query(f"--query-compute-apps={','.join(PROCESS_FIELDS)}"))
     try:
-        listed = gpus.result(timeout_s)
+        listed = listing.result(timeout_s)
         apps = processes.result(timeout_s)
     except (TimeoutError, subprocess.TimeoutExpired):
         error = f"nvidia-smi did not answer within {timeout_s:.1f} s"
         return {**from_kernel, "gpu_error": error}
     if listed.returncode == 0:
         return read_nvidia_smi(listed.stdout, apps.stdout)
+    if "No devices" in listed.stdout:
+        return {**from_kernel, "gpu_error": ""}
     first_line = (listed.stdout.strip() or "no output").splitlines()[0]
-    has_none = "No devices" in listed.stdout
-    return {**from_kernel, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
+    return {**from_kernel, "gpu_error": f"nvidia-smi failed: {first_line}"}
 
 
 def _known_to_kernel() -> dict[str, Any]:
     """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
     processes."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
-    files = sorted(DRIVER_FOLDER.glob("gpus/*/information"))
-    details = [
-        dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files
-    ]
-    unknown: dict[str, Any] = {"memory_bytes": None, "used_bytes": None, "processes": []}
-    gpus = [
-        {"index": index, "uuid": gpu.get("GPU UUID", "?"), "name": gpu.get("Model", "?"), **unknown}
-        for index, gpu in enumerate(details)
-    ]
+    gpus = []
+    for index, file in enumerate(sorted(DRIVER_FOLDER.glob("gpus/*/information"))):
+        details = dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file)))
+        gpus.append(
+            {
+                "index": index,
+                "uuid": details.get("GPU UUID", "?"),
+                "name": details.get("Model", "?"),
+                "memory_bytes": None,
+                "used_bytes": None,
+                "processes": [],
+            }
+        )
     return {"driver": driver[1] if driver else None, "gpus": gpus}
 
 
@@ -299,15 +296,11 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
     values = dict(TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py"))))
     cuda = values.get("cuda")
     nccl = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
-    if (
-        cuda and not nccl
-    ):  # built against the system's NCCL, whose version is in the name of its file
-        files = (
-            file
-            for folder in NCCL_FOLDERS
-            for file in sorted(Path(folder).glob("libnccl.so.*.*.*"))
-        )
-        nccl = [match[1] for file in files if (match := NCCL_FILE.search(file.name))]
+    if cuda and not nccl:
+        # Built against the system's NCCL, whose version is in the name of its file.
+        for folder in NCCL_FOLDERS:
+            names = sorted(file.name for file in Path(folder).glob("libnccl.so.*.*.*"))
+            nccl += [match[1] for name in names if (match := NCCL_FILE.search(name))]
     version = values.get("__version__") or packages.get("torch", "?")
     return {"torch": version, "cuda": cuda, "nccl": nccl[0] if nccl else None}
 
@@ -363,23 +356,22 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
     """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and
     NCCL would use."""
     addresses: list[str] = []
-    error = ""
-    timed_out = False
+    name_error = ""
+    is_gloo_blocked = False
     try:
         addresses = resolving.result(NAME_TIMEOUT_S)
     except TimeoutError:
-        error = f"no answer within {NAME_TIMEOUT_S:g} s"
-        timed_out = True
-    except OSError as refusal:
-        error = refusal.strerror or str(refusal)
+        name_error = f"no answer within {NAME_TIMEOUT_S:g} s"
+        is_gloo_blocked = not environment.get(GLOO_VARIABLE)  # it resolves the name as well
+    except OSError as error:
+        name_error = error.strerror or str(error)
+
     host_interfaces = interfaces()
-    # gloo resolves the name as well, and would also block.
-    is_known = not timed_out or environment.get(GLOO_VARIABLE)
-    gloo = gloo_interface(host_interfaces, environment) if is_known else None
+    gloo = None if is_gloo_blocked else gloo_interface(host_interfaces, environment)
     nccl = nccl_interface(host_interfaces, environment)
     return {
         "addresses": addresses,
-        "name_error": error,
+        "name_error": name_error,
         "interfaces": [
             {**asdict(interface), "ipv6": list(interface.ipv6)} for interface in host_interfaces
         ],
@@ -390,7 +382,7 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
 
 def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> Any:
     """The facts, or why they are missing: a call to a file server that is down never returns."""
-    left = _left(deadline)
+    left = max(0.05, deadline - time.monotonic())
     try:
         return facts.result(left)
     except TimeoutError:

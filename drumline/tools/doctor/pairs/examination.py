@@ -13,11 +13,11 @@ A host that has not answered by its limit is absent from then on; what is known 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import secrets
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class NodeClient:
         if error is not None or not connection.words:
             self._lose(str(error or "it disconnected during the check"))
             return
-        problem = ssh_problem(
+        problem, fix = ssh_problem(
             connection.host.name,
             connection.ssh_code or 0,
             list(connection.stderr) or list(connection.stdout),
@@ -121,7 +121,7 @@ class NodeClient:
             cwd=str(Path.cwd()),
             is_stuck=connection.is_stuck,
         )
-        self._lose(*problem)
+        self._lose(problem, fix)
 
     def _lose(self, what: str, next_step: str | None = None) -> NodeLostError:
         self.lost = self.lost or NodeLostError(what, next_step=next_step)
@@ -156,6 +156,8 @@ AGAIN_TIMES = 2
 Ports = dict[int, dict[str, Any]]
 WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
 Progress = Callable[[str], None]
+# What reading an answer of another version or program raises.
+UNREADABLE = (FrameError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class Coordinator:
@@ -210,33 +212,18 @@ class Coordinator:
         read: Callable[[int, Any], None],
     ) -> None:
         try:
-            answer = await self.clients[number].ask(action, limit_s, **request)
-        except NodeLostError as error:
-            self._lose(number, error)
+            read(number, await self.clients[number].ask(action, limit_s, **request))
         except NodeRequestError as error:
             self.survey.hosts[number].errors.append(f"{action}: {error.what}")
-        else:
-            with self._reading_answer(number):
-                read(number, answer)
-
-    @contextlib.contextmanager
-    def _reading_answer(self, number: int) -> Iterator[None]:
-        """If the answer has an unexpected form, from another version or program, the host becomes
-        absent."""
-        try:
-            yield
-        except (FrameError, LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = error.what if isinstance(error, FrameError) else repr(error)
-            self._lose(number, NodeLostError(f"its answer is not that of the doctor: {reason}"))
+        except (NodeLostError, *UNREADABLE) as error:
+            self._lose(number, error)
 
     async def _start(self, number: int) -> None:
         client = self.clients[number]
         try:
             await client.open()
-            answer = await client.ask("begin", ANSWER_S, **self.settings)
-            with self._reading_answer(number):
-                self._introduce(number, answer)
-        except (NodeLostError, NodeRequestError) as error:
+            self._introduce(number, await client.ask("begin", ANSWER_S, **self.settings))
+        except (NodeLostError, NodeRequestError, *UNREADABLE) as error:
             self._lose(number, error)
 
     def _introduce(self, number: int, answer: Message) -> None:
@@ -251,18 +238,27 @@ class Coordinator:
             host.name = f"{host.hostname} (node {number})"
             host.called = host.called or host.hostname
 
-    def _lose(self, number: int, error: PreflightError) -> None:
+    def _lose(self, number: int, error: Exception) -> None:
         host = self.survey.hosts[number]
-        host.absent = error.what
-        host.absent_fix = (
-            error.next_step or f"check what {host.name} is doing, and run the doctor again"
-        )
+        host.absent_fix = f"check what {host.name} is doing, and run the doctor again"
+        if isinstance(error, (NodeLostError, NodeRequestError)):
+            host.absent = error.what
+            host.absent_fix = error.next_step or host.absent_fix
+        else:
+            reason = error.what if isinstance(error, FrameError) else repr(error)
+            host.absent = f"its answer is not that of the doctor: {reason}"
 
 
 async def examine(hosts: Coordinator) -> None:
+    """Fill the survey: facts, names, ports, speed and clocks."""
     survey = hosts.survey
     await hosts.start()
-    facts = asyncio.create_task(_collect_facts(hosts))
+
+    def read_facts(number: int, facts: Any) -> None:
+        survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
+
+    requests: dict[int, Message] = {number: {} for number in survey.present()}
+    facts = asyncio.create_task(hosts.ask_all("facts", FACTS_S, requests, read_facts))
     hosts.progress("every pair: names, then ports")
     await _resolve_names(hosts)
     choose_addresses(survey)
@@ -272,13 +268,6 @@ async def examine(hosts: Coordinator) -> None:
     await _measure_speed(hosts, ports)
     for number in survey.present():
         survey.hosts[number].clock_s = hosts.clients[number].clock_ahead_s
-
-
-async def _collect_facts(hosts: Coordinator) -> None:
-    def read(number: int, facts: Any) -> None:
-        hosts.survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
-
-    await hosts.ask_all("facts", FACTS_S, {number: {} for number in hosts.survey.present()}, read)
 
 
 # Names and addresses
@@ -304,17 +293,17 @@ def choose_addresses(survey: Survey) -> None:
     otherwise its first.
 
     Without ssh names are not used: the address from which it connected to node 0 is taken."""
-    named: dict[int, list[str]] = {number: [] for number in survey.present()}
+    named: dict[int, list[str]] = defaultdict(list)
     for (_, target), edge in survey.edges.items():
-        if target in named:
-            named[target] += (edge.addresses or [])[:1]
-    for number, preferred in named.items():
+        named[target] += (edge.addresses or [])[:1]
+
+    for number in survey.present():
         host = survey.hosts[number]
         if not survey.by_ssh and host.interface_of(host.address) is not None:
             continue
-        reachable = host.reachable_addresses()
         nccl = host.nccl["address"] if host.nccl else None
-        candidates = (*preferred, host.address, nccl, *reachable)
+        reachable = host.reachable_addresses()
+        candidates = (*named[number], host.address, nccl, *reachable)
         host.address = next((address for address in candidates if address in reachable), None)
 
 
@@ -357,12 +346,12 @@ async def _open_ports(hosts: Coordinator) -> Ports:
 async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     plans = {number: list(targets_of(hosts.survey, number, ports)) for number in ports}
     requests = {
-        number: {"targets": [request for _, request in plan]} for number, plan in plans.items()
+        number: {"targets": [target for _, target in plan]} for number, plan in plans.items()
     }
 
     def read(source: int, results: Any) -> None:
-        for (kind, request), result in zip(plans[source], results, strict=True):
-            edge = hosts.survey.edge(source, request["node"])
+        for (kind, target), result in zip(plans[source], results, strict=True):
+            edge = hosts.survey.edge(source, target["node"])
             outcome = result["outcome"]
             if kind == "rendezvous":
                 edge.rendezvous = outcome
@@ -379,25 +368,23 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
 
 def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, dict[str, Any]]]:
     """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the
-    request."""
-    for target, opened in ports.items():
-        if target == source:
+    target."""
+    for number, opened in ports.items():
+        if number == source:
             continue
-        host = survey.hosts[target]
+        address = survey.hosts[number].address
         for place, port in enumerate(opened["data"]):
-            yield (
-                "data",
-                {"node": target, "address": host.address, "port": port, "large": place == 0},
-            )
-        for address, port in opened["others"].items():
-            yield address, {"node": target, "address": address, "port": port}
+            yield "data", {**_target(number, address, port), "large": place == 0}
+        for other_address, port in opened["others"].items():
+            yield other_address, _target(number, other_address, port)
         if "rendezvous_port" in opened:
             # At the address that the name resolves to there, as for a rank.
-            named = survey.edge(source, target).addresses or [host.address or ""]
-            yield (
-                "rendezvous",
-                {"node": target, "address": named[0], "port": opened["rendezvous_port"]},
-            )
+            named = survey.edge(source, number).addresses or [address or ""]
+            yield "rendezvous", _target(number, named[0], opened["rendezvous_port"])
+
+
+def _target(node: int, address: str | None, port: int) -> dict[str, Any]:
+    return {"node": node, "address": address, "port": port}
 
 
 # Speed
@@ -405,38 +392,42 @@ def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str,
 
 async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
     survey = hosts.survey
-    edges = {pair: survey.edge(*pair) for pair in survey.pairs()}
-    links = {pair for pair, edge in edges.items() if edge.data == OPEN and not edge.has_hole}
+    open_links = survey.links(lambda edge: edge.data == OPEN and not edge.has_hole)
+    links = open_links.keys() & set(survey.pairs())
     begun = time.monotonic()
     await _measure_in_rounds(hosts, ports, links, "speed")
+
     for _ in range(AGAIN_TIMES):
         # Links so slow that they took all the time are not measured again.
         if time.monotonic() - begun > SPEED_BUDGET_S:
             return
         limit = AGAIN_SHARE * survey.usual_speed()
-        slow = {pair for pair in links if 0 < (edges[pair].bytes_per_s or 0) < limit}
+        slow = {pair for pair in links if 0 < (survey.edges[pair].bytes_per_s or 0) < limit}
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 
 async def _measure_in_rounds(
-    hosts: Coordinator, ports: Ports, links: Collection[Pair], title: str
+    hosts: Coordinator,
+    ports: Ports,
+    links: Collection[Pair],
+    title: str,
 ) -> None:
     survey = hosts.survey
     planned = rounds(len(survey.hosts), links)
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
 
     async def measure(source: int, target: int) -> None:
+        edge = survey.edge(source, target)
+
         def read(_: int, result: Any) -> None:
             # The best measurement: nothing makes a link look faster than it is.
-            edge = survey.edge(source, target)
             edge.error = result.get("error")
             if "bytes_per_s" in result:
                 edge.bytes_per_s = max(edge.bytes_per_s or 0.0, result["bytes_per_s"])
                 edge.latency_s = min(edge.latency_s or result["latency_s"], result["latency_s"])
 
         receiver = survey.hosts[target]
-        port = ports[target]["data"][0]
-        place = {"node": target, "address": receiver.address, "port": port}
+        place = _target(target, receiver.address, ports[target]["data"][0])
         request = {"target": place, "seconds": seconds}
         if receiver.absent is None:
             await hosts.ask_all("measure", MEASURE_S, {source: request}, read)
@@ -446,8 +437,8 @@ async def _measure_in_rounds(
             if way in links:
                 await measure(*way)
 
-    for place, pairs in enumerate(planned, start=1):
-        hosts.progress(f"{title}: round {place} of {len(planned)}")
+    for number, pairs in enumerate(planned, start=1):
+        hosts.progress(f"{title}: round {number} of {len(planned)}")
         await asyncio.gather(*map(measure_both_ways, pairs))
 
 

@@ -9,6 +9,7 @@ ranks of the collectives.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -109,20 +110,15 @@ class NodeServer:
             if action is None:
                 raise FrameError(WRONG_FIELD, f"there is no action {message['kind']!r}")
             self._send("answer", id=number, ok=action(message))
-        except (DrumlineError, OSError, ValueError) as error:
-            text = (
-                error.what
-                if isinstance(error, DrumlineError)
-                else f"{type(error).__name__}: {error}"
-            )
-            self._send("answer", id=number, error=text)
+        except DrumlineError as error:
+            self._send("answer", id=number, error=error.what)
+        except (OSError, ValueError) as error:
+            self._send("answer", id=number, error=f"{type(error).__name__}: {error}")
 
     def _send(self, kind: str, **content: Any) -> None:
-        with self._lock:
-            try:
-                write_all(self.target, self.source.session.encode({"kind": kind, **content}))
-            except OSError:
-                return  # the caller has disconnected, which `serve` notices as well
+        # Where the caller has disconnected, `serve` notices it as well.
+        with self._lock, contextlib.suppress(OSError):
+            write_all(self.target, self.source.session.encode({"kind": kind, **content}))
 
     # The actions
 
@@ -133,12 +129,10 @@ class NodeServer:
             if not all(isinstance(value, str) for value in variables.values()):
                 raise FrameError(WRONG_FIELD, "variables are not all strings")
             self.settings = HostSettings(
-                {**self.settings.environment, **variables},
-                read_field(message, "run_folder", str),
-                *(
-                    message.get(name) and read_field(message, name, str)
-                    for name in ("code", "data")
-                ),
+                environment={**self.settings.environment, **variables},
+                run_folder=read_field(message, "run_folder", str),
+                code=message.get("code") and read_field(message, "code", str),
+                data=message.get("data") and read_field(message, "data", str),
             )
         environment = self.settings.environment
         host_interfaces = interfaces()
@@ -188,15 +182,11 @@ class NodeServer:
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
         targets = [_target(entry) for entry in read_list(message, "targets", dict, MAX_TARGETS)]
-        allowed = {
-            address: self._is_elsewhere(address)
-            for address in {target.address for target in targets}
-        }
-        results = iter(
-            probe_all([target for target in targets if allowed[target.address]], self._token())
-        )
-        refused = {"outcome": Reason.NO_ROUTE}
-        return [next(results) if allowed[target.address] else refused for target in targets]
+        addresses = {target.address for target in targets}
+        allowed = {address for address in addresses if self._is_elsewhere(address)}
+        tried = [target for target in targets if target.address in allowed]
+        results = dict(zip(tried, probe_all(tried, self._token()), strict=True))
+        return [results.get(target, {"outcome": Reason.NO_ROUTE}) for target in targets]
 
     def _measure(self, message: Message) -> dict[str, Any]:
         seconds = read_field(message, "seconds", float, 0.001, 2.0)
@@ -246,9 +236,8 @@ class NodeServer:
             parsed = ipaddress.ip_address(address)
         except ValueError:
             return False
-        parsed = (
-            getattr(parsed, "ipv4_mapped", None) or parsed
-        )  # ::ffff:127.0.0.1 leads to the loopback
+        # ::ffff:127.0.0.1 leads to the loopback.
+        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
         is_special = (
             parsed.is_loopback
             or parsed.is_unspecified

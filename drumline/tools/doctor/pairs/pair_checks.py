@@ -11,7 +11,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from drumline.base.text import bit_rate, join_names
 from drumline.net.dial import OPEN_DATA, OPEN_RENDEZVOUS, explained_closed
@@ -54,55 +53,56 @@ class LinkGroup:
     """Bad links with one cause."""
 
     host: int  # the one that they lead to, or that all come from
-    pairs: tuple[Pair, ...]
+    pairs: list[Pair]
     where: str  # `b`, `a -> b` or `a <-> b`
     phrase: str  # `from every other host`, `from a and c`, `to every other host`, `both ways`
 
 
 def group_links(
-    survey: Survey, bad: Collection[Pair], among: Iterable[Pair] | None = None
+    survey: Survey,
+    bad: Collection[Pair],
+    among: Iterable[Pair] | None = None,
 ) -> Iterator[LinkGroup]:
     """`among`: the links that were tried; None: all."""
-    present = survey.present()
     names = [host.name for host in survey.hosts]
+    present = survey.present()
     if len(present) == 2 and len(bad) == 2:
         first, second = present
-        yield LinkGroup(
-            second, tuple(sorted(bad)), f"{names[first]} <-> {names[second]}", "both ways"
-        )
+        where = f"{names[first]} <-> {names[second]}"
+        yield LinkGroup(second, sorted(bad), where, "both ways")
         return
+
     into = _by_end(bad, 1)
     out = _by_end(bad, 0)
     tried = [*(survey.pairs() if among is None else among)]
     num_into = Counter(target for _, target in tried)
     num_out = Counter(source for source, _ in tried)
-    closed_in = [number for number, pairs in into.items() if len(pairs) == num_into[number] > 1]
-    closed_out = [
-        number
-        for number, pairs in out.items()
-        if len(pairs) == num_out[number] and (len(pairs) > 1 or number in closed_in)
-    ]
-    reported: set[Pair] = set()
-    for number in closed_in:
-        # If nothing gets out either, that has the same cause.
-        reported.update(into[number], out[number] if number in closed_out else ())
-        yield LinkGroup(number, tuple(into[number]), names[number], "from every other host")
-    for number in (number for number in closed_out if number not in closed_in):
-        pairs = [pair for pair in out[number] if pair not in reported]
-        if len(pairs) > 1:
-            reported.update(pairs)
-            yield LinkGroup(number, tuple(pairs), names[number], "to every other host")
-    for target, pairs in _by_end([pair for pair in bad if pair not in reported], 1).items():
+    rest = set(bad)
+
+    for number, pairs in into.items():
+        if len(pairs) == num_into[number] > 1:
+            # If nothing gets out either, that has the same cause.
+            is_cut_off = len(out.get(number, [])) == num_out[number]
+            rest.difference_update(pairs, out[number] if is_cut_off else ())
+            yield LinkGroup(number, pairs, names[number], "from every other host")
+
+    for number, pairs in out.items():
+        is_cut_off = len(pairs) == num_out[number] > 1
+        pairs = [pair for pair in pairs if pair in rest]
+        if is_cut_off and len(pairs) > 1:
+            rest.difference_update(pairs)
+            yield LinkGroup(number, pairs, names[number], "to every other host")
+
+    for target, pairs in _by_end(rest, 1).items():
         sources = join_names(names[source] for source, _ in pairs)
-        where = f"{sources} -> {names[target]}"
-        yield LinkGroup(target, tuple(pairs), where, f"from {sources}")
+        yield LinkGroup(target, pairs, f"{sources} -> {names[target]}", f"from {sources}")
 
 
 def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
     ordered: dict[int, list[Pair]] = defaultdict(list)
     for pair in sorted(pairs, key=lambda pair: (pair[end], pair[1 - end])):
         ordered[pair[end]].append(pair)
-    return dict(ordered)
+    return ordered
 
 
 # Hosts and names
@@ -113,29 +113,29 @@ def _absent_hosts(survey: Survey) -> Iterator[Finding]:
         if host.absent is not None:
             yield Finding("problem", "host", host.name, host.absent, host.absent_fix)
         for error in host.errors:
+            what = f"a check failed there: {error}"
             fix = "fix that on the host; what depends on it was not checked"
-            yield Finding("problem", "host", host.name, f"a check failed there: {error}", fix)
+            yield Finding("problem", "host", host.name, what, fix)
 
 
 def _names(survey: Survey) -> Iterator[Finding]:
     """By the host that is looked up; without ssh, where addresses are used, these are only
     notes."""
     level: Level = "problem" if survey.by_ssh else "note"
-    for group in group_links(
-        survey, {pair for pair, edge in survey.edges.items() if edge.addresses == []}
-    ):
+
+    for group in group_links(survey, survey.links(lambda edge: edge.addresses == [])):
         sources = _sources(survey, group)
         called = sorted({survey.hosts[target].called for _, target in group.pairs})
         verb = "do" if len(called) > 1 else "does"
         error = survey.edges[group.pairs[0]].name_error
         target = survey.hosts[group.pairs[0][1]]
         what = f"{join_names(called)} {verb} not resolve on {sources} ({error})"
-        fix = f"add `{target.address or 'ADDRESS'} {target.called}` to /etc/hosts on {sources} or to DNS, "
-        fix += "or give --hosts by address"
+        entry = f"{target.address or 'ADDRESS'} {target.called}"
+        fix = f"add `{entry}` to /etc/hosts on {sources} or to DNS, or give --hosts by address"
         yield Finding(level, "name", group.where, what, fix)
-    for group in group_links(
-        survey, {pair for pair in survey.edges if _resolves_elsewhere(survey, pair)}
-    ):
+
+    wrong = [pair for pair in survey.edges if _resolves_elsewhere(survey, pair)]
+    for group in group_links(survey, wrong):
         sources = _sources(survey, group)
         target = survey.hosts[group.pairs[0][1]]
         (address, *_) = survey.edges[group.pairs[0]].addresses or [""]
@@ -153,11 +153,9 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
     still work."""
     edge = survey.edges[pair]
     target_addresses = [interface["address"] for interface in survey.hosts[pair[1]].interfaces]
-    return (
-        bool(edge.addresses and target_addresses)
-        and edge.rendezvous != OPEN
-        and (edge.addresses or [""])[0] not in target_addresses
-    )
+    if not edge.addresses or not target_addresses or edge.rendezvous == OPEN:
+        return False
+    return edge.addresses[0] not in target_addresses
 
 
 # Ports
@@ -172,39 +170,38 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
         fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
         yield Finding("problem", check, first.name, what, fix)
         return
-    tried = {
-        pair: edge.rendezvous for pair, edge in survey.edges.items() if edge.rendezvous is not None
-    }
+
     # A closed port at a wrong address does not belong to this host.
-    closed = {
-        pair for pair, how in tried.items() if how != OPEN and not _resolves_elsewhere(survey, pair)
-    }
+    closed = [
+        pair
+        for pair in survey.links(lambda edge: edge.rendezvous not in (None, OPEN))
+        if not _resolves_elsewhere(survey, pair)
+    ]
     for group in group_links(survey, closed):
-        what = f"the rendezvous port {port} is closed {group.phrase} ({_why(tried[pair] for pair in group.pairs)})"
+        why = _why(survey.edges[pair].rendezvous for pair in group.pairs)
+        what = f"the rendezvous port {port} is closed {group.phrase} ({why})"
         fix = OPEN_RENDEZVOUS.format(port=port, host=first.name)
         yield Finding("problem", check, group.where, what, fix)
 
 
 def _data_ports(survey: Survey) -> Iterator[Finding]:
     """High ports: gloo and NCCL use any of them, in either direction."""
-    closed = {
-        pair: edge.data for pair, edge in survey.edges.items() if edge.data not in (None, OPEN)
-    }
+    check = "data ports"
+    closed = survey.links(lambda edge: edge.data not in (None, OPEN))
     if len(survey.present()) > 2 and closed and closed.keys() == set(survey.pairs()):
-        what = f"data ports closed between all of them ({_why(closed.values())})"
-        yield Finding(
-            "problem", "data ports", "every host", what, OPEN_DATA.format(where="on each")
-        )
+        why = _why(edge.data for edge in closed.values())
+        what = f"data ports closed between all of them ({why})"
+        yield Finding("problem", check, "every host", what, OPEN_DATA.format(where="on each"))
         return
-    for group in group_links(survey, closed.keys()):
-        names = [
-            survey.hosts[number].name for number in sorted({target for _, target in group.pairs})
-        ]
-        is_out = group.pairs[0][0] == group.host
-        where = f"out of {survey.hosts[group.host].name}" if is_out else f"on {join_names(names)}"
-        why = _why(closed[pair] for pair in group.pairs)
+
+    for group in group_links(survey, closed):
+        targets = sorted({target for _, target in group.pairs})
+        where = f"on {join_names(survey.hosts[number].name for number in targets)}"
+        if group.pairs[0][0] == group.host:
+            where = f"out of {survey.hosts[group.host].name}"
+        why = _why(closed[pair].data for pair in group.pairs)
         what = f"data ports closed {group.phrase} ({why}){_other_direction(survey, group, closed)}"
-        yield Finding("problem", "data ports", group.where, what, OPEN_DATA.format(where=where))
+        yield Finding("problem", check, group.where, what, OPEN_DATA.format(where=where))
 
 
 def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
@@ -233,71 +230,72 @@ def edges_into(survey: Survey, number: int) -> list[Edge]:
 def working_address(survey: Survey, number: int) -> str | None:
     """An address of the host that others reach, if any."""
     edges = edges_into(survey, number)
-    reached = [
-        address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN
-    ]
-    return (
-        survey.hosts[number].address
-        if any(edge.data == OPEN for edge in edges)
-        else next(iter(reached), None)
-    )
+    if any(edge.data == OPEN for edge in edges):
+        return survey.hosts[number].address
+    outcomes = (outcome for edge in edges for outcome in (edge.others or {}).items())
+    return next((address for address, outcome in outcomes if outcome == OPEN), None)
 
 
 def _interfaces(survey: Survey) -> Iterator[Finding]:
     """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or
     the loopback."""
-    for number in survey.present() if len(survey.present()) > 1 else ():
+    for number in survey.present():
         host = survey.hosts[number]
-        edges = edges_into(survey, number)
         works = working_address(survey, number)
-        # If all ports are closed, that is reported elsewhere. Without a GPU NCCL is not used.
-        has_gpus = host.facts is not None and host.facts.get("gpus")
-        for library, variable, chosen in (
-            ("gloo", GLOO_VARIABLE, host.gloo),
-            ("NCCL", NCCL_VARIABLE, host.nccl),
-        ):
-            if works is not None and (library == "gloo" or has_gpus):
-                yield from _interface(host, library, variable, chosen, works, edges)
+        if works is None:
+            continue  # where all ports are closed, that is reported elsewhere
+
+        tried = [edge.others or {} for edge in edges_into(survey, number)]
+        outcomes = [(address, how) for others in tried for address, how in others.items()]
+        yield from _interface(host, "gloo", works, outcomes)
+        if host.facts is not None and host.facts.get("gpus"):
+            yield from _interface(host, "NCCL", works, outcomes)
 
 
 def _interface(
     host: HostRecord,
     library: str,
-    variable: str,
-    chosen: dict[str, Any] | None,
     works: str,
-    edges: list[Edge],
+    outcomes: list[tuple[str, str]],
 ) -> Iterator[Finding]:
-    """`works`: an address of the host that others reach."""
-    name = host.interface_of(works)
-    value = host.variables.get(variable)
-    variable_fix = VariableFix(variable, name) if name else None
-    fix = f"export {variable}={name} on {host.name}"
-    if chosen is None or (address := str(chosen["address"])) == works:
+    """`works`: an address of the host that others reach; `outcomes`: of its further addresses."""
+    variable = GLOO_VARIABLE if library == "gloo" else NCCL_VARIABLE
+    chosen = host.gloo if library == "gloo" else host.nccl
+    if chosen is None or chosen["address"] == works:
         return
-    outcomes = [edge.others[address] for edge in edges if edge.others and address in edge.others]
+
+    address = str(chosen["address"])
+    tried = [outcome for tried_address, outcome in outcomes if tried_address == address]
     # An address that was not tried may be reachable, but the loopback never is.
-    if OPEN not in outcomes and (outcomes or ipaddress.ip_address(address).is_loopback):
+    if OPEN not in tried and (tried or ipaddress.ip_address(address).is_loopback):
+        name = host.interface_of(works)
+        value = host.variables.get(variable)
         why = f", set by {variable}={value}" if value is not None else ""
-        what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
+        what = f"{library} uses {chosen['name']} ({address}{why}), which no other host reaches; "
         what += f"{name} ({works}) works"
-        yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
+        fix = f"export {variable}={name} on {host.name}"
+        yield Finding(
+            "problem",
+            "interface",
+            host.name,
+            what,
+            fix,
+            variable=VariableFix(variable, name) if name else None,
+        )
 
 
 # Packets, speed and clocks
 
 
 def _black_holes(survey: Survey) -> Iterator[Finding]:
-    for group in group_links(
-        survey, {pair for pair, edge in survey.edges.items() if edge.has_hole}
-    ):
+    for group in group_links(survey, survey.links(lambda edge: edge.has_hole)):
         host = survey.hosts[group.host]
         sizes = [size for pair in group.pairs if (size := survey.edges[pair].passes)]
         passing = f"; packets of {min(sizes)} bytes pass" if sizes else ""
         what = (
             f"large messages {group.phrase} never arrive, though small ones do: an MTU black hole "
+            f"(nothing of {LARGE_BYTES >> 10} KiB arrived{passing})"
         )
-        what += f"(nothing of {LARGE_BYTES >> 10} KiB arrived{passing})"
         mtu = min(sizes, default=USUAL_TUNNEL_MTU)
         device = host.interface_of(host.address) or "eth0"
         fix = f"sudo ip link set dev {device} mtu {mtu} on {host.name} (others then learn it), or fix the tunnel"
@@ -306,41 +304,41 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
 
 def _slow_links(survey: Survey) -> Iterator[Finding]:
     names = [host.name for host in survey.hosts]
-    for (source, target), edge in survey.edges.items():
-        if edge.error is not None and edge.bytes_per_s is None:
-            what = f"it opened, but could not be measured: {edge.error}"
-            fix = "run the doctor again; if the connection is lost again, check the link"
-            yield Finding("problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix)
+    unmeasured = survey.links(lambda edge: edge.error and edge.bytes_per_s is None)
+    for (source, target), edge in unmeasured.items():
+        what = f"it opened, but could not be measured: {edge.error}"
+        fix = "run the doctor again; if the connection is lost again, check the link"
+        yield Finding("problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix)
+
     speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
     usual = survey.usual_speed()
-    slow = {pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual}
+    slow = [pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual]
     for group in group_links(survey, slow, speeds):
         rate = bit_rate(statistics.median_high([speeds[pair] for pair in group.pairs]))
+        host = survey.hosts[group.host]
+        device = host.interface_of(host.address) or "eth0"
         what = f"links {group.phrase} carry {rate}; others carry {bit_rate(usual)}"
-        fix = _speed_fix(survey.hosts[group.host])
+        fix = (
+            f"ethtool {device}; tc qdisc show dev {device} on {host.name}: check link speed and limits (in a cloud: "
+            "the network of the instance's size)"
+        )
         yield Finding("problem", "bandwidth", group.where, what, fix)
-
-
-def _speed_fix(host: HostRecord) -> str:
-    device = host.interface_of(host.address) or "eth0"
-    return (
-        f"ethtool {device}; tc qdisc show dev {device} on {host.name}: check link speed and limits (in a cloud: the "
-        "network of the instance's size)"
-    )
 
 
 def _clocks(survey: Survey) -> Iterator[Finding]:
     clocks = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
     if len(clocks) < 2:
         return
-    first = next(iter(clocks))
     # With three or more hosts the majority is right; with two, the first one is taken as right.
+    first, *_ = clocks
     usual = clocks[first] if len(clocks) == 2 else statistics.median_low(clocks.values())
     whose = f"{first}'s" if len(clocks) == 2 else "the other hosts'"
+
     for name, clock in clocks.items():
-        offset = clock - usual
-        if abs(offset) >= CLOCK_WARNING_S:
-            level: Level = "problem" if abs(offset) >= CLOCK_PROBLEM_S else "warning"
-            what = f"its clock is {abs(offset):,.1f} s {'ahead of' if offset > 0 else 'behind'} {whose}"
+        offset = abs(clock - usual)
+        if offset >= CLOCK_WARNING_S:
+            level: Level = "problem" if offset >= CLOCK_PROBLEM_S else "warning"
+            direction = "ahead of" if clock > usual else "behind"
+            what = f"its clock is {offset:,.1f} s {direction} {whose}"
             fix = f"sudo chronyc makestep on {name} (or start chrony or ntpd there)"
             yield Finding(level, "clock", name, what, fix)

@@ -195,17 +195,18 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
     outcome = _connect(target, token)
     if outcome != OPEN or not target.large:
         return {"outcome": outcome}
+
     received = _send_large(target, token, LARGE_BYTES)
     if received != 0:
         return {"outcome": outcome, "received": received}
 
-    def passes(mtu: int) -> bool:
+    def passing(mtu: int) -> int | None:
         # One packet of that size: the kernel may merge several into a larger one.
-        return bool(_send_large(target, token, mtu - HEADERS_BYTES))
+        return mtu if _send_large(target, token, mtu - HEADERS_BYTES) else None
 
     with ThreadPoolExecutor(len(MTUS)) as pool:
-        good = [mtu for mtu, does in zip(MTUS, pool.map(passes, MTUS), strict=True) if does]
-    return {"outcome": outcome, "received": received, "passes": max(good, default=None)}
+        sizes = filter(None, pool.map(passing, MTUS))
+        return {"outcome": outcome, "received": received, "passes": max(sizes, default=None)}
 
 
 def _connect(target: Target, token: bytes) -> str:

@@ -7,7 +7,7 @@ A host is identified by its position in the list.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,9 +20,8 @@ OPEN = "open"
 class Edge:
     """The results of one host's tests with another; None: not tried."""
 
-    addresses: list[str] | None = (
-        None  # what the other's name resolves to; empty when it does not resolve
-    )
+    # What the other's name resolves to; empty when it does not resolve.
+    addresses: list[str] | None = None
     name_error: str | None = None
     data: str | None = None  # the worst outcome of the high ports
     rendezvous: str | None = None  # the outcome of the rendezvous port, when the other host has it
@@ -39,8 +38,7 @@ class Edge:
         return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
-        results = ((name, getattr(self, name)) for name in self.__slots__)
-        return {name: value for name, value in results if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass
@@ -70,14 +68,9 @@ class HostRecord:
         return [address for address in up if not address.startswith("127.")] or up
 
     def interface_of(self, address: str | None) -> str | None:
-        return next(
-            (
-                str(interface["name"])
-                for interface in self.interfaces
-                if interface["address"] == address
-            ),
-            None,
-        )
+        """The name of the one with this address."""
+        names = {interface["address"]: str(interface["name"]) for interface in self.interfaces}
+        return names.get(address)
 
 
 @dataclass
@@ -90,13 +83,14 @@ class Survey:
     edges: dict[Pair, Edge] = field(default_factory=dict)
 
     def edge(self, source: int, target: int) -> Edge:
-        edge = self.edges.get((source, target))
-        if edge is None:
-            edge = self.edges[source, target] = Edge()
-        return edge
+        return self.edges.setdefault((source, target), Edge())
 
     def present(self) -> list[int]:
         return [number for number, host in enumerate(self.hosts) if host.absent is None]
+
+    def links(self, is_selected: Callable[[Edge], object]) -> dict[Pair, Edge]:
+        """Those that were tested, and whose edge is so."""
+        return {pair: edge for pair, edge in self.edges.items() if is_selected(edge)}
 
     def pairs(self) -> Iterator[Pair]:
         """Every link between hosts that are present."""

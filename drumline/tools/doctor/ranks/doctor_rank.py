@@ -72,18 +72,14 @@ class PhaseTimer:
         self._place = place
         self._on_late = on_late
         self._store: SealedStore | None = None
-        self._rank = 0
         self._world_size = 1
-        self._host = ""
         self._number = 0
         self.current = "the start"
 
-    def joined(self, store: SealedStore, *, rank: int, world_size: int, host: str) -> None:
+    def joined(self, store: SealedStore, world_size: int) -> None:
         """From here on ranks see each other's phases."""
         self._store = store
-        self._rank = rank
         self._world_size = world_size
-        self._host = host
 
     @contextlib.contextmanager
     def phase(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
@@ -101,43 +97,60 @@ class PhaseTimer:
             timer.cancel()
 
     def _late(self, name: str, limit_s: float) -> None:
+        searching = in_background(lambda: self._find_blocked(name, limit_s))
         try:
-            findings = in_background(lambda: self._find_blocked(name, limit_s)).result(
-                2 * LATE_START_S
-            )
+            findings = searching.result(2 * LATE_START_S)
         except (TimeoutError, dist.DistError, RuntimeError):
-            what = f"rank {self._rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
+            place = self._place()
+            what = f"rank {place.rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
             what += "does not respond: it is stopped, or its host is cut off"
-            findings = [_finding(self._host, what, rank=0)]
+            findings = [_finding(place.host or "?", what, rank=0)]
         self._on_late(findings)
 
     def _find_blocked(self, name: str, limit_s: float) -> list[Finding]:
+        goal = f"{name} within {limit_s:g} s"
         if self._store is None:
             # The rendezvous itself reports ranks that never joined, so by now all have.
             place = self._place()
-            what = f"{place} did not finish {name} within {limit_s:g} s: ranks reach the rendezvous port, but not "
-            what += "each other"
+            what = f"{place} did not finish {goal}: ranks reach the rendezvous port, but not each other"
             return [_finding(place.host or "?", what, NO_CONNECTION_FIX)]
+
         self._write("late", name)
         deadline = time.monotonic() + LATE_START_S
         while True:
             at_start = {"number": 0, "phase": "its start", "host": "?"}
             phases = dict.fromkeys(range(self._world_size), at_start) | self._read("at")
-            late_marks = self._read("late")
-            late = [rank for rank, mark in late_marks.items() if mark["number"] == self._number]
+            late = self._read("late")
+            late_ranks = [rank for rank, mark in late.items() if mark["number"] == self._number]
             here = [rank for rank, mark in phases.items() if mark["number"] == self._number]
-            unresponsive = [rank for rank in here if rank not in late]
             behind = [rank for rank, mark in phases.items() if mark["number"] < self._number]
+            unresponsive = [rank for rank in here if rank not in late_ranks]
             if behind or not unresponsive or time.monotonic() > deadline:
-                return _findings(
-                    name, limit_s, phases, here=here, behind=behind, unresponsive=unresponsive
-                )
+                break
             time.sleep(POLL_S)
+
+        hosts = {rank: mark["host"] for rank, mark in phases.items()}
+        blocked = {
+            rank: f"reach {goal}: it is still in {phases[rank]['phase']}" for rank in behind
+        } or dict.fromkeys(
+            unresponsive,
+            f"finish {goal} and does not respond: it is stopped, or its host is cut off",
+        )
+        if blocked:
+            return [
+                _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
+                for rank, what in blocked.items()
+            ]
+        ranks = join_names(f"rank {rank}" for rank in here)
+        where = join_names(dict.fromkeys(hosts[rank] for rank in here))
+        what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
+        return [_finding(where, what, LOST_FIX)]
 
     def _write(self, kind: str, name: str) -> None:
         if self._store is not None:
-            mark = {"number": self._number, "phase": name, "host": self._host}
-            self._store.set(f"doctor/{kind}/{self._rank}", json.dumps(mark))
+            place = self._place()
+            mark = {"number": self._number, "phase": name, "host": place.host}
+            self._store.set(f"doctor/{kind}/{place.rank}", json.dumps(mark))
 
     def _read(self, kind: str) -> dict[int, Any]:
         """The last mark of each rank that has one."""
@@ -146,32 +159,6 @@ class PhaseTimer:
             rank: self._store.peek(f"doctor/{kind}/{rank}") for rank in range(self._world_size)
         }
         return {rank: json.loads(mark) for rank, mark in marks.items() if mark is not None}
-
-
-def _findings(
-    name: str,
-    limit_s: float,
-    phases: dict[int, Any],
-    *,
-    here: list[int],
-    behind: list[int],
-    unresponsive: list[int],
-) -> list[Finding]:
-    within = f"{name} within {limit_s:g} s"
-    late = {rank: f"reach {within}: it is still in {phases[rank]['phase']}" for rank in behind}
-    if not behind:
-        end = "and does not respond: it is stopped, or its host is cut off"
-        late = dict.fromkeys(unresponsive, f"finish {within} {end}")
-    if late:
-        hosts = {rank: phases[rank]["host"] for rank in late}
-        return [
-            _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
-            for rank, what in late.items()
-        ]
-    places = dict.fromkeys(phases[rank]["host"] for rank in here)
-    ranks = join_names(f"rank {rank}" for rank in here)
-    what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
-    return [_finding(join_names(places), what, LOST_FIX)]
 
 
 def _finding(where: str, what: str, fix: str = INSPECT_FIX, *, rank: int | None = None) -> Finding:
@@ -301,7 +288,7 @@ def check_rank(
             "RANK is not set in the environment", "start it with drumline doctor --collectives"
         )
         return
-    timer.joined(ddp.connection.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
+    timer.joined(ddp.connection.store, ddp.world_size)
     try:
         report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
     except (DrumlineError, dist.DistError, RuntimeError) as error:

@@ -3,6 +3,7 @@ is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any
 
 from drumline.base.text import memory_size, plural, signal_name
@@ -69,15 +70,20 @@ class RankProcesses:
         this returns."""
         job = guard.new_job()
         watcher = guard.Guard(job, 0)
-        outputs = [
-            (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115
-            for _ in range(ranks.num_procs)
-        ]
-        try:
-            for number, (out, err) in enumerate(outputs):
-                self._start(
-                    ranks, {**environment, **ranks.variables(number), guard.JOB_ENV: job}, out, err
+        with contextlib.ExitStack() as stack:
+            stack.callback(watcher.close, has_succeeded=True)
+            stack.callback(self.kill)
+            outputs = [
+                (
+                    stack.enter_context(tempfile.TemporaryFile()),
+                    stack.enter_context(tempfile.TemporaryFile()),
                 )
+                for _ in range(ranks.num_procs)
+            ]
+            for number, (out, err) in enumerate(outputs):
+                variables = {**environment, **ranks.variables(number), guard.JOB_ENV: job}
+                self._start(ranks, variables, out, err)
+
             self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
@@ -85,11 +91,6 @@ class RankProcesses:
                 {"rank": ranks.first_rank + number, **_outcome(code, out, err, ranks.limit_s)}
                 for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
             ]
-        finally:
-            self.kill()
-            watcher.close(has_succeeded=True)
-            for file in (file for pair in outputs for file in pair):
-                file.close()
 
     def kill(self) -> None:
         """Kill the running processes, and start no more."""
@@ -103,18 +104,18 @@ class RankProcesses:
     def _start(
         self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
     ) -> None:
-        command = [sys.executable, *PROGRAM, ranks.backend, str(PHASE_LIMIT_S)]
         with self._lock:
-            if not self._is_over:
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
-                self._running.append(process)
+            if self._is_over:
+                return
+            process = subprocess.Popen(
+                [sys.executable, *PROGRAM, ranks.backend, str(PHASE_LIMIT_S)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            self._running.append(process)
 
     def _wait(self, ranks: HostRanks, outputs: Sequence[IO[bytes]]) -> None:
         """Wait until all have exited, or time is up. After the first failure, wait only for ranks
@@ -123,22 +124,19 @@ class RankProcesses:
         has_failed = False
         while time.monotonic() < deadline:
             codes = [process.poll() for process in self._running]
-            awaited = {
-                ranks.first_rank + number for number, code in enumerate(codes) if code is None
-            }
+            running = [number for number, code in enumerate(codes) if code is None]
+            awaited = {ranks.first_rank + number for number in running}
+
             if any(codes):
                 if not has_failed:
                     has_failed = True
                     deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
                 # Only the output of ranks that have exited: a running rank shares its file position
                 # with us.
-                exited = [number for number, code in enumerate(codes) if code is not None]
-                results = [
-                    read_result(_text(outputs[number])) or {"findings": []} for number in exited
-                ]
-                awaited -= {
-                    finding.get("rank") for result in results for finding in result["findings"]
-                }
+                for number in set(range(len(codes))) - set(running):
+                    result = read_result(_text(outputs[number])) or {"findings": []}
+                    awaited -= {finding.get("rank") for finding in result["findings"]}
+
             if not awaited:
                 return
             time.sleep(POLL_S)
@@ -210,19 +208,21 @@ def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str
     """The ranks' findings, each once, and the ranks that printed nothing and have no finding.
 
     `names`: the user's name for each host, by its host name."""
-    findings = [Finding(**entry) for result in _results(outcomes) for entry in result["findings"]]
+    findings = []
+    for result in _results(outcomes):
+        for entry in result["findings"]:
+            where = names.get(entry["where"], entry["where"])
+            findings.append(Finding(**{**entry, "where": where}))
+
     explained = {finding.rank for finding in findings}
-    named = [
-        replace(finding, where=names.get(finding.where, finding.where)) for finding in findings
-    ]
     for outcome in outcomes:
         rank = outcome["rank"]
         host = outcome["host"]
         if outcome.get("result") is None and rank not in explained:
             what = f"rank {rank} gave no result: {outcome.get('error')}"
             fix = f"run python -c 'import torch.distributed' on {host}"
-            named.append(Finding("problem", "collectives", host, what, fix, rank))
-    return list(dict.fromkeys(named))
+            findings.append(Finding("problem", "collectives", host, what, fix, rank))
+    return list(dict.fromkeys(findings))
 
 
 def measured(outcomes: Sequence[RankOutcome]) -> Mapping[str, float]:
@@ -234,11 +234,9 @@ def collectives_line(outcomes: Sequence[RankOutcome]) -> str:
     """`collectives: 4 ranks, all values right; all_reduce of 4 MiB at 1.2 GB/s, ...`."""
     results = _results(outcomes)
     is_right = len(results) == len(outcomes) and not any(result["findings"] for result in results)
-    numbers = numbers_text(measured(outcomes))
     state = "all values right" if is_right else "some checks failed"
-    return f"collectives: {plural(len(outcomes), 'rank')}, {state}" + (
-        f"; {numbers}" if numbers else ""
-    )
+    parts = [f"{plural(len(outcomes), 'rank')}, {state}", numbers_text(measured(outcomes))]
+    return f"collectives: {'; '.join(filter(None, parts))}"
 
 
 def numbers_text(numbers: Mapping[str, float]) -> str:
@@ -248,12 +246,9 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
     size = memory_size(int(numbers["all_reduce_bytes"]))
     rate = numbers["all_reduce_gb_per_s"]
     smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
-    # A single rank sends nothing.
-    return (
-        f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}"
-        if rate
-        else f"all_reduce: {smallest}"
-    )
+    if not rate:  # a single rank sends nothing
+        return f"all_reduce: {smallest}"
+    return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}"
 
 
 def _results(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
