@@ -77,6 +77,7 @@ class Difference:
         num_hidden = len(self.groups) - MAX_VALUES
         if num_hidden > 0:
             shown.append(f"and {num_hidden} more values")
+
         return "; ".join(shown)
 
     def finding(self, level: Level, fix: str) -> Finding:
@@ -132,11 +133,13 @@ def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
     """What differs, from the facts of each host."""
     if len(facts) < 2:
         return []
+
     parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
     return [finding for part in parts for finding in part(facts)]
 
 
 def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Versions, GPUs, the architecture, the file system and the MTU."""
     # Versions of Python that differ only in the patch number are compatible.
     minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
     tables = {host: _traits(host_facts) for host, host_facts in facts.items()}
@@ -164,6 +167,7 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     num_hidden = len(different) - MAX_PACKAGES
     if num_hidden > 0:
         shown.append(f"and {num_hidden} more")
+
     verb = "differs" if len(different) == 1 else "differ"
     what = f"{plural(len(different), 'package')} {verb} across hosts: {'; '.join(shown)}"
     fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
@@ -171,6 +175,7 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Those that ranks must agree on are problems."""
     variables = {host: host_facts["variables"] for host, host_facts in facts.items()}
     compared = {
         name
@@ -182,6 +187,7 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
         host: {name: values.get(name, UNSET) for name in sorted(compared)}
         for host, values in variables.items()
     }
+
     for difference in differences(tables):
         name = difference.name
         value = difference.usual
@@ -212,6 +218,7 @@ def _compare_code(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _compare_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """How many files and bytes differ is reported."""
     folders = _existing_folders(facts, "data")
 
     def changes(usual: Facts, odd: Facts) -> Iterator[str]:
@@ -322,6 +329,7 @@ def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
         host.absent_fix = (
             f"run `drumline doctor {place}` there and read its output; --wait S leaves more time"
         )
+
     return host
 
 
@@ -332,6 +340,7 @@ async def _examine(
     slots: Mapping[int, int | None],
     progress: Progress,
 ) -> DoctorResult:
+    """The survey, then the collectives, if no pair of hosts has a problem."""
     settings = options.settings
     sent = {
         # Those that `drumline launch` passes to ranks on other hosts.
@@ -343,6 +352,7 @@ async def _examine(
     coordinator = Coordinator(survey, clients, sent, progress)
     result = DoctorResult(survey)
     ending: dict[str, Any] = {}
+
     try:
         await examine(coordinator)
         network = pair_findings(survey)
@@ -352,13 +362,16 @@ async def _examine(
             for number in survey.present():
                 num_gpus = num_visible_gpus(survey.hosts[number].facts or {})
                 procs[number] = slots.get(number) or options.procs or num_gpus or 1
+
             result.collectives = await collectives_on_hosts(coordinator, procs, options.backend)
             names = {host.hostname: host.name for host in survey.hosts}
             network = [*pair_findings(survey), *collective_findings(result.collectives, names)]
+
         result.findings = [*network, *facts]
         ending = {"result": result_line(result.findings), "code": int(result.exit_code)}
     finally:
         await coordinator.close(**ending)  # an interrupted check has no result
+
     return result
 
 
@@ -375,6 +388,7 @@ async def collectives_on_hosts(
     address = str(first.called if survey.by_ssh else first.address)
     requests: dict[int, dict[str, Any]] = {}
     first_rank = 0
+
     for number, num_procs in procs.items():
         requests[number] = asdict(
             HostRanks(
@@ -400,6 +414,7 @@ async def collectives_on_hosts(
 
 
 def check_facts(survey: Survey) -> list[Finding]:
+    """What is wrong with each host, and what differs across them."""
     findings = []
     facts_of_hosts = {}
     for host in survey.hosts:
@@ -413,6 +428,8 @@ def check_facts(survey: Survey) -> list[Finding]:
             findings.append(Finding("problem", "version", host.name, what, fix))
             host.facts = None  # must not be used
             continue
+
         facts_of_hosts[host.name] = host.facts
         findings += [replace(finding, where=host.name) for finding in machine]
+
     return [*compare_hosts(facts_of_hosts), *findings]

@@ -26,7 +26,12 @@ from drumline.tools.doctor.pairs.survey import OPEN, Edge, Survey
 
 # One cause on hundreds of hosts is not printed hundreds of times.
 MAX_OF_A_CHECK = 12
-COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim", "result": "bold"}
+COLOURS = {
+    "problem": "bold red",
+    "warning": "yellow",
+    "note": "dim",
+    "result": "bold",
+}
 
 
 def as_json(
@@ -37,6 +42,7 @@ def as_json(
     collectives: Any = None,
     task: Any = None,
 ) -> str:
+    """The whole report; parts that were not examined are left out."""
     parts = {
         "result": result_line(findings),
         "findings": [finding.as_json() for finding in sorted_findings(findings)],
@@ -66,7 +72,9 @@ def report(
     if not is_terminal:
         show_lines(text for _, text in lines)
         return
+
     console = make_console(width=width)
+
     for level, text in lines:
         # It can be copied: the terminal wraps it, without line breaks in the text.
         console.print(one_line(text), style=COLOURS.get(level), soft_wrap=True)
@@ -82,6 +90,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
             yield finding.level, finding.line()
             if finding.fix:
                 yield "fix", f"  fix: {finding.fix}"
+
     for (level, check), count in counts.items():
         if count > MAX_OF_A_CHECK:
             yield (
@@ -95,6 +104,7 @@ def once_each(findings: Sequence[Finding]) -> list[Finding]:
     places: dict[Finding, list[str]] = {}
     for finding in sorted_findings(findings):
         places.setdefault(replace(finding, where=""), []).append(finding.where)
+
     return [replace(finding, where=join_names(where)) for finding, where in places.items()]
 
 
@@ -106,6 +116,7 @@ def result_line(findings: Sequence[Finding]) -> str:
     )
     if counts["problem"]:
         return f"result: not ready to train: {counted}"
+
     return f"result: ready to train{f', with {counted}' if counted else ''}"
 
 
@@ -146,9 +157,11 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
                 for target, letter in enumerate(letters[source])
             ]
             rows.append([name, *cells])
+
         yield from columns(rows)
         yield _summary(survey, letters)
         return
+
     yield "every pair"
     # The number of each column's host, every ten: `0         10        20`.
     ruler = "".join(f"{number:<10}" for number in range(0, len(names), 10))
@@ -161,6 +174,7 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
 
 
 def all_letters(survey: Survey) -> list[str]:
+    """The rows of the matrix: a letter of LETTERS for each link."""
     slow_below = SLOW_SHARE * survey.usual_speed()
     numbers = range(len(survey.hosts))
     present = set(survey.present())
@@ -170,12 +184,14 @@ def all_letters(survey: Survey) -> list[str]:
             return " "
         if source not in present or target not in present:
             return "-"
+
         return _letter(survey.edges.get((source, target)), slow_below, survey.by_ssh)
 
     return ["".join(letter(source, target) for target in numbers) for source in numbers]
 
 
 def _letter(edge: Edge | None, slow_below: float, by_ssh: bool) -> str:
+    """The first thing that is wrong with a link, or `.`."""
     if edge is None:
         return "?"
     if edge.data not in (None, OPEN):
@@ -188,6 +204,7 @@ def _letter(edge: Edge | None, slow_below: float, by_ssh: bool) -> str:
         return "R"
     if edge.bytes_per_s is None:
         return "?"
+
     return "s" if edge.bytes_per_s < slow_below else "."
 
 
@@ -195,12 +212,14 @@ def _cell(edge: Edge | None, letter: str) -> str:
     """`9.4G 52us`, or a word."""
     if edge is None or letter not in ".s" or edge.latency_s is None or edge.bytes_per_s is None:
         return WORDS.get(letter, "" if letter == " " else "?")
+
     rate = bit_rate(edge.bytes_per_s).removesuffix("bit/s").replace(" ", "")
     slow = " slow" if letter == "s" else ""
     return f"{rate}{slow} {latency(edge.latency_s).replace(' ', '')}"
 
 
 def _summary(survey: Survey, letters: Sequence[str]) -> str:
+    """How many links are fine, their speed and their latency."""
     counts = Counter("".join(letters).replace(" ", ""))
     text = f"{plural(sum(counts.values()), 'link')}, {counts['.']:,} fine"
     speeds = [edge.bytes_per_s for edge in survey.edges.values() if edge.bytes_per_s]
@@ -210,4 +229,5 @@ def _summary(survey: Survey, letters: Sequence[str]) -> str:
         text += (
             f"; median {rate}, {latency(statistics.median(times))} (longest {latency(max(times))})"
         )
+
     return text

@@ -21,9 +21,11 @@ class VariableFix:
     def __str__(self) -> str:
         if self.value is None:
             return f"unset {self.name}"
+
         quoted = shlex.quote(self.value)
         if quoted.startswith("="):  # which zsh would look up as a command
             quoted = f"'{quoted}'"
+
         return f"export {self.name}={quoted}"
 
 
@@ -49,6 +51,7 @@ class Finding:
 
     @classmethod
     def of_fault(cls, check: str, where: str, fault: Fault) -> Self:
+        """The finding of a fault at a host or a task."""
         variable = fault.fix if isinstance(fault.fix, VariableFix) else None
         return cls(fault.level, check, where, fault.what, str(fault.fix), variable=variable)
 

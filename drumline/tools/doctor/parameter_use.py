@@ -50,7 +50,11 @@ class ParameterUse:
 
 
 def measure_use(
-    config: Config, task_class: type[Task], ddp: RunManager, *, most: int
+    config: Config,
+    task_class: type[Task],
+    ddp: RunManager,
+    *,
+    most: int,
 ) -> ParameterUse:
     """Run this many micro-batches through loss and backward pass, in training mode. The weights
     stay as they are. Random numbers continue from batch to batch, as in a run: a model may leave
@@ -58,6 +62,7 @@ def measure_use(
     config = with_local_data(config, ddp)
     job = build_job(config, task_class(config), ddp, step_kind="eager")
     unused: Counter[str] = Counter()
+
     try:
         with explain_out_of_memory(config, job), dry_run(job) as task:
             batches = (micro.data for step in endless(job.loader) for micro in step.micro_batches)
@@ -65,6 +70,7 @@ def measure_use(
                 unused.update(without_gradient(job, task, batch))
     finally:
         job.close()
+
     trained = [name for name, parameter in job.model.named_parameters() if parameter.requires_grad]
     return ParameterUse(
         num_trained=len(trained),
@@ -83,6 +89,7 @@ def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Findin
 
 
 def _fault(use: ParameterUse, config: Config) -> Fault | None:
+    """None where the settings fit what the batches use."""
     dist = config.dist
     num = use.num_batches
     never = join_names(use.never)
@@ -91,10 +98,12 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
     if not use.unused and finds:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
         return Fault("note", what, "leave it off, unless other batches or a hook leave some out")
+
     if use.unused and finds and can_be_static:
         what = f"none of {num} batches uses {never}, and all batches use the others"
         fix = "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time"
         return Fault("note", what, fix)
+
     if not use.unused or finds:
         return None
 
@@ -105,8 +114,10 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
         what = f"batches use different parameters: {counts}; several ranks would wait for gradients"
         instead = " in place of --dist.static_graph" if dist.static_graph else ""
         return Fault("problem", what, f"set {FIND}{instead}")
+
     if can_be_static and dist.static_graph:
         return None
+
     setting = "--dist.static_graph, since all batches use the others" if can_be_static else FIND
     what = f"none of {num} batches uses {never}: several ranks would wait for the gradients"
     return Fault("problem", what, f"freeze them (requires_grad=False), or set {setting}")

@@ -131,6 +131,7 @@ class CollectiveWait:
 
     @property
     def details(self) -> str:
+        """With the number of elements, where it is known."""
         return self.name if self.elements is None else f"{self.name} ({self.elements:,} elements)"
 
 
@@ -156,9 +157,11 @@ class CollectiveWaits:
         """Whether a line is a time-out of the watchdog; other lines of it name the group."""
         if " at work" in line:
             self._read_status(line, rank)
+
         match = WATCHDOG.search(line) if "aught collective" in line else None
         if match is None:
             return False
+
         wait = CollectiveWait(
             rank=rank,
             number=_number(match["number"]),
@@ -170,6 +173,7 @@ class CollectiveWaits:
         return True
 
     def _read_status(self, line: str, rank: int | None) -> None:
+        """A line that names the group of the collective in which a rank is."""
         status = STATUS.search(line)
         if status is not None:
             self._group_of[rank, int(status["number"])] = status["group"]
@@ -181,6 +185,7 @@ class CollectiveWaits:
 
     @property
     def ranks(self) -> set[int]:
+        """Those that timed out."""
         return {wait.rank for wait in self._waits.values() if wait.rank is not None}
 
     def explanations(self, ranks: set[int], work: str) -> Iterator[WaitExplanation]:
@@ -193,14 +198,17 @@ class CollectiveWaits:
                 yield _late_ranks(waits, ranks - self.ranks, work)
 
     def _by_group(self) -> dict[str, list[CollectiveWait]]:
+        """The waits of each group; of an unknown group under an empty name."""
         groups: dict[str, list[CollectiveWait]] = {}
         for (rank, number, _), wait in self._waits.items():
             group = "" if number is None else self._group_of.get((rank, number), "")
             groups.setdefault(group, []).append(wait)
+
         # Of some ranks the line that names the group may be missing: with only one group it is clear.
         if len(groups) == 2 and "" in groups:
             waits = [wait for group in groups.values() for wait in group]
             return {"": waits}
+
         return groups
 
 
@@ -213,6 +221,7 @@ def _differ(waits: Mapping[int, CollectiveWait]) -> bool:
     operations = {wait.operation for wait in waits.values()}
     if operations <= BETWEEN_TWO:
         return False
+
     has_sizes = not operations & UNEVEN_SIZES
     collectives = {
         (wait.number, wait.operation, wait.elements if has_sizes else None)
@@ -222,9 +231,11 @@ def _differ(waits: Mapping[int, CollectiveWait]) -> bool:
 
 
 def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanation:
+    """Which rank waits in which collective."""
     ranks_in: dict[str, list[int]] = {}
     for rank, wait in sorted(waits.items()):
         ranks_in.setdefault(wait.details, []).append(rank)
+
     places = [f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()]
     what = (
         f"ranks wait in different collectives: {join_names(places, most=MAX_SHOWN)}; some got a "
@@ -236,6 +247,7 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
 
 
 def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) -> WaitExplanation:
+    """Which ranks wait in a collective, and which did not join it."""
     wait = waits[0]
     waiting = sorted({wait.rank for wait in waits if wait.rank is not None})
     late_ranks = late_ranks | _gaps(waiting)
@@ -253,11 +265,18 @@ def _gaps(waiting: list[int]) -> set[int]:
     """Ranks between those that wait, where most of them wait; and rank 0."""
     if len(waiting) < 2:
         return set()
+
     ranks_below = set(range(waiting[-1])) - set(waiting)
     return ranks_below if len(ranks_below) < len(waiting) else ranks_below & {0}
 
 
-def _why_it_waits(wait: CollectiveWait, waiting: list[int], late: list[int], work: str) -> str:
+def _why_it_waits(
+    wait: CollectiveWait,
+    waiting: list[int],
+    late: list[int],
+    work: str,
+) -> str:
+    """What the finding says: with late ranks, with several that wait, or with one."""
     limit = duration(wait.limit_s)
     last_work = f"; the last work in the log: {work}" if work else ""
     if late:
@@ -266,12 +285,14 @@ def _why_it_waits(wait: CollectiveWait, waiting: list[int], late: list[int], wor
             f"{ranks} did not join {wait.name} within {limit}: it failed, is in another "
             f"collective, had fewer batches (uneven data), or was still in {LONG_WORK}{last_work}"
         )
+
     if len(waiting) > 1:
         return (
             f"{wait.name} timed out after {limit} although {named_ranks(waiting)} all joined it: "
             "data does not pass between them (P2P between GPUs, the network between hosts), or a "
             f"rank that these logs do not show did not join{last_work}"
         )
+
     no_path = FIRST_OF_ALL if wait.is_early else ""
     return (
         f"{wait.name} timed out: another rank did not join it within {limit}: that one failed, is "
@@ -355,13 +376,16 @@ class JobFaults:
     _time: tuple[int, int, float] = (0, 0, 0.0)
 
     def begin_file(self) -> None:
+        """Lines without a time come before the first one that has one."""
         self._time = (0, 0, 0.0)
 
     def read(self, line: LogLine) -> None:
+        """Add a line: a time-out, a known message, or one that may be wrong."""
         self._num_lines += 1
         self._read_time(line.text)
         if line.rank is not None:
             self.ranks.add(line.rank)
+
         self._num_lines_of.update({line.origin, line.file})
         places = self._places(line)
         self.context.read(line.text, places[0])
@@ -370,6 +394,7 @@ class JobFaults:
             self.first_wait = self.first_wait or self._moment()
             if len(self.wait_places) < MAX_WAIT_PLACES:
                 self.wait_places.extend(places)
+
             return
 
         text = line.source + line.text
@@ -385,6 +410,7 @@ class JobFaults:
         return [LinePlace(name, self._num_lines_of[name]) for name in names]
 
     def _read_known(self, line: LogLine, read: ReadMessage, places: list[LinePlace]) -> None:
+        """The same message of the same process counts once, with some of its places."""
         key = (read.message.kind, read.what, line.origin)
         earlier = self.messages.get(key)
         if earlier is None:
@@ -430,6 +456,7 @@ class JobFaults:
             self.num_unkept += 1
 
     def _read_work(self, text: str) -> None:
+        """Long work before the first time-out, which may be what others wait for."""
         if self.first_wait is None and _has_stem(text, WORK_STEMS):
             work = WORK.search(text)
             self.work = self.work if work is None else work[0].strip()
@@ -442,6 +469,7 @@ class JobFaults:
         stamp = STAMP.search(text, 0, STAMP_WITHIN)
         if stamp is None:
             return
+
         part = float(f"0.{stamp['part'] or 0}")
         clock = int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + int(stamp["second"])
         month = int(stamp["month"] or stamp["glog_month"])
@@ -455,6 +483,7 @@ class JobFaults:
             names.add("collective timeout")
         if self.waits.is_first:
             names.add("first collective")
+
         return names | self.failures()
 
     def failures(self) -> set[str]:
@@ -462,6 +491,7 @@ class JobFaults:
         names = self._kinds_of("cause", "failure")
         if any(fault.is_exception for fault in self.plain.values()):
             names.add("exception")
+
         return names
 
     def _kinds_of(self, *roles: Role) -> set[str]:
@@ -493,6 +523,7 @@ def _exception_in(text: str) -> str | None:
     name = exception["name"]
     if exception["text"]:
         return f"{name}: {exception['text']}"
+
     # A log's label for what follows says nothing itself.
     is_label = name == "Exception" and exception.start("name") > 0
     return None if is_label else name

@@ -65,7 +65,11 @@ LetterTree = dict[str, "LetterTree"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    eq=False,
+)
 class KnownMessage:
     kind: str
     texts: tuple[str, ...]
@@ -96,6 +100,7 @@ class KnownMessage:
             match = self.pattern.search(line)
             if match is None:
                 return None
+
             values.update(match.groupdict())
 
         for detail in self.details:
@@ -131,14 +136,21 @@ class MessageCatalogue:
             return None
 
         candidates = dict.fromkeys(message for text, message in self._texts if text in lower_line)
+
         for message in candidates:
             if is_info and not (message.in_info or message.is_condition):
                 continue
+
             values = message.values_in(line)
             if values is not None:
                 values["setting"] = setting
                 what = _filled(message.what, values)
-                return ReadMessage(message=message, what=what, fix=_filled(message.fix, values))
+                return ReadMessage(
+                    message=message,
+                    what=what,
+                    fix=_filled(message.fix, values),
+                )
+
         return None
 
 
@@ -149,11 +161,14 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
         node = root
         for letter in text:
             node = node.setdefault(letter, {})
+
         node[END] = {}
+
     return re.compile(_pattern_of(root))
 
 
 def _pattern_of(node: LetterTree) -> str:
+    """The pattern of a tree of letters."""
     if END in node:
         return ""
     branches = [f"{re.escape(letter)}{_pattern_of(rest)}" for letter, rest in node.items()]
@@ -210,6 +225,7 @@ class Context:
     several: bool = False
 
     def refine(self, finding: Finding) -> Finding:
+        """The finding, with this context as its most likely cause."""
         what = f"{finding.what}; here most likely: {self.what}"
         fix = f"{self.fix}; else: {finding.fix}"
         return replace(finding, what=what, fix=fix)
@@ -256,10 +272,12 @@ class FaultContext:
                 self._add(clue.name, place)
 
     def _add(self, name: str, place: LinePlace) -> None:
+        """Keep where a clue is."""
         self.names.add(name)
         positions = self._positions.setdefault((name, place.origin), [])
         if len(positions) >= MAX_POSITIONS:
             positions.pop()  # the first ones and the last one
+
         positions.append(place.number)
 
     def refined(
@@ -274,9 +292,11 @@ class FaultContext:
         for context in context_data().context:
             if finding.check not in context.kinds or (context.several and not is_repeated):
                 continue
+
             work_matches = context.work is None or context.work.search(work)
             if work_matches and self._holds(context, places):
                 return context.refine(finding)
+
         return finding
 
     def _holds(self, context: Context, places: Collection[LinePlace]) -> bool:

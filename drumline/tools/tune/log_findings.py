@@ -98,6 +98,7 @@ def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
 
 
 def _as_likely_cause(item: RankedFinding) -> RankedFinding:
+    """A line that is not explained becomes a problem; other findings stay."""
     if item.finding.check != UNEXPLAINED:
         return item
     finding = replace(item.finding, level="problem", fix=READ_FIRST)
@@ -115,16 +116,19 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
         message = fault.read.message
         if message.only_over and message.only_over not in transports:
             continue
+
         level, precedence = _weight_of(fault, kinds, failures)
         what = fault.read.what
         if message.shows_work and faults.work:
             what = f"{what}; the last work in the log: {faults.work}"
+
         finding = Finding(level, message.kind, log.name_of(fault.origin), what, fault.read.fix)
         is_repeated = counts[message.kind] > 1
         finding = faults.refined(finding, fault.places, is_repeated=is_repeated)
         if log.rdma_setting and message.kind in NO_INFINIBAND:
             what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
             finding = replace(finding, level="problem", what=what)
+
         yield RankedFinding(finding, precedence, fault.moment)
 
     for plain in faults.plain.values():
@@ -153,10 +157,12 @@ def _weight_of(
         # A failure that it does not explain is the likelier reason of what it explains.
         is_alone = failures <= {*message.explains}
         return "problem", "explanation" if is_alone else "symptom"
+
     precedence = cast(Precedence, message.role)
     if fault.is_info and precedence == "cause":
         # NCCL went on: what stopped the job is another line, if there is one.
         return message.level, "explanation"
+
     return message.level, precedence
 
 
@@ -167,6 +173,7 @@ def _plain_finding(fault: PlainFault, where: str) -> Finding:
     if fault.is_exception:
         what = f"the program raised {what}"
         return Finding("problem", "exception", where, what, EXCEPTION_FIRST)
+
     return Finding("warning", UNEXPLAINED, where, what)
 
 
@@ -174,6 +181,7 @@ def _wait_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranked
     """Collectives that timed out. `transports`: of ranks whose communicator was complete."""
     faults = log.faults
     moment = faults.first_wait or START
+
     for wait in faults.waits.explanations(faults.ranks | log.ranks.keys(), faults.work):
         finding = faults.refined(wait.finding, faults.wait_places)
         yield RankedFinding(finding, "failure" if wait.is_cause else "symptom", moment)
@@ -190,9 +198,11 @@ def _silent_path(transports: Collection[str]) -> tuple[str, str] | None:
     """Over what the first data never arrived although the ranks were connected, and the fix."""
     if any(transport.startswith("P2P") for transport in transports):
         return BROKEN_P2P, NO_P2P
+
     networks = [transport for transport in transports if transport.startswith("NET")]
     if any("Socket" not in network for network in networks):
         return BROKEN_RDMA, NO_RDMA
+
     return (BROKEN_TCP, NO_DATA) if networks else None
 
 
@@ -224,6 +234,7 @@ SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B s
 
 
 def log_findings(log: NcclLog) -> list[Finding]:
+    """All that the logs show, the first to look at first."""
     links = log.links()
     hosts = {rank: process.host for rank, process in log.ranks.items() if process.is_named}
     between_hosts = {link.transport for link in links if not _is_inside(link, hosts)}
@@ -262,10 +273,12 @@ def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]
     processes = log.ranks.values()
     if not processes or not all(process.is_complete for process in processes):
         return set()
+
     return {link.transport for link in links}
 
 
 def _differences(log: NcclLog) -> Iterator[RankedFinding]:
+    """Versions and networks of NCCL that differ across ranks."""
     if versions := log.differing_versions():
         what = f"the version of NCCL differs across ranks: {', '.join(versions)}"
         finding = Finding("problem", "version", "every host", what, SAME_TORCH)
@@ -358,6 +371,7 @@ def _network_findings(log: NcclLog, between_hosts: Collection[str]) -> Iterator[
 
     if "NET/Socket" not in between_hosts:
         return
+
     for process in log.processes.values():
         if process.missing_plugin and process.network == "Socket":
             what = f"NCCL found neither InfiniBand nor a plugin ({process.missing_plugin}), and uses TCP"
@@ -372,6 +386,7 @@ def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
     """Ranks that never finished their initialization, and ranks without a log."""
     ranks = log.ranks
     incomplete = [process for process in ranks.values() if not process.is_complete]
+
     for process in () if log.is_partial else incomplete:
         what = "it began to initialize a communicator, and never finished"
         fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"

@@ -40,6 +40,7 @@ def log_as_json(log: NcclLog) -> dict[str, Any]:
 
 
 def log_lines(log: NcclLog) -> Iterator[str]:
+    """The report for people: a summary, the hosts, the links and the findings."""
     findings = log_findings(log)
     yield _summary(log)
     yield from _hosts(log)
@@ -47,33 +48,40 @@ def log_lines(log: NcclLog) -> Iterator[str]:
     if log.is_partial:
         limits = f"of a long log the beginning and the end, and {logged_links.MAX_CONNECTIONS:,} connections at most"
         yield f"note: not all was read: {limits}"
+
     yield from (line for _, line in finding_lines(findings))
     yield _result(findings)
 
 
 def _result(findings: Sequence[Finding]) -> str:
+    """The last line of the report."""
     problems = [finding for finding in findings if finding.level == "problem"]
     unexplained = [finding for finding in findings if finding.check == UNEXPLAINED]
     if problems:
         count = plural(len(problems), "problem")
         return f"result: {count}, the first to look at: {problems[0].where}"
+
     if unexplained:
         count = plural(len(unexplained), "line")
         return f"result: {count} that may be errors and are not explained here: read them first"
+
     warnings = [finding for finding in once_each(findings) if finding.level == "warning"]
     counted = f", with {plural(len(warnings), 'warning')}" if warnings else ""
     return f"result: no problem in these logs{counted}"
 
 
 def _summary(log: NcclLog) -> str:
+    """Versions, ranks, hosts and networks in one line."""
     ranks = log.ranks
     if not log.num_lines:
         return "no line of NCCL in these logs (NCCL_DEBUG=INFO writes them): read for messages of torch and others"
+
     versions = "NCCL of an unknown version"
     if log.versions:
         versions = f"NCCL {join_names(sorted(log.versions))}"
     if not ranks:
         return f"{versions}: no communicator was initialized in these logs"
+
     networks = sorted({process.network for process in ranks.values() if process.network})
     hosts = plural(len({process.host for process in ranks.values()}), "host")
     network = f", network {join_names(networks)}" if networks else ""
@@ -83,14 +91,17 @@ def _summary(log: NcclLog) -> str:
 
 
 def _hosts(log: NcclLog) -> Iterator[str]:
+    """A line for each host: its ranks and network devices."""
     processes = log.ranks
     hosts: dict[str, list[int]] = {}
     for rank, process in processes.items():
         hosts.setdefault(process.host, []).append(rank)
+
     for host, ranks in list(hosts.items())[:MAX_HOSTS]:
         devices = sorted({device for rank in ranks for device in processes[rank].devices.values()})
         with_devices = f"; {join_names(devices)}" if devices else ""
         yield f"  {host}: {named_ranks(ranks)}{with_devices}"
+
     if len(hosts) > MAX_HOSTS:
         yield f"  and {len(hosts) - MAX_HOSTS} more hosts; --json has all"
 
@@ -101,6 +112,7 @@ def _links(links: Sequence[LoggedLink]) -> Iterator[str]:
     for link in links:
         channels_of_pair = groups.setdefault((link.transport, link.device, link.is_global), {})
         channels_of_pair[link.source, link.target] = link.num_channels
+
     for (transport, device, is_global), pairs in groups.items():
         over = f" over {device}" if device else ""
         channels = plural(max(pairs.values()), "channel")

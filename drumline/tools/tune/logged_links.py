@@ -39,6 +39,7 @@ class LoggedProcess:
 
     @property
     def is_complete(self) -> bool:
+        """Whether its communicators were initialized, as far as the log shows."""
         return self.is_connected or all(
             communicator.is_complete for communicator in self.communicators.values()
         )
@@ -50,6 +51,7 @@ class LoggedProcess:
 
     @property
     def name(self) -> str:
+        """How messages name the process."""
         if self.rank is None:
             return f"{self.host} (process {self.pid})" if self.is_named else self.host
         return f"rank {self.rank} on {self.host}"
@@ -61,12 +63,14 @@ class LoggedProcess:
         if size >= self.world_size:
             self.rank = rank
             self.world_size = size
+
         pointer = match["pointer"]
         communicator = self.communicators.get(pointer)
         if match["state"] == "START" or communicator is None:
             self.communicators.pop(pointer, None)
             communicator = LoggedCommunicator(rank=rank, size=size)
             self.communicators[pointer] = communicator
+
         communicator.is_complete = match["state"] == "COMPLETE"
 
     def possible_sizes(self, rank: int, largest_rank: int) -> frozenset[int]:
@@ -125,6 +129,7 @@ class LoggedLinks:
         if match["kind"] == "NET" and name != "Socket":
             has_gpu_direct = self._rdma_hosts.get(process.host, False)
             self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")
+
         this_rank = target if match["way"] == "receive" else source
         group = ChannelGroup(
             transport,
@@ -139,6 +144,7 @@ class LoggedLinks:
             self.is_partial = True
 
     def hosts_without_gpu_direct(self) -> list[str]:
+        """Those that use RDMA, but no channel of theirs GPUDirect."""
         return sorted(host for host, has_it in self._rdma_hosts.items() if not has_it)
 
     def links(self, world_size: int) -> list[LoggedLink]:
@@ -160,4 +166,5 @@ class LoggedLinks:
                 device=before.device or link.device,
                 num_channels=max(before.num_channels, link.num_channels),
             )
+
         return sorted(links.values())

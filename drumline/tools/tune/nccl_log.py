@@ -38,11 +38,13 @@ class LoggedRoutes:
         """`name`: of the file, for lines before which no launcher wrote a host."""
         if " scope " not in text:
             return
+
         match = LINK_ROUTE.search(text) or ADDRESS.search(text)
         if match is None or len(self._networks) >= MAX_NETWORKS:
             return
 
         host = text[: match.start()].strip(" []():|") or name
+
         with contextlib.suppress(ValueError):  # 300.0.0.0
             network = ipaddress.IPv4Network(match["network"], strict=False)
             self._networks[host, match["interface"]] = network
@@ -83,6 +85,7 @@ class BoundedLines:
             if len(tail) > HALF_BYTES:
                 self.is_partial = True
                 del tail[:-HALF_BYTES]
+
         yield from _lines(io.BytesIO(tail))
 
 
@@ -172,16 +175,19 @@ class NcclLog:
         if cut is not None and not prefixes:
             self._read_cut_line(line, cut)
             return
+
         if version is not None and cut is None:
             self.num_lines += 1  # a line of its own, without a level
 
         starts = [*(prefix.start() for prefix in prefixes), len(line)]
         self._read_foreign(line[: starts[0]].strip())
+
         for prefix, end in zip(prefixes, starts[1:], strict=True):
             process = self._process(prefix["host"], int(prefix["pid"]))
             self._read_message(process, prefix, prefix["source"], line[prefix.end() : end])
 
     def _read_version(self, version: str) -> None:
+        """Banners have the version of CUDA, errors of torch only that of NCCL."""
         if "+" in version:
             self.versions.add(version)
         elif ERROR_VERSION.fullmatch(version):
@@ -193,9 +199,16 @@ class NcclLog:
             return
         if match := INTERFACE.search(text):
             self._interface = match[1].strip("\"'")
+
         self.routes.read(text, self._file)
         setting = _interface_setting(self._interface)
-        self.faults.read(LogLine(text=text, file=self._file, setting=setting))
+        self.faults.read(
+            LogLine(
+                text=text,
+                file=self._file,
+                setting=setting,
+            )
+        )
 
     def _read_cut_line(self, line: str, cut: re.Match[str]) -> None:
         """A line of NCCL without host and process."""
@@ -266,6 +279,7 @@ class NcclLog:
             self.processes[origin] = (
                 self.processes[longer_name] if longer_name else LoggedProcess(host=host, pid=pid)
             )
+
         return self.processes[origin]
 
     # What they show
@@ -277,6 +291,7 @@ class NcclLog:
 
     @property
     def world_size(self) -> int:
+        """Of the largest communicator."""
         return max((process.world_size for process in self.processes.values()), default=0)
 
     @property
@@ -306,4 +321,5 @@ class NcclLog:
 
 
 def _interface_setting(interface: str) -> str:
+    """What a message about a missing interface adds."""
     return f": NCCL_SOCKET_IFNAME={interface} names none" if interface else ""

@@ -50,6 +50,7 @@ class TunedVariable:
         if self.hosts:
             names = "|".join(map(shlex.quote, self.hosts))
             command = f'case "$(hostname)" in {names}) {command};; esac'
+
         return f"{command}  # {self.reason}"
 
 
@@ -87,16 +88,26 @@ def _variables_of(
         # is set on all.
         if len(hosts_by_value) == 1 and fits_all:
             reason = f"{join_names(needing)}: {reason}" if without else reason
-            yield TunedVariable(name=name, value=value, reason=reason)
+            yield TunedVariable(
+                name=name,
+                value=value,
+                reason=reason,
+            )
         else:
             host_names = [hosts[host]["host"] if host in hosts else host for host in needing]
-            yield TunedVariable(name=name, value=value, reason=reason, hosts=tuple(host_names))
+            yield TunedVariable(
+                name=name,
+                value=value,
+                reason=reason,
+                hosts=tuple(host_names),
+            )
 
 
 def _fits(facts: Facts, name: str, value: str | None) -> bool:
     """Whether a host that does not need a variable may have it."""
     if not name.endswith("_SOCKET_IFNAME"):
         return value is None or name in CLUSTER_WIDE
+
     library = name.partition("_")[0].lower()
     interface = facts[f"{library}_interface"]
     return interface is not None and value in (interface, f"={interface}")
@@ -117,10 +128,16 @@ def tuning_findings(hosts: Mapping[str, Facts], survey: Survey | None = None) ->
         findings += _nccl_interfaces(gpu_hosts, survey)
         sockets = [*_sockets(gpu_hosts, survey)]
         findings += [_warning("sockets", host, *socket) for socket in sockets for host in hosts]
+
     return findings
 
 
-def _warning(check: str, host: str, what: str, variable: VariableFix) -> Finding:
+def _warning(
+    check: str,
+    host: str,
+    what: str,
+    variable: VariableFix,
+) -> Finding:
     return Finding("warning", check, host, what, str(variable), variable=variable)
 
 
@@ -144,6 +161,7 @@ def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
             )
         else:
             continue
+
         fix = VariableFix("OMP_NUM_THREADS", str(max(1, usable // ranks)))
         yield _warning("threads", host, what, fix)
 
@@ -154,6 +172,7 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     for host, facts in hosts.items():
         if not _cards(facts, "EFA"):
             continue
+
         name = Path(facts["cards"]["nccl_plugin"] or "").name
         if not name:
             what = f"EFA is there, but not its NCCL plugin ({PLUGIN}): NCCL uses TCP, many times slower"
@@ -175,6 +194,7 @@ def _missing_infiniband(hosts: Mapping[str, Facts]) -> str | None:
     lack = [host for host in hosts if host not in have]
     if not have or not lack:
         return None
+
     return (
         f"{join_names(have)} can use InfiniBand or RoCE, but {join_names(lack)} cannot: no "
         "card has an active port"
@@ -228,9 +248,11 @@ def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
     ]
 
     outcomes: dict[str, set[str]] = {}
+
     for edge in edges_into(survey, number):
         for address, outcome in (edge.others or {}).items():
             outcomes.setdefault(address, set()).add(outcome)
+
     return [
         f"{interface['name']} ({interface['address']})"
         for interface in usable
@@ -242,6 +264,7 @@ def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[tuple[str, 
     """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link."""
     if len(hosts) < 2 or all(facts["cards"]["rdma"] for facts in hosts.values()):
         return
+
     links = [
         hosts[host.name]["cards"]["interfaces"].get(host.interface_of(host.address), {})
         for host in survey.hosts
@@ -265,4 +288,5 @@ def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[tuple[str, 
 
 
 def _cards(facts: Facts, *kinds: str) -> list[str]:
+    """The names of the cards of these kinds."""
     return [card["name"] for card in facts["cards"]["rdma"] if card["kind"] in kinds]

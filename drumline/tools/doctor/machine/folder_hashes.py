@@ -50,21 +50,34 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     The first 2,000 files are read; of one over 1 MiB, the first MiB and the size are hashed."""
     if not folder.is_dir():
         return {"folder": str(folder), "missing": True}
+
     skipped = {str(path.resolve()) for path in skip}
     files: dict[str, str] = {}
     digest = hashlib.blake2b(digest_size=8)
     deadline = time.monotonic() + TIME_LIMIT_S
+
     for entry in files_below(folder, enters=lambda below: _is_code_folder(below, skipped)):
         if not entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS):
             continue
         if len(files) == MAX_CODE_FILES:
             break
         if time.monotonic() > deadline:
-            return {"folder": str(folder), "missing": False, "slow": True}
+            return {
+                "folder": str(folder),
+                "missing": False,
+                "slow": True,
+            }
+
         short = _code_hash(entry)
         files[entry.name] = short
         digest.update(f"{entry.name}\0{short}\n".encode(errors="surrogateescape"))
-    return {"folder": str(folder), "missing": False, "files": files, "hash": digest.hexdigest()}
+
+    return {
+        "folder": str(folder),
+        "missing": False,
+        "files": files,
+        "hash": digest.hexdigest(),
+    }
 
 
 def data_facts(folder: Path) -> dict[str, Any]:
@@ -74,20 +87,29 @@ def data_facts(folder: Path) -> dict[str, Any]:
     counted."""
     if not folder.exists():
         return {"folder": str(folder), "missing": True}
+
     digest = hashlib.blake2b(digest_size=8)
     files = 0
     size = 0
     complete = True
     deadline = time.monotonic() + TIME_LIMIT_S
+
     for entry in files_below(folder, enters=lambda below: not below.name.startswith(".")):
         if files == MAX_DATA_FILES:
             complete = False
             break
+
         if time.monotonic() > deadline:
-            return {"folder": str(folder), "missing": False, "slow": True}
+            return {
+                "folder": str(folder),
+                "missing": False,
+                "slow": True,
+            }
+
         files += 1
         size += max(0, entry.size)
         digest.update(f"{entry.name}\0{entry.size}\n".encode(errors="surrogateescape"))
+
     return {
         "folder": str(folder),
         "missing": False,
@@ -109,6 +131,7 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
     root = folder.stat()
     if folder.is_file():
         return iter([FileEntry(folder.name, str(folder), root.st_size)])
+
     entered = {(root.st_dev, root.st_ino)}
 
     def walk(path: str, prefix: str) -> Iterator[FileEntry]:
@@ -118,6 +141,7 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
         except OSError:
             yield FileEntry(prefix or "/", path, UNREADABLE)
             return
+
         for entry in entries:
             name = f"{prefix}{entry.name}"
             try:
@@ -126,6 +150,7 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
             except OSError:  # a dangling link, or a file that was just deleted
                 yield FileEntry(name, entry.path, UNREADABLE)
                 continue
+
             identity = (status.st_dev, status.st_ino)
             if stat.S_ISREG(status.st_mode):  # opening a named pipe would block forever
                 yield FileEntry(name, entry.path, status.st_size)
@@ -140,6 +165,7 @@ def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
     """Whether it is not hidden, not an environment, and not a folder of caches or runs."""
     if folder.name.startswith(".") or folder.name in SKIPPED or folder.name.endswith(".egg-info"):
         return False
+
     path = Path(folder.path)
     is_environment = (path / "pyvenv.cfg").exists()
     is_run = (path / "environment.json").exists() and (path / "events").is_dir()
@@ -147,9 +173,11 @@ def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
 
 
 def _code_hash(entry: FileEntry) -> str:
+    """Of the first MiB and the size."""
     try:
         with open_regular(Path(entry.path), follow_links=True) as file:
             content = file.read(MAX_CODE_BYTES)
     except OSError:
         return "unread"
+
     return hashlib.blake2b(content + entry.size.to_bytes(8, "little", signed=True)).hexdigest()[:8]

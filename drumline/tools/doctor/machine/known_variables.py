@@ -38,14 +38,17 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
         is_known = name in MEANING or name in RENAMED or name in REMOVED
         printable = "".join(letter if letter.isprintable() else "?" for letter in environment[name])
         shown[name] = printable[:MAX_SHOWN] if is_known and not SECRET.search(name) else NOT_SHOWN
+
     return shown
 
 
 def meaning(name: str) -> str:
+    """What a variable does, for the report."""
     if name in RENAMED:
         return f"an old name; see {RENAMED[name]}"
     if name in REMOVED:
         return "has no effect any more"
+
     return MEANING.get(name, "not known to drumline")
 
 
@@ -69,6 +72,7 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:
+    """The level and the reason why a variable, or this value of it, is wrong."""
     for level, rules in RULES.items():
         if what := rules.get(f"{name}={value.upper()}") or rules.get(name):
             return level, what

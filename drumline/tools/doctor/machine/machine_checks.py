@@ -15,7 +15,11 @@ from drumline.tools.doctor.machine.known_variables import VISIBLE_GPUS, variable
 
 MIN_TORCH = (2, 11)
 # The oldest driver for each major version of CUDA.
-MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
+MIN_DRIVERS = {
+    11: (450, 80, 2),
+    12: (525, 60, 13),
+    13: (580,),
+}
 BUSY_BYTES = GIB
 SHM = "/dev/shm"  # noqa: S108 - inspected, not written to
 # Docker's default of 64 MiB is too small for one batch of 256 images (147 MiB), and NCCL uses about
@@ -75,6 +79,7 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
 
 
 def _torch(facts: Facts) -> Iterator[Fault]:
+    """Whether torch is new enough, and built for the GPUs of this machine."""
     torch = facts["torch"]
     cuda = facts["cuda"]
     gpus = facts["gpus"]
@@ -91,12 +96,14 @@ def _torch(facts: Facts) -> Iterator[Fault]:
 
 
 def _driver(facts: Facts) -> Iterator[Fault]:
+    """Whether the driver answers, and is new enough for the CUDA of torch."""
     cuda = facts["cuda"]
     driver = facts["driver"]
     if facts["gpu_error"]:
         # Without persistence mode it may only be slow to start; /proc has listed the GPUs.
         fix = "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine"
         yield Fault("problem" if cuda and not facts["gpus"] else "warning", facts["gpu_error"], fix)
+
     needed = MIN_DRIVERS.get(_numbers(cuda)[0]) if cuda else None
     if driver and needed and _numbers(driver) < needed:
         what = f"driver {driver} is too old for CUDA {cuda}, which torch was built for: "
@@ -112,15 +119,18 @@ def num_visible_gpus(facts: Facts) -> int:
     gpus = facts.get("gpus", [])
     if facts.get("cuda") is None or value is None:
         return len(gpus) if facts.get("cuda") else 0
+
     words = _words(value)
     return 0 if len(set(words)) < len(words) else _num_known(words, gpus)
 
 
 def _visible_gpus(facts: Facts) -> Iterator[Fault]:
+    """Entries of CUDA_VISIBLE_DEVICES that hide GPUs."""
     value = facts["visible_gpus"]
     gpus = facts["gpus"]
     if value is None or not gpus:
         return
+
     setting = f"{VISIBLE_GPUS}={value}"
     num_gpus = plural(len(gpus), "GPU")
     words = _words(value)
@@ -128,12 +138,14 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
     if words[0] in ("", "-1", "NoDevFiles"):
         yield Fault("problem", f"{setting} hides {num_gpus} from torch", fix)
         return
+
     if twice := sorted({word for word in words if words.count(word) > 1}):
         yield Fault(
             "problem",
             f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all",
             fix,
         )
+
     if (num_usable := _num_known(words, gpus)) < len(words):
         visible = f"torch sees only the first {num_usable}" if num_usable else "torch sees none"
         what = f"{setting} lists {words[num_usable]!r}, which is not one of the {num_gpus} of this host: {visible}"
@@ -152,10 +164,12 @@ def _num_known(words: list[str], gpus: list[dict[str, Any]]) -> int:
         # A slice of a GPU (MIG) is listed elsewhere by nvidia-smi.
         if not (is_uuid or is_index or word.startswith("MIG-")):
             return place
+
     return len(words)
 
 
 def _gpus(facts: Facts) -> Iterator[Fault]:
+    """GPUs that differ, and those that other processes use."""
     models: dict[str, list[str]] = {}
     for gpu in facts["gpus"]:
         models.setdefault(gpu["name"], []).append(str(gpu["index"]))
@@ -166,6 +180,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         yield Fault(
             "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
         )
+
     busy = [
         gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
     ]
@@ -176,6 +191,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
 
 
 def _use(gpu: Mapping[str, Any]) -> str:
+    """`GPU 0 by python (pid 7)`."""
     users = join_names(f"{process['name']} (pid {process['pid']})" for process in gpu["processes"])
     hidden = f"a process that is not visible from here ({memory_size(gpu['used_bytes'] or 0)})"
     return f"GPU {gpu['index']} by {users or hidden}"
@@ -190,6 +206,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _shared_memory(facts: Facts) -> Iterator[Fault]:
+    """Whether DataLoader workers and NCCL have enough of it."""
     shm = facts["shm"]
     if shm is None:
         yield Fault(
@@ -198,11 +215,13 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
             SHM_FIX,
         )
         return
+
     free = shm["free_bytes"]
     size = shm["bytes"]
     needed = SHM_WITH_GPUS if facts["gpus"] else SHM_WITHOUT_GPUS
     if free >= SHM_COMFORTABLE:
         return
+
     end = (
         f"less than the {memory_size(needed)} needed"
         if free < needed
@@ -216,19 +235,23 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def _open_files(facts: Facts) -> Iterator[Fault]:
+    """Whether the limit of a process is high enough."""
     soft = facts["open_files"]["soft"]
     hard = facts["open_files"]["hard"]
     if soft is None or soft > COMMON_OPEN_FILES:
         return
+
     what = f"a process may have {soft} open files; DataLoader workers and connections to other ranks may need more "
     what += "('Too many open files', 'received 0 items of ancdata')"
     fix = "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf"
     if hard is None or hard > COMMON_OPEN_FILES:
         fix = f"ulimit -n {min(hard or 65536, 65536)}"
+
     yield Fault("problem" if soft < MIN_OPEN_FILES else "warning", what, fix)
 
 
 def _memory(facts: Facts) -> Iterator[Fault]:
+    """What is free, within the limit of the container."""
     memory = facts["memory"]
     limit = memory["limit_bytes"]
     free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
@@ -247,11 +270,13 @@ def _memory(facts: Facts) -> Iterator[Fault]:
 
 
 def _disk(facts: Facts) -> Iterator[Fault]:
+    """Whether the run can be saved in its folder, and stays there."""
     disk = facts["disk"]
     if "unreachable" in disk:
         what = f"the file system of {disk['folder']} does not respond: {disk['unreachable']}"
         yield Fault("problem", what, "check that its server is up (mount, dmesg)")
         return
+
     parent = disk["parent"]
     free = disk["free_bytes"]
     if disk["error"]:
@@ -263,14 +288,17 @@ def _disk(facts: Facts) -> Iterator[Fault]:
         yield Fault(
             level, f"{memory_size(free)} free at {parent}, where the run will be saved", fix
         )
+
     if disk["file_system"] in VOLATILE:
         what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
         yield Fault("note", what, "choose a folder on a disk or a volume with --run PATH")
 
 
 def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
+    """Whether the code or the data is there. `name`: which of them."""
     if (folder_facts := facts[name]) is None:
         return
+
     folder = folder_facts["folder"]
     if reason := folder_facts.get("unreachable") or (
         "it does not exist" if folder_facts["missing"] else ""
@@ -288,6 +316,7 @@ def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
 
 
 def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
+    """Whether the name of this host resolves to an address that others reach."""
     host = facts["host"]
     outer = _outer_interface(facts)
     address = outer["address"] if outer else "ADDRESS"
@@ -313,6 +342,7 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
     outer = _outer_interface(facts)
     if library == "NCCL" and not facts["gpus"] and value is None:
         return
+
     chosen = facts[f"{library.lower()}_interface"]
     fix = VariableFix(variable, outer["name"]) if outer else f"export {variable}=NAME"
     usable = {
@@ -325,9 +355,12 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
             names = join_names(f"{name} {address}" for name, address in usable.items())
             what = f"{variable}={value} names no interface of this host, which has {names}"
             yield Fault("problem", what, fix)
+
         return
+
     if outer is None or many_hosts:
         return
+
     reason = f"{variable} is not set" if value is None else f"{variable}={value}"
     if usable[chosen].startswith("127."):
         what = f"{library} would use the loopback ({chosen}; {reason}), which reaches no other host"
@@ -348,10 +381,12 @@ def _outer_interface(facts: Facts) -> dict[str, Any] | None:
         if interface["is_up"] and not is_inner:
             outer: dict[str, Any] = interface
             return outer
+
     return None
 
 
 def _processors(facts: Facts) -> Iterator[Fault]:
+    """Whether there are enough for the GPUs."""
     cpus = facts["cpus"]
     usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
     num_gpus = len(facts["gpus"])
@@ -373,6 +408,7 @@ def _processors(facts: Facts) -> Iterator[Fault]:
 
 
 def _clock(facts: Facts) -> Iterator[Fault]:
+    """Whether NTP keeps the clock right."""
     if facts["clock"]["synchronised"] is False:
         what = (
             "the clock is not synchronized (NTP): times in the logs of several hosts may not match"

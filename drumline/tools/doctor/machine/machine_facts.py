@@ -142,6 +142,7 @@ def _process_facts() -> dict[str, Any]:
 
 
 def _space(folder: Path) -> dict[str, int]:
+    """Of the file system of a folder."""
     status = os.statvfs(folder)
     return {
         "bytes": status.f_frsize * status.f_blocks,
@@ -157,6 +158,7 @@ def _is_clock_synchronized() -> bool | None:
         state = ctypes.CDLL(None).adjtimex(buffer)
     except (OSError, AttributeError):
         return None
+
     return None if state < 0 else state != TIME_ERROR
 
 
@@ -187,16 +189,19 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
     # signal reaches it: its thread is left alone.
     listing = in_background(lambda: query(f"--query-gpu={','.join(GPU_FIELDS)}"))
     processes = in_background(lambda: query(f"--query-compute-apps={','.join(PROCESS_FIELDS)}"))
+
     try:
         listed = listing.result(timeout_s)
         apps = processes.result(timeout_s)
     except (TimeoutError, subprocess.TimeoutExpired):
         error = f"nvidia-smi did not answer within {timeout_s:.1f} s"
         return {**from_kernel, "gpu_error": error}
+
     if listed.returncode == 0:
         return read_nvidia_smi(listed.stdout, apps.stdout)
     if "No devices" in listed.stdout:
         return {**from_kernel, "gpu_error": ""}
+
     first_line = (listed.stdout.strip() or "no output").splitlines()[0]
     return {**from_kernel, "gpu_error": f"nvidia-smi failed: {first_line}"}
 
@@ -206,6 +211,7 @@ def _known_to_kernel() -> dict[str, Any]:
     processes."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
     gpus = []
+
     for index, file in enumerate(sorted(DRIVER_FOLDER.glob("gpus/*/information"))):
         details = dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file)))
         gpus.append(
@@ -218,6 +224,7 @@ def _known_to_kernel() -> dict[str, Any]:
                 "processes": [],
             }
         )
+
     return {"driver": driver[1] if driver else None, "gpus": gpus}
 
 
@@ -237,10 +244,15 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
         for row in rows
     ]
     driver = min((row["driver_version"] for row in rows), default=None)
-    return {"driver": driver, "gpus": listed, "gpu_error": ""}
+    return {
+        "driver": driver,
+        "gpus": listed,
+        "gpu_error": "",
+    }
 
 
 def _process(row: Mapping[str, str]) -> dict[str, Any]:
+    """A process on a GPU, as nvidia-smi lists it."""
     # Only the program's name: arguments may contain secrets.
     words = row["process_name"].split()
     name = PurePath(words[0]).name if words and not words[0].startswith("[") else "?"
@@ -248,6 +260,7 @@ def _process(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    """The lines of nvidia-smi that have all fields, by field."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
@@ -263,6 +276,7 @@ def _mib(text: str) -> int | None:
 
 
 def file_text(path: Path) -> str:
+    """Empty when the file cannot be read."""
     try:
         return path.read_text(errors="replace", encoding="utf-8")
     except OSError:
@@ -279,8 +293,10 @@ def installed_packages() -> dict[str, str]:
         metadata = distribution.metadata
         if "Name" not in metadata or "Version" not in metadata:
             continue
+
         name = re.sub(r"[_.]", "-", metadata["Name"].lower())
         versions.setdefault(name, metadata["Version"])
+
     return dict(sorted(versions.items()))
 
 
@@ -290,8 +306,14 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
         spec = None
+
     if spec is None or spec.origin is None:
-        return {"torch": None, "cuda": None, "nccl": None}
+        return {
+            "torch": None,
+            "cuda": None,
+            "nccl": None,
+        }
+
     # torch's own version.py has more than the package's metadata: `2.13.0+cu128`.
     values = dict(TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py"))))
     cuda = values.get("cuda")
@@ -301,8 +323,13 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
         for folder in NCCL_FOLDERS:
             names = sorted(file.name for file in Path(folder).glob("libnccl.so.*.*.*"))
             nccl += [match[1] for name in names if (match := NCCL_FILE.search(name))]
+
     version = values.get("__version__") or packages.get("torch", "?")
-    return {"torch": version, "cuda": cuda, "nccl": nccl[0] if nccl else None}
+    return {
+        "torch": version,
+        "cuda": cuda,
+        "nccl": nccl[0] if nccl else None,
+    }
 
 
 # Network cards, from /sys
@@ -321,6 +348,7 @@ def card_facts(environment: Mapping[str, str], classes: Path = SYSTEM_CLASSES) -
 
 
 def _entries(folder: Path) -> list[Path]:
+    """Sorted; none where the kernel has no such folder."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -328,22 +356,26 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _active_ports(card: Path) -> list[dict[str, Any]]:
+    """A name and a kind for each active port of a card."""
     is_efa = (card / "device" / "driver").resolve().name == EFA_DRIVER
     active = []
     for port in _entries(card / "ports"):
         kind = "EFA" if is_efa else CARD_KINDS.get(file_text(port / "link_layer").strip())
         if kind and "ACTIVE" in file_text(port / "state"):
             active.append({"name": card.name, "kind": kind})
+
     return active
 
 
 def _interface(folder: Path) -> dict[str, Any]:
+    """The speed and the vendor of a network interface."""
     speed = file_text(folder / "speed").strip()  # in Mbit/s; -1: unknown
     gbit = int(speed) / 1000 if speed.isdigit() else None
     return {"gbit": gbit, "vendor": file_text(folder / "device" / "vendor").strip() or None}
 
 
 def _plugin(library_path: str) -> str | None:
+    """The path of the first network plugin of NCCL."""
     folders = [*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]
     files = (Path(folder, name) for folder in folders for name in NCCL_PLUGINS)
     return next((str(file) for file in files if file.is_file()), None)
@@ -358,6 +390,7 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
     addresses: list[str] = []
     name_error = ""
     is_gloo_blocked = False
+
     try:
         addresses = resolving.result(NAME_TIMEOUT_S)
     except TimeoutError:
@@ -389,6 +422,7 @@ def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> An
         reason = f"no answer within {left:.2g} s"
     except OSError as error:
         reason = error.strerror or str(error)
+
     return {"folder": folder, "unreachable": reason}
 
 
@@ -397,11 +431,13 @@ def disk_facts(folder: Path) -> dict[str, Any]:
     there."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     refusal = ""
+
     try:
         with tempfile.TemporaryFile(dir=parent) as file:  # it has no name, and is deleted at once
             file.write(b"drumline doctor")
     except OSError as error:
         refusal = error.strerror or str(error)
+
     return {
         "folder": str(folder),
         "parent": str(parent),
@@ -419,10 +455,12 @@ def file_system_of(folder: Path, mounts: str) -> str:
     above = {str(path) for path in (resolved, *resolved.parents)}
     nearest = ""
     kind = "?"
+
     for line in mounts.splitlines():
         _, place, mount_kind, *_ = line.split()
         place = place.replace("\\040", " ")
         if place in above and len(place) >= len(nearest):
             nearest = place
             kind = mount_kind
+
     return kind

@@ -8,7 +8,11 @@ from typing import Any
 from drumline.base.text import join_names, memory_size
 from drumline.tools.doctor.machine.known_variables import meaning
 
-CLOCK = {True: "synchronized", False: "not synchronized", None: "?"}
+CLOCK = {
+    True: "synchronized",
+    False: "not synchronized",
+    None: "?",
+}
 
 
 def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -61,6 +65,7 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:
+    """`NVIDIA H100, 80 GiB`; without the memory where it is unknown."""
     return (
         f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}"
         if gpu["memory_bytes"]
@@ -69,10 +74,12 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
+    """`100 GiB, 20 GiB free`."""
     return f"{memory_size(place['bytes'])}, {memory_size(place[free] or 0)} free"
 
 
 def _interface(interface: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The address, the MTU, and which library would use it."""
     name = interface["name"]
     users = [user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name]
     used = f", {join_names(users)} would use it" if users else ""
@@ -81,6 +88,7 @@ def _interface(interface: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 
 def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A row for each folder that was read."""
     code = facts["code"]
     data = facts["data"]
     if code and "files" in code:

@@ -67,15 +67,26 @@ class NodeClient:
             except OSError as error:
                 refusal = no_client(self.connection.words[0], error)
                 raise NodeLostError(refusal.what, next_step=refusal.next_step) from error
+
             closed.add_done_callback(self._closed)
+
         await self._hello
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
+        """The answer to a request; NodeLostError without one, NodeRequestError for a refusal."""
         if self.lost is not None:
             raise self.lost
+
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self.connection.send({**arguments, "kind": action, "id": number})
+        self.connection.send(
+            {
+                **arguments,
+                "kind": action,
+                "id": number,
+            }
+        )
+
         try:
             return await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
@@ -90,15 +101,19 @@ class NodeClient:
         self.connection.send({**last, "kind": "end"})
         if not self.connection.heard_at:
             self.connection.hang_up()  # nobody reads that it is the end
+
         await self.connection.close()
 
     def _receive(self, frame: Mapping[str, Any]) -> None:
+        """A frame of the node: its hello, or the answer to a request."""
         if frame["kind"] == "hello":
             if frame["protocol"] != PROTOCOL:
                 self._lose("its version of drumline is different")
             elif not self._waiting[0].done():
                 self._waiting[0].set_result(None)
+
             return
+
         answer = self._waiting.get(frame.get("id", 0))
         if answer is None or answer.done():
             return  # the request has timed out
@@ -108,11 +123,13 @@ class NodeClient:
             answer.set_result(frame.get("ok"))
 
     def _closed(self, closed: asyncio.Task[None]) -> None:
+        """The connection has ended: all that wait for an answer get the reason."""
         connection = self.connection
         error = None if closed.cancelled() else closed.exception()
         if error is not None or not connection.words:
             self._lose(str(error or "it disconnected during the check"))
             return
+
         problem, fix = ssh_problem(
             connection.host.name,
             connection.ssh_code or 0,
@@ -128,6 +145,7 @@ class NodeClient:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(self.lost)
+
         return self.lost
 
 
@@ -180,6 +198,7 @@ class Coordinator:
         }
 
     async def start(self) -> None:
+        """Connect to all hosts, and ask them who they are."""
         num_hosts = len(self.survey.hosts)
         self.progress(f"{num_hosts} hosts: starting the doctor on each")
         await asyncio.gather(*map(self._start, self.clients))
@@ -227,6 +246,7 @@ class Coordinator:
             self._lose(number, error)
 
     def _introduce(self, number: int, answer: Message) -> None:
+        """Write into the survey what a host says of itself."""
         host = self.survey.hosts[number]
         host.interfaces = read_list(answer, "interfaces", dict, MAX_INTERFACES)
         host.gloo = answer.get("gloo")
@@ -266,6 +286,7 @@ async def examine(hosts: Coordinator) -> None:
     await _probe_ports(hosts, ports)
     await facts
     await _measure_speed(hosts, ports)
+
     for number in survey.present():
         survey.hosts[number].clock_s = hosts.clients[number].clock_ahead_s
 
@@ -274,6 +295,7 @@ async def examine(hosts: Coordinator) -> None:
 
 
 async def _resolve_names(hosts: Coordinator) -> None:
+    """Every host looks up the names of all others."""
     survey = hosts.survey
     present = survey.present()
     request = {"names": [survey.hosts[number].called for number in present]}
@@ -301,6 +323,7 @@ def choose_addresses(survey: Survey) -> None:
         host = survey.hosts[number]
         if not survey.by_ssh and host.interface_of(host.address) is not None:
             continue
+
         nccl = host.nccl["address"] if host.nccl else None
         reachable = host.reachable_addresses()
         candidates = (*named[number], host.address, nccl, *reachable)
@@ -319,6 +342,7 @@ def other_addresses(survey: Survey, number: int) -> list[str]:
 
 
 async def _open_ports(hosts: Coordinator) -> Ports:
+    """Every host listens; returns the ports that each opened."""
     survey = hosts.survey
     token = secrets.token_hex(TOKEN_BYTES)
     requests = {
@@ -344,6 +368,7 @@ async def _open_ports(hosts: Coordinator) -> Ports:
 
 
 async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
+    """Every host tries the ports of all others at the same moment."""
     plans = {number: list(targets_of(hosts.survey, number, ports)) for number in ports}
     requests = {
         number: {"targets": [target for _, target in plan]} for number, plan in plans.items()
@@ -372,9 +397,11 @@ def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str,
     for number, opened in ports.items():
         if number == source:
             continue
+
         address = survey.hosts[number].address
         for place, port in enumerate(opened["data"]):
             yield "data", {**_target(number, address, port), "large": place == 0}
+
         for other_address, port in opened["others"].items():
             yield other_address, _target(number, other_address, port)
         if "rendezvous_port" in opened:
@@ -384,13 +411,19 @@ def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str,
 
 
 def _target(node: int, address: str | None, port: int) -> dict[str, Any]:
-    return {"node": node, "address": address, "port": port}
+    """As `_target` of node_server.py reads it."""
+    return {
+        "node": node,
+        "address": address,
+        "port": port,
+    }
 
 
 # Speed
 
 
 async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
+    """All open links once, and those that are slow again."""
     survey = hosts.survey
     open_links = survey.links(lambda edge: edge.data == OPEN and not edge.has_hole)
     links = open_links.keys() & set(survey.pairs())
@@ -401,6 +434,7 @@ async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
         # Links so slow that they took all the time are not measured again.
         if time.monotonic() - begun > SPEED_BUDGET_S:
             return
+
         limit = AGAIN_SHARE * survey.usual_speed()
         slow = {pair for pair in links if 0 < (survey.edges[pair].bytes_per_s or 0) < limit}
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
@@ -412,6 +446,7 @@ async def _measure_in_rounds(
     links: Collection[Pair],
     title: str,
 ) -> None:
+    """`title`: for the progress."""
     survey = hosts.survey
     planned = rounds(len(survey.hosts), links)
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
@@ -452,9 +487,11 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     # are pairs.
     seats = list(range(count + count % 2))
     planned = []
+
     for _ in range(len(seats) - 1):
         facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
         pairs = ((min(ends), max(ends)) for ends in facing)
         planned.append([pair for pair in pairs if pair in linked])
         seats.insert(1, seats.pop())
+
     return [pairs for pairs in planned if pairs]

@@ -59,7 +59,12 @@ class NodeServer:
     """One host; `serve` returns when the caller disconnects."""
 
     def __init__(
-        self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None
+        self,
+        source: FrameReader,
+        target: int,
+        settings: HostSettings,
+        *,
+        here: str | None = None,
     ) -> None:
         """`here`: this host's address on the connection to node 0; None over ssh."""
         self.source = source
@@ -97,18 +102,25 @@ class NodeServer:
                 if kind == "heartbeat":
                     self._send("heartbeat", number=message.get("number"), now=time.time())
                 else:
-                    threading.Thread(target=self._answer, args=[message], daemon=True).start()
+                    threading.Thread(
+                        target=self._answer,
+                        args=[message],
+                        daemon=True,
+                    ).start()
+
             return None
         finally:
             self.ranks.kill()
             self._close()
 
     def _answer(self, message: Message) -> None:
+        """Run the action of a message in this thread, and send its result."""
         number = message.get("id")
         try:
             action = self._actions.get(read_field(message, "kind", str))
             if action is None:
                 raise FrameError(WRONG_FIELD, f"there is no action {message['kind']!r}")
+
             self._send("answer", id=number, ok=action(message))
         except DrumlineError as error:
             self._send("answer", id=number, error=error.what)
@@ -116,6 +128,7 @@ class NodeServer:
             self._send("answer", id=number, error=f"{type(error).__name__}: {error}")
 
     def _send(self, kind: str, **content: Any) -> None:
+        """One frame at a time, from any thread."""
         # Where the caller has disconnected, `serve` notices it as well.
         with self._lock, contextlib.suppress(OSError):
             write_all(self.target, self.source.session.encode({"kind": kind, **content}))
@@ -128,12 +141,14 @@ class NodeServer:
             variables = read_field(message, "variables", dict)
             if not all(isinstance(value, str) for value in variables.values()):
                 raise FrameError(WRONG_FIELD, "variables are not all strings")
+
             self.settings = HostSettings(
                 environment={**self.settings.environment, **variables},
                 run_folder=read_field(message, "run_folder", str),
                 code=message.get("code") and read_field(message, "code", str),
                 data=message.get("data") and read_field(message, "data", str),
             )
+
         environment = self.settings.environment
         host_interfaces = interfaces()
         ssh = environment.get("SSH_CONNECTION", "").split()
@@ -154,11 +169,14 @@ class NodeServer:
         token = bytes.fromhex(read_field(message, "token", str))
         if len(token) != TOKEN_BYTES:
             raise FrameError(WRONG_FIELD, f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
+
         address = read_field(message, "address", str)
         count = read_field(message, "ports", int, 1, MAX_DATA_PORTS)
         other_addresses = read_list(message, "others", str, MAX_OTHER_ADDRESSES)
+
         for listened in (address, *other_addresses):
             self._check_own(listened)
+
         listeners = Listeners(token, read_field(message, "node", int, 0, MAX_NODES))
         self._close()
         self.listeners = listeners
@@ -174,6 +192,7 @@ class NodeServer:
                 opened["rendezvous_port"] = listeners.open(address, port)
             except OSError as error:
                 opened["rendezvous_error"] = error.strerror or str(error)
+
         return opened
 
     def _close(self) -> None:
@@ -181,6 +200,7 @@ class NodeServer:
             self.listeners.close()
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
+        """The results of all targets, in their order."""
         targets = [_target(entry) for entry in read_list(message, "targets", dict, MAX_TARGETS)]
         addresses = {target.address for target in targets}
         allowed = {address for address in addresses if self._is_elsewhere(address)}
@@ -189,12 +209,14 @@ class NodeServer:
         return [results.get(target, {"outcome": Reason.NO_ROUTE}) for target in targets]
 
     def _measure(self, message: Message) -> dict[str, Any]:
+        """The speed and the latency of one link."""
         seconds = read_field(message, "seconds", float, 0.001, 2.0)
         target = _target(read_field(message, "target", dict))
         self._check_elsewhere(target.address)
         return measure(target, self._token(), seconds)
 
     def _collectives(self, message: Message) -> list[dict[str, Any]]:
+        """Run the ranks of this host, and return what they print."""
         ranks = HostRanks(
             first_rank=read_field(message, "first_rank", int, 0, 1 << 20),
             num_procs=read_field(message, "num_procs", int, 1, 1024),
@@ -210,13 +232,16 @@ class NodeServer:
             self._check_own(ranks.address)
         else:
             self._check_elsewhere(ranks.address)
+
         return self.ranks.run(ranks, self.settings.environment)
 
     # What node 0 may ask for
 
     def _check_own(self, address: str) -> None:
+        """Refuse an address that is not one of this host."""
         if self.here is None:
             return
+
         own_addresses = [interface.address for interface in interfaces()]
         if address not in own_addresses or (_is_loopback(address) and not _is_loopback(self.here)):
             raise FrameError(
@@ -224,6 +249,7 @@ class NodeServer:
             )
 
     def _check_elsewhere(self, address: str) -> None:
+        """Refuse an address of this host."""
         if not self._is_elsewhere(address):
             raise FrameError(WRONG_FIELD, f"{address!r} is not an address of another host")
 
@@ -236,6 +262,7 @@ class NodeServer:
             parsed = ipaddress.ip_address(address)
         except ValueError:
             return False
+
         # ::ffff:127.0.0.1 leads to the loopback.
         parsed = getattr(parsed, "ipv4_mapped", None) or parsed
         is_special = (
@@ -265,6 +292,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _target(entry: Message) -> Target:
+    """The target of a message, with checked fields."""
     return Target(
         node=read_field(entry, "node", int, 0, MAX_NODES),
         address=read_field(entry, "address", str),
@@ -281,11 +309,13 @@ def main() -> None:
     """Over ssh: frames on stdin and stdout, to which nothing else may write."""
     target = os.dup(1)
     os.dup2(2, 1)
+
     try:
         NodeServer(FrameReader(0), target, HostSettings(own_variables())).serve()
     except FrameError as error:
         print_message(f"doctor: {error}")
         os._exit(2)
+
     # Threads may hang in the resolver or in a large file; their results are not needed any more.
     os._exit(0)
 

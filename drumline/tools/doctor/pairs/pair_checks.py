@@ -33,6 +33,7 @@ CLOCK_PROBLEM_S = 60.0
 
 
 def pair_findings(survey: Survey) -> list[Finding]:
+    """All that is wrong between hosts."""
     return [
         *_absent_hosts(survey),
         *_names(survey),
@@ -99,6 +100,7 @@ def group_links(
 
 
 def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
+    """By the source (0) or the target (1), sorted."""
     ordered: dict[int, list[Pair]] = defaultdict(list)
     for pair in sorted(pairs, key=lambda pair: (pair[end], pair[1 - end])):
         ordered[pair[end]].append(pair)
@@ -109,6 +111,7 @@ def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
 
 
 def _absent_hosts(survey: Survey) -> Iterator[Finding]:
+    """Hosts that do not answer, and requests that failed on one."""
     for host in survey.hosts:
         if host.absent is not None:
             yield Finding("problem", "host", host.name, host.absent, host.absent_fix)
@@ -135,6 +138,7 @@ def _names(survey: Survey) -> Iterator[Finding]:
         yield Finding(level, "name", group.where, what, fix)
 
     wrong = [pair for pair in survey.edges if _resolves_elsewhere(survey, pair)]
+
     for group in group_links(survey, wrong):
         sources = _sources(survey, group)
         target = survey.hosts[group.pairs[0][1]]
@@ -145,6 +149,7 @@ def _names(survey: Survey) -> Iterator[Finding]:
 
 
 def _sources(survey: Survey, group: LinkGroup) -> str:
+    """The names of the hosts that the links come from."""
     return join_names(sorted({survey.hosts[source].name for source, _ in group.pairs}))
 
 
@@ -155,6 +160,7 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
     target_addresses = [interface["address"] for interface in survey.hosts[pair[1]].interfaces]
     if not edge.addresses or not target_addresses or edge.rendezvous == OPEN:
         return False
+
     return edge.addresses[0] not in target_addresses
 
 
@@ -162,6 +168,7 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
 
 
 def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
+    """Whether ranks reach the port of the rendezvous on the first host."""
     port = survey.rendezvous_port
     first = survey.hosts[0]
     check = "rendezvous port"
@@ -177,6 +184,7 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
         for pair in survey.links(lambda edge: edge.rendezvous not in (None, OPEN))
         if not _resolves_elsewhere(survey, pair)
     ]
+
     for group in group_links(survey, closed):
         why = _why(survey.edges[pair].rendezvous for pair in group.pairs)
         what = f"the rendezvous port {port} is closed {group.phrase} ({why})"
@@ -199,6 +207,7 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
         where = f"on {join_names(survey.hosts[number].name for number in targets)}"
         if group.pairs[0][0] == group.host:
             where = f"out of {survey.hosts[group.host].name}"
+
         why = _why(closed[pair].data for pair in group.pairs)
         what = f"data ports closed {group.phrase} ({why}){_other_direction(survey, group, closed)}"
         yield Finding("problem", check, group.where, what, OPEN_DATA.format(where=where))
@@ -209,20 +218,24 @@ def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair])
     back = [(target, source) for source, target in group.pairs]
     if set(back) == set(group.pairs):
         return ""
+
     closed_back = [pair for pair in back if pair in closed]
     if len(closed_back) == len(back):
         return "; so is the other direction"
     if not closed_back:
         return "; the other direction is open"
+
     names = join_names(survey.hosts[target].name for _, target in closed_back)
     return f"; the other direction is closed to {names}"
 
 
 def _why(outcomes: Iterable[str | None]) -> str:
+    """The most common outcome, in words."""
     return explained_closed(statistics.mode(str(outcome) for outcome in outcomes))
 
 
 def edges_into(survey: Survey, number: int) -> list[Edge]:
+    """The results of all present hosts with this one."""
     edges = (survey.edges.get((source, number)) for source in survey.present())
     return [edge for edge in edges if edge is not None]
 
@@ -232,6 +245,7 @@ def working_address(survey: Survey, number: int) -> str | None:
     edges = edges_into(survey, number)
     if any(edge.data == OPEN for edge in edges):
         return survey.hosts[number].address
+
     outcomes = (outcome for edge in edges for outcome in (edge.others or {}).items())
     return next((address for address, outcome in outcomes if outcome == OPEN), None)
 
@@ -288,6 +302,7 @@ def _interface(
 
 
 def _black_holes(survey: Survey) -> Iterator[Finding]:
+    """Links on which only small packets arrive."""
     for group in group_links(survey, survey.links(lambda edge: edge.has_hole)):
         host = survey.hosts[group.host]
         sizes = [size for pair in group.pairs if (size := survey.edges[pair].passes)]
@@ -303,6 +318,7 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
 
 
 def _slow_links(survey: Survey) -> Iterator[Finding]:
+    """Links that lose the connection, or are far slower than the others."""
     names = [host.name for host in survey.hosts]
     unmeasured = survey.links(lambda edge: edge.error and edge.bytes_per_s is None)
     for (source, target), edge in unmeasured.items():
@@ -313,6 +329,7 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
     usual = survey.usual_speed()
     slow = [pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual]
+
     for group in group_links(survey, slow, speeds):
         rate = bit_rate(statistics.median_high([speeds[pair] for pair in group.pairs]))
         host = survey.hosts[group.host]
@@ -326,9 +343,11 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
 
 
 def _clocks(survey: Survey) -> Iterator[Finding]:
+    """Hosts whose clock differs from that of the others."""
     clocks = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
     if len(clocks) < 2:
         return
+
     # With three or more hosts the majority is right; with two, the first one is taken as right.
     first, *_ = clocks
     usual = clocks[first] if len(clocks) == 2 else statistics.median_low(clocks.values())

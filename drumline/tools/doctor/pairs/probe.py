@@ -88,7 +88,11 @@ class Listeners:
         """Listen there; 0 is any free high port. Returns the port."""
         listener = socket.create_server((address, port), backlog=1024)
         self._sockets.append(listener)
-        threading.Thread(target=self._accept, args=[listener], daemon=True).start()
+        threading.Thread(
+            target=self._accept,
+            args=[listener],
+            daemon=True,
+        ).start()
         return int(listener.getsockname()[1])
 
     def close(self) -> None:
@@ -96,19 +100,27 @@ class Listeners:
             # Only closing it would leave the thread in accept, and so the port open.
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
+
             listener.close()
+
         self._sockets.clear()
 
     def _accept(self, listener: socket.socket) -> None:
+        """A thread for each call, until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 call, _ = listener.accept()
                 if self._calls.acquire(blocking=False):
-                    threading.Thread(target=self._serve, args=[call], daemon=True).start()
+                    threading.Thread(
+                        target=self._serve,
+                        args=[call],
+                        daemon=True,
+                    ).start()
                 else:
                     call.close()
 
     def _serve(self, call: socket.socket) -> None:
+        """Answer one call: an echo, or the count of its bytes."""
         try:
             with call, contextlib.suppress(OSError):
                 call.settimeout(IDLE_S)
@@ -116,7 +128,9 @@ class Listeners:
                 token, action, num_bytes, seconds = CALL.unpack(read_exactly(call, CALL.size))
                 if token != self.token:
                     return
+
                 call.sendall(REPLY.pack(self.node))
+
                 while action == PING:
                     call.sendall(read_exactly(call, PING_BYTES))
                 if action == SEND:
@@ -132,7 +146,9 @@ def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
         new = call.recv(num_bytes - len(received))
         if not new:
             raise ConnectionResetError("closed by the other side")
+
         received += new
+
     return received
 
 
@@ -143,14 +159,17 @@ def _receive(call: socket.socket, num_bytes: int, seconds: float) -> None:
     taken = 0
     elapsed = 0.0
     call.settimeout(STALLED_S)
+
     with contextlib.suppress(TimeoutError):
         taken = len(call.recv(1))
         begin = time.monotonic()
         while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
             taken += new
             elapsed = time.monotonic() - begin
+
     call.settimeout(IDLE_S)
     call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
+
     # Closing with unread bytes would reset the connection, and the answer could be lost.
     while call.recv_into(buffer):
         pass
@@ -165,6 +184,7 @@ def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str
     resolving = {name: in_background(partial(resolve_ipv4, name)) for name in set(names)}
     deadline = time.monotonic() + limit_s
     answers: dict[str, dict[str, Any]] = {}
+
     for name, answer in resolving.items():
         try:
             answers[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
@@ -172,6 +192,7 @@ def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str
             answers[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
         except (OSError, UnicodeError) as error:
             answers[name] = {"error": str(getattr(error, "strerror", None) or error)}
+
     return answers
 
 
@@ -183,15 +204,18 @@ def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
     if nothing was."""
     if not targets:
         return []
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (needed := len(targets) * 2 + 256):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+
     with ThreadPoolExecutor(min(len(targets), MAX_THREADS)) as pool:
         return list(pool.map(lambda target: probe(target, token), targets))
 
 
 def probe(target: Target, token: bytes) -> dict[str, Any]:
+    """One target: the port, and if it is asked for, a large message."""
     outcome = _connect(target, token)
     if outcome != OPEN or not target.large:
         return {"outcome": outcome}
@@ -206,7 +230,11 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
 
     with ThreadPoolExecutor(len(MTUS)) as pool:
         sizes = filter(None, pool.map(passing, MTUS))
-        return {"outcome": outcome, "received": received, "passes": max(sizes, default=None)}
+        return {
+            "outcome": outcome,
+            "received": received,
+            "passes": max(sizes, default=None),
+        }
 
 
 def _connect(target: Target, token: bytes) -> str:
@@ -216,6 +244,7 @@ def _connect(target: Target, token: bytes) -> str:
     except OSError as error:
         reason = reason_of(error)
         return reason if reason in (Reason.REFUSED, Reason.NO_ANSWER) else Reason.NO_ROUTE
+
     try:
         with _call(target, token, PING) as line:
             line.sendall(bytes(PING_BYTES))
@@ -223,12 +252,17 @@ def _connect(target: Target, token: bytes) -> str:
     except OSError:
         # Connected, but without our reply: another program or host has that address and port.
         return Reason.WRONG_HOST
+
     return OPEN
 
 
 @contextlib.contextmanager
 def _call(
-    target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0
+    target: Target,
+    token: bytes,
+    action: bytes,
+    size: int = 0,
+    seconds: float = 0.0,
 ) -> Iterator[socket.socket]:
     """A new connection to the port of that node, ready for the action."""
     with socket.create_connection((target.address, target.port), timeout=CONNECT_S) as line:
@@ -238,6 +272,7 @@ def _call(
         (node,) = REPLY.unpack(read_exactly(line, REPLY.size))
         if node != target.node:
             raise ConnectionResetError(f"node {node} answers")
+
         yield line
 
 
@@ -267,6 +302,7 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
                 line.sendall(bytes(PING_BYTES))
                 read_exactly(line, PING_BYTES)
                 times.append(time.monotonic() - sent)
+
         with _call(target, token, SEND, MAX_SPEED_BYTES, seconds) as line:
             # Until the other side replies that it has enough: our own send buffer accepts megabytes
             # at once.
@@ -278,6 +314,7 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:
         return {"error": str(error) or type(error).__name__}
+
     return {
         "latency_s": statistics.median(times) / 2,
         "bytes_per_s": taken / elapsed if elapsed > 0 else 0.0,
@@ -285,13 +322,17 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
 
 
 def _send_until_answered(line: socket.socket, deadline: float) -> None:
+    """TimeoutError at the deadline."""
     chunk = memoryview(bytes(CHUNK_BYTES))
     line.setblocking(False)
     poll = select.poll()
     poll.register(line, select.POLLIN | select.POLLOUT)
+
     while (left := deadline - time.monotonic()) > 0:
         for _, events in poll.poll(left * 1000):
             if events & ~select.POLLOUT:
                 return
+
             line.send(chunk)
+
     raise TimeoutError("the transfer did not end")

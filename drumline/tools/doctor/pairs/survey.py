@@ -83,9 +83,11 @@ class Survey:
     edges: dict[Pair, Edge] = field(default_factory=dict)
 
     def edge(self, source: int, target: int) -> Edge:
+        """The results of a pair, which are empty at first."""
         return self.edges.setdefault((source, target), Edge())
 
     def present(self) -> list[int]:
+        """The numbers of the hosts that answer."""
         return [number for number, host in enumerate(self.hosts) if host.absent is None]
 
     def links(self, is_selected: Callable[[Edge], object]) -> dict[Pair, Edge]:
@@ -110,7 +112,11 @@ class Survey:
             "hosts": [asdict(host) for host in self.hosts],
             "rendezvous_port": self.rendezvous_port,
             "edges": [
-                {"from": names[source], "to": names[target], **edge.as_json()}
+                {
+                    "from": names[source],
+                    "to": names[target],
+                    **edge.as_json(),
+                }
                 for (source, target), edge in self.edges.items()
             ],
         }

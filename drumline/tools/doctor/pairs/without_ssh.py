@@ -83,15 +83,18 @@ def join(options: NodeOptions, settings: HostSettings) -> Message:
         line.settimeout(None)
         frames = _prove(line, options)
         last = NodeServer(frames, line.fileno(), settings, here=str(line.getsockname()[0])).serve()
+
     if last is None or "code" not in last:  # without it, node 0 counts this node as lost
         raise PreflightError(
             f"node 0 at {options.endpoint} closed the connection before the end",
             next_step="read its output, and start all nodes again",
         )
+
     return last
 
 
 def _connect(options: NodeOptions) -> socket.socket:
+    """Retry until node 0 listens; PreflightError when the time is over."""
     deadline = time.monotonic() + options.wait_s
     while True:
         try:
@@ -103,11 +106,13 @@ def _connect(options: NodeOptions) -> socket.socket:
                 next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
                 if reason == Reason.UNKNOWN_NAME:
                     next_step = "add it to /etc/hosts or DNS, or give --master by address"
+
                 what = (
                     f"node {options.node} on {here} could not connect to {options.endpoint} within "
                 )
                 what += f"{options.wait_s:g} s: {explained(reason)}"
                 raise PreflightError(what, next_step=next_step) from error
+
         time.sleep(RETRY_S)
 
 
@@ -117,6 +122,7 @@ def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
     frames = FrameReader(line.fileno())
     handshake = dial(options.key, PURPOSE, options.node, 0, nodes=options.nodes)
     message = next(handshake)
+
     try:
         while True:
             write_all(line.fileno(), frames.session.encode(message or {}))
@@ -135,6 +141,7 @@ def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
         else:
             what = f"what listens at {options.endpoint} is not drumline's doctor"
             next_step = "stop it, or choose another port with --master ADDRESS:PORT"
+
         raise PreflightError(what, next_step=next_step) from error
 
 
@@ -158,12 +165,14 @@ class DoctorRendezvous:
         server = await asyncio.start_server(
             self._accept, sock=listener, limit=MAX_BYTES + SEAL_BYTES + 1
         )
+
         try:
             left = self.options.wait_s
             while left > 0 and not self._is_complete.is_set():
                 missing = ", ".join(map(str, self.missing()))
                 where = f"{self.address}:{self.options.port}"
                 progress(f"waiting for node {missing} at {where} ({left:.0f} s left)")
+
                 try:
                     await asyncio.wait_for(self._is_complete.wait(), min(PROGRESS_S, left))
                 except TimeoutError:
@@ -172,6 +181,7 @@ class DoctorRendezvous:
             server.close()  # nodes that have joined stay connected
 
     def missing(self) -> list[int]:
+        """The numbers of the nodes that are not connected."""
         return [number for number in range(1, self.options.nodes) if not self._has_joined(number)]
 
     def _has_joined(self, number: int) -> bool:
@@ -179,6 +189,7 @@ class DoctorRendezvous:
         return number in self.joined and self.joined[number].lost is None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection to node 0: a node that joins, or none of this job."""
         try:
             number = await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_S)
         except RefusedError as error:
@@ -193,6 +204,8 @@ class DoctorRendezvous:
                 self._is_complete.set()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """The handshake; returns the number of the node, which has joined."""
+
         async def read() -> Message:
             return decode(
                 (await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES
@@ -201,6 +214,7 @@ class DoctorRendezvous:
         handshake = answer(self.options.key, PURPOSE, 0, range(MAX_NODES), self._check)
         next(handshake)
         hello = await read()
+
         try:
             writer.write(encode(handshake.send(hello) or {}) + b"\n")
             handshake.send(await read())
@@ -209,7 +223,9 @@ class DoctorRendezvous:
         except RefusedError as error:
             if not self._has_joined(hello["node"]):
                 self.refused[hello["node"]] = error.what
+
             raise
+
         return int(hello["node"])
 
     async def _add(
@@ -226,6 +242,7 @@ class DoctorRendezvous:
             writer=writer,
         )
         self._joining.add(number)
+
         try:
             writer.write(encode(agreed.last or {}) + b"\n")
             client = NodeClient(connection)
@@ -235,11 +252,13 @@ class DoctorRendezvous:
             self._joining.discard(number)
 
     def _check(self, hello: Message) -> None:
+        """RefusedError for a node with another plan, or a number that is taken."""
         nodes = self.options.nodes
         number = hello["node"]
         if hello.get("nodes") != nodes:
             what = f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}"
             raise RefusedError(what, next_step="give the same --nodes on all nodes")
+
         if not 0 < number < nodes or number in self._joining or self._has_joined(number):
             next_step = f"give each node its own --node-rank, 0 to {nodes - 1}"
             raise RefusedError(f"there is a node {number} already", next_step=next_step)
@@ -257,6 +276,7 @@ def listen(options: NodeOptions) -> socket.socket:
         )
         or "none"
     )
+
     try:
         resolved = socket.getaddrinfo(
             options.master, options.port, socket.AF_INET, socket.SOCK_STREAM
@@ -266,6 +286,7 @@ def listen(options: NodeOptions) -> socket.socket:
         if address.startswith("127.") and not options.master.startswith(("127.", "localhost")):
             what = f"{master} resolves to {address} on {here}, which no other host reaches"
             raise PreflightError(what, next_step=f"give the address instead: {own_addresses}")
+
         return socket.create_server((address, options.port), backlog=1024)
     except OSError as error:
         what = f"node 0 cannot listen at {master}:{options.port} on {here}: {error.strerror}"

@@ -91,12 +91,14 @@ class PhaseTimer:
         timer = threading.Timer(limit, self._late, [name, limit])
         timer.daemon = True
         timer.start()
+
         try:
             yield
         finally:
             timer.cancel()
 
     def _late(self, name: str, limit_s: float) -> None:
+        """Called by the timer of a phase, in its thread."""
         searching = in_background(lambda: self._find_blocked(name, limit_s))
         try:
             findings = searching.result(2 * LATE_START_S)
@@ -105,9 +107,11 @@ class PhaseTimer:
             what = f"rank {place.rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
             what += "does not respond: it is stopped, or its host is cut off"
             findings = [_finding(place.host or "?", what, rank=0)]
+
         self._on_late(findings)
 
     def _find_blocked(self, name: str, limit_s: float) -> list[Finding]:
+        """Ranks that are behind, or that do not respond; if there are none, all that wait."""
         goal = f"{name} within {limit_s:g} s"
         if self._store is None:
             # The rendezvous itself reports ranks that never joined, so by now all have.
@@ -117,8 +121,13 @@ class PhaseTimer:
 
         self._write("late", name)
         deadline = time.monotonic() + LATE_START_S
+
         while True:
-            at_start = {"number": 0, "phase": "its start", "host": "?"}
+            at_start = {
+                "number": 0,
+                "phase": "its start",
+                "host": "?",
+            }
             phases = dict.fromkeys(range(self._world_size), at_start) | self._read("at")
             late = self._read("late")
             late_ranks = [rank for rank, mark in late.items() if mark["number"] == self._number]
@@ -127,6 +136,7 @@ class PhaseTimer:
             unresponsive = [rank for rank in here if rank not in late_ranks]
             if behind or not unresponsive or time.monotonic() > deadline:
                 break
+
             time.sleep(POLL_S)
 
         hosts = {rank: mark["host"] for rank, mark in phases.items()}
@@ -141,15 +151,21 @@ class PhaseTimer:
                 _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
                 for rank, what in blocked.items()
             ]
+
         ranks = join_names(f"rank {rank}" for rank in here)
         where = join_names(dict.fromkeys(hosts[rank] for rank in here))
         what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
         return [_finding(where, what, LOST_FIX)]
 
     def _write(self, kind: str, name: str) -> None:
+        """Tell the other ranks the phase: `at`, or `late` when it takes too long."""
         if self._store is not None:
             place = self._place()
-            mark = {"number": self._number, "phase": name, "host": place.host}
+            mark = {
+                "number": self._number,
+                "phase": name,
+                "host": place.host,
+            }
             self._store.set(f"doctor/{kind}/{place.rank}", json.dumps(mark))
 
     def _read(self, kind: str) -> dict[int, Any]:
@@ -161,11 +177,21 @@ class PhaseTimer:
         return {rank: json.loads(mark) for rank, mark in marks.items() if mark is not None}
 
 
-def _finding(where: str, what: str, fix: str = INSPECT_FIX, *, rank: int | None = None) -> Finding:
+def _finding(
+    where: str,
+    what: str,
+    fix: str = INSPECT_FIX,
+    *,
+    rank: int | None = None,
+) -> Finding:
     return Finding("problem", "collectives", where, what, fix, rank)
 
 
-DEVICES = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}
+DEVICES = {
+    "auto": "auto",
+    "gloo": "cpu",
+    "nccl": "cuda",
+}
 START_TIMEOUT_S = 60.0
 # torch's own timeouts name no rank, so they are longer.
 AFTER_OURS_S = 60.0
@@ -202,6 +228,7 @@ class RankReport:
         self._once = threading.Lock()
 
     def add(self, what: str, fix: str) -> None:
+        """A fault that this rank has seen."""
         rank = self.ddp.rank
         host = self.ddp.host
         what = f"rank {rank} on {host}: {what}"
@@ -279,16 +306,20 @@ def check_rank(
             report.add(what, f"--procs {num_gpus}, or --backend gloo")
         else:
             report.add(error.what, error.next_step or "read the other ranks' findings")
+
         return
     except (dist.DistError, RuntimeError) as error:
         report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
         return
+
     if not is_joined or ddp.connection.store is None:
         report.add(
             "RANK is not set in the environment", "start it with drumline doctor --collectives"
         )
         return
+
     timer.joined(ddp.connection.store, ddp.world_size)
+
     try:
         report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
     except (DrumlineError, dist.DistError, RuntimeError) as error:
@@ -304,6 +335,7 @@ def _reason(error: BaseException) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
+    """The exit code of this rank."""
     backend, limit_s = argv
     load_compiler()
     ddp = RunManager(
@@ -314,7 +346,11 @@ def main(argv: Sequence[str]) -> int:
         train_timeout_s=float(limit_s) + AFTER_OURS_S,
     )
     report = RankReport(ddp)
-    timer = PhaseTimer(limit_s=float(limit_s), place=ddp.place, on_late=report.give_up)
+    timer = PhaseTimer(
+        limit_s=float(limit_s),
+        place=ddp.place,
+        on_late=report.give_up,
+    )
     check_rank(report, timer)
     code = report.print()
     sys.stdout.flush()
@@ -328,21 +364,28 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_checks(
-    ddp: RunManager, timer: PhaseTimer, collectives: Collectives, report: Callable[[str, str], None]
+    ddp: RunManager,
+    timer: PhaseTimer,
+    collectives: Collectives,
+    report: Callable[[str, str], None],
 ) -> dict[str, float]:
     """Collective: each fault goes to `report`, with its fix; returns what was measured."""
     for check in known_results(collectives, rank=ddp.rank, world_size=ddp.world_size):
         with timer.phase(check.name):
             if fault := _fault(check, collectives):
                 report(fault, VALUE_FIX)
+
     with timer.phase("a step under DDP"):
         for fault in ddp_faults(ddp):
             report(fault, VALUE_FIX)
+
     with timer.phase("the measurement of bandwidth"):
         numbers = _measure(collectives, ddp.world_size)
+
     with timer.phase("the last barrier"):
         ddp.barrier()
         collectives.wait()
+
     return numbers
 
 
@@ -362,6 +405,7 @@ def known_results(
     """The checks, sums of all sizes first, since gradients need them."""
     device = collectives.device
     weights = [peer % WEIGHTS + 1 for peer in range(world_size)]
+
     for dtype in (torch.float32, torch.int64):
         for is_sum, size in ((True, SMALL), (True, MEDIUM), (True, LARGE), (False, MEDIUM)):
             op = dist.ReduceOp.SUM if is_sum else dist.ReduceOp.MAX
@@ -371,11 +415,13 @@ def known_results(
                 partial(collectives.all_reduce, tensor, op),
                 pattern(size, dtype) * (sum(weights) if is_sum else max(weights)),
             )
+
     for source in sorted({0, world_size - 1}):
         expected = pattern(MEDIUM) + source
         tensor = (expected if rank == source else torch.zeros(MEDIUM)).to(device)
         name = f"broadcast from rank {source} of {_amount(MEDIUM)}"
         yield CollectiveCheck(name, partial(collectives.broadcast, tensor, source), expected)
+
     everyone = torch.cat([pattern(MEDIUM) + peer for peer in range(world_size)])
     tensor = (pattern(MEDIUM) + rank).to(device)
     yield CollectiveCheck(
@@ -405,6 +451,7 @@ def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
     wrong = (result != check.expected).nonzero()
     if not len(wrong):
         return None
+
     place = int(wrong[0])
     return (
         f"{check.name} gave {len(wrong)} wrong values of {result.numel()}: element {place} is "
@@ -423,8 +470,10 @@ def ddp_faults(ddp: RunManager) -> Iterator[str]:
     model = ddp.wrap(copy.deepcopy(plain))
     inputs, targets = _batch(ddp.rank)
     torch.autograd.backward(_loss(model, inputs.to(ddp.device), targets.to(ddp.device)))
+
     for peer in range(ddp.world_size):
         torch.autograd.backward(_loss(plain, *_batch(peer)) / ddp.world_size)
+
     yield from _wrong_gradients(plain, model, ddp.world_size)
     torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
     hashes = hash_tensors(list(model.parameters()), ddp.device).tolist()
@@ -438,6 +487,7 @@ def ddp_faults(ddp: RunManager) -> Iterator[str]:
 
 
 def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Iterator[str]:
+    """Those of DDP must be the averages that this rank computed alone."""
     for (name, expected), parameter in zip(
         plain.named_parameters(), model.parameters(), strict=True
     ):
@@ -445,6 +495,7 @@ def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Ite
         if parameter.grad is None:
             yield f"the gradient of {name} is missing after a backward pass under DDP"
             continue
+
         wrong = ((parameter.grad.cpu() - expected.grad).abs().flatten() > TOLERANCE).nonzero()
         if len(wrong):
             place = int(wrong[0])
@@ -455,6 +506,7 @@ def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Ite
 
 
 def _batch(rank: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a rank, the same wherever they are made."""
     generator = torch.Generator().manual_seed(1000 + rank)
     values = torch.randn(BATCH, INPUTS + OUTPUTS, generator=generator, dtype=torch.float64)
     return values[:, :INPUTS], values[:, INPUTS:]
@@ -484,11 +536,14 @@ def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
 
 
 def _seconds(collectives: Collectives, tensor: Tensor) -> float:
+    """Of one all_reduce, on average."""
     collectives.all_reduce(tensor, dist.ReduceOp.MAX)  # the first one makes connections and buffers
     collectives.wait()
     start = time.perf_counter()
+
     for _ in range(ROUNDS):
         collectives.all_reduce(tensor, dist.ReduceOp.MAX)
+
     collectives.wait()
     return (time.perf_counter() - start) / ROUNDS
 

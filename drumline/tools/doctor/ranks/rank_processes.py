@@ -70,6 +70,7 @@ class RankProcesses:
         this returns."""
         job = guard.new_job()
         watcher = guard.Guard(job, 0)
+
         with contextlib.ExitStack() as stack:
             stack.callback(watcher.close, has_succeeded=True)
             stack.callback(self.kill)
@@ -80,8 +81,13 @@ class RankProcesses:
                 )
                 for _ in range(ranks.num_procs)
             ]
+
             for number, (out, err) in enumerate(outputs):
-                variables = {**environment, **ranks.variables(number), guard.JOB_ENV: job}
+                variables = {
+                    **environment,
+                    **ranks.variables(number),
+                    guard.JOB_ENV: job,
+                }
                 self._start(ranks, variables, out, err)
 
             self._wait(ranks, [out for out, _ in outputs])
@@ -102,11 +108,17 @@ class RankProcesses:
                     process.wait()
 
     def _start(
-        self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+        self,
+        ranks: HostRanks,
+        environment: Mapping[str, str],
+        out: IO[bytes],
+        err: IO[bytes],
     ) -> None:
+        """Start a rank, unless the ranks were killed meanwhile."""
         with self._lock:
             if self._is_over:
                 return
+
             process = subprocess.Popen(
                 [sys.executable, *PROGRAM, ranks.backend, str(PHASE_LIMIT_S)],
                 env=environment,
@@ -122,6 +134,7 @@ class RankProcesses:
         without a finding."""
         deadline = time.monotonic() + ranks.limit_s
         has_failed = False
+
         while time.monotonic() < deadline:
             codes = [process.poll() for process in self._running]
             running = [number for number, code in enumerate(codes) if code is None]
@@ -131,6 +144,7 @@ class RankProcesses:
                 if not has_failed:
                     has_failed = True
                     deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
+
                 # Only the output of ranks that have exited: a running rank shares its file position
                 # with us.
                 for number in set(range(len(codes))) - set(running):
@@ -139,6 +153,7 @@ class RankProcesses:
 
             if not awaited:
                 return
+
             time.sleep(POLL_S)
 
 
@@ -149,28 +164,42 @@ def read_result(text: str) -> dict[str, Any] | None:
             result = json.loads(line)
         except ValueError:
             continue
+
         if isinstance(result, dict) and "findings" in result:
             return result
+
     return None
 
 
 def _text(out: IO[bytes]) -> str:
+    """The beginning of what a rank printed."""
     out.seek(0)
     return out.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
-def _outcome(code: int | None, out: IO[bytes], err: IO[bytes], limit_s: float) -> dict[str, Any]:
+def _outcome(
+    code: int | None,
+    out: IO[bytes],
+    err: IO[bytes],
+    limit_s: float,
+) -> dict[str, Any]:
+    """The result of a rank, or how its process ended."""
     if (result := read_result(_text(out))) is not None:
         return {"code": code, "result": result}
     if code is None:
         error = f"still running after {limit_s:g} s"
     else:
         error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
     err.seek(0, os.SEEK_END)
     err.seek(max(0, err.tell() - 4 * MAX_ERROR_LETTERS))
     lines = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
     last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
-    return {"code": code, "result": None, "error": error + last_line}
+    return {
+        "code": code,
+        "result": None,
+        "error": error + last_line,
+    }
 
 
 CPU_PROCS = 2
@@ -197,8 +226,10 @@ def local_collectives(
         what = f"NCCL needs a GPU per rank: {plural(num_ranks, 'rank')}, and torch sees {plural(num_gpus, 'GPU')}"
         fix = f"--procs {num_gpus}, or --backend gloo" if num_gpus else "--backend gloo"
         return [Finding("problem", "collectives", host, what, fix)], {}
+
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
+
     ranks = HostRanks(0, num_ranks, num_ranks, LOOPBACK, port, limit_s, backend)
     outcomes = [{"host": host, **outcome} for outcome in RankProcesses().run(ranks, environment)]
     return collective_findings(outcomes, {}), measured(outcomes)
@@ -215,6 +246,7 @@ def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str
             findings.append(Finding(**{**entry, "where": where}))
 
     explained = {finding.rank for finding in findings}
+
     for outcome in outcomes:
         rank = outcome["rank"]
         host = outcome["host"]
@@ -222,6 +254,7 @@ def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str
             what = f"rank {rank} gave no result: {outcome.get('error')}"
             fix = f"run python -c 'import torch.distributed' on {host}"
             findings.append(Finding("problem", "collectives", host, what, fix, rank))
+
     return list(dict.fromkeys(findings))
 
 
@@ -243,13 +276,16 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
     """`all_reduce of 4 MiB at 1.2 GB/s, the smallest in 80 us`; empty when nothing was measured."""
     if not numbers:
         return ""
+
     size = memory_size(int(numbers["all_reduce_bytes"]))
     rate = numbers["all_reduce_gb_per_s"]
     smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
     if not rate:  # a single rank sends nothing
         return f"all_reduce: {smallest}"
+
     return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}"
 
 
 def _results(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
+    """Of the ranks that printed one."""
     return [outcome["result"] for outcome in outcomes if outcome.get("result") is not None]
