@@ -22,7 +22,7 @@ from drumline.base.text import (
 )
 from drumline.tools.doctor.finding import Finding, sorted_findings
 from drumline.tools.doctor.pairs.pair_checks import SLOW_SHARE
-from drumline.tools.doctor.pairs.survey import OPEN, Edge, Survey
+from drumline.tools.doctor.pairs.survey import OPEN, Edge, Pair, Survey
 
 # One cause on hundreds of hosts is not printed hundreds of times.
 MAX_OF_A_CHECK = 12
@@ -92,11 +92,9 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
                 yield "fix", f"  fix: {finding.fix}"
 
     for (level, check), count in counts.items():
-        if count > MAX_OF_A_CHECK:
-            yield (
-                level,
-                f"{level}: {check}: {count - MAX_OF_A_CHECK} more of this kind; --json has all",
-            )
+        num_hidden = count - MAX_OF_A_CHECK
+        if num_hidden > 0:
+            yield level, f"{level}: {check}: {num_hidden} more of this kind; --json has all"
 
 
 def once_each(findings: Sequence[Finding]) -> list[Finding]:
@@ -141,7 +139,9 @@ WORDS = {
     "C": "closed",
     "?": "?",
     "-": "absent",
+    " ": "",
 }
+UNTESTED = Edge()
 
 
 def matrix_lines(survey: Survey) -> Iterator[str]:
@@ -153,7 +153,7 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
         rows = [["from \\ to", *names]]
         for source, name in enumerate(names):
             cells = [
-                _cell(survey.edges.get((source, target)), letter)
+                WORDS[letter] if letter in WORDS else _cell(survey.edges[source, target], letter)
                 for target, letter in enumerate(letters[source])
             ]
             rows.append([name, *cells])
@@ -177,45 +177,39 @@ def all_letters(survey: Survey) -> list[str]:
     """The rows of the matrix: a letter of LETTERS for each link."""
     slow_below = SLOW_SHARE * survey.usual_speed()
     numbers = range(len(survey.hosts))
-    present = set(survey.present())
-
-    def letter(source: int, target: int) -> str:
-        if source == target:
-            return " "
-        if source not in present or target not in present:
-            return "-"
-
-        return _letter(survey.edges.get((source, target)), slow_below, survey.by_ssh)
-
-    return ["".join(letter(source, target) for target in numbers) for source in numbers]
+    return [
+        "".join(_letter(survey, (source, target), slow_below) for target in numbers)
+        for source in numbers
+    ]
 
 
-def _letter(edge: Edge | None, slow_below: float, by_ssh: bool) -> str:
+def _letter(survey: Survey, pair: Pair, slow_below: float) -> str:
     """The first thing that is wrong with a link, or `.`."""
-    if edge is None:
-        return "?"
+    source, target = pair
+    if source == target:
+        return " "
+    if survey.hosts[source].absent is not None or survey.hosts[target].absent is not None:
+        return "-"
+
+    edge = survey.edges.get(pair, UNTESTED)
     if edge.data not in (None, OPEN):
         return "C"
     if edge.has_hole:
         return "M"
-    if edge.addresses == [] and by_ssh:
+    if edge.addresses == [] and survey.by_ssh:
         return "N"
     if edge.rendezvous not in (None, OPEN):
         return "R"
     if edge.bytes_per_s is None:
         return "?"
-
     return "s" if edge.bytes_per_s < slow_below else "."
 
 
-def _cell(edge: Edge | None, letter: str) -> str:
-    """`9.4G 52us`, or a word."""
-    if edge is None or letter not in ".s" or edge.latency_s is None or edge.bytes_per_s is None:
-        return WORDS.get(letter, "" if letter == " " else "?")
-
-    rate = bit_rate(edge.bytes_per_s).removesuffix("bit/s").replace(" ", "")
+def _cell(edge: Edge, letter: str) -> str:
+    """`9.4G 52us` or `1G slow 52us`, of a link that was measured."""
+    rate = bit_rate(edge.bytes_per_s or 0.0).removesuffix("bit/s").replace(" ", "")
     slow = " slow" if letter == "s" else ""
-    return f"{rate}{slow} {latency(edge.latency_s).replace(' ', '')}"
+    return f"{rate}{slow} {latency(edge.latency_s or 0.0).replace(' ', '')}"
 
 
 def _summary(survey: Survey, letters: Sequence[str]) -> str:
@@ -226,8 +220,7 @@ def _summary(survey: Survey, letters: Sequence[str]) -> str:
     times = [edge.latency_s for edge in survey.edges.values() if edge.latency_s is not None]
     if speeds and times:
         rate = f"{bit_rate(statistics.median(speeds))} (slowest {bit_rate(min(speeds))})"
-        text += (
-            f"; median {rate}, {latency(statistics.median(times))} (longest {latency(max(times))})"
-        )
+        usual_time = latency(statistics.median(times))
+        text += f"; median {rate}, {usual_time} (longest {latency(max(times))})"
 
     return text

@@ -177,16 +177,17 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
         most = max(models.values(), key=len)
         fix = f"export {VISIBLE_GPUS}={','.join(most)}"
-        yield Fault(
-            "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
-        )
+        what = f"the GPUs differ, and the slowest one slows all of them: {shown}"
+        yield Fault("warning", what, fix)
 
     busy = [
         gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
     ]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
-        fix = "stop them if they are yours" + (f", or export {VISIBLE_GPUS}={free}" if free else "")
+        fix = "stop them if they are yours"
+        if free:
+            fix += f", or export {VISIBLE_GPUS}={free}"
         yield Fault("warning", f"already in use: {join_names(map(_use, busy))}", fix)
 
 
@@ -209,11 +210,8 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
     """Whether DataLoader workers and NCCL have enough of it."""
     shm = facts["shm"]
     if shm is None:
-        yield Fault(
-            "problem",
-            f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors",
-            SHM_FIX,
-        )
+        what = f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors"
+        yield Fault("problem", what, SHM_FIX)
         return
 
     free = shm["free_bytes"]
@@ -222,16 +220,18 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
     if free >= SHM_COMFORTABLE:
         return
 
-    end = (
-        f"less than the {memory_size(needed)} needed"
-        if free < needed
-        else "enough only for small batches"
+    level: Level = "warning"
+    end = "enough only for small batches"
+    if free < needed:
+        level = "problem"
+        end = f"less than the {memory_size(needed)} needed"
+    what = (
+        f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: "
+        "DataLoader workers and NCCL crash there with a bus error"
     )
-    what = f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: "
-    what += "DataLoader workers and NCCL crash there with a bus error"
-    left_over = size > 2 * max(free, needed)
-    fix = "delete what dead processes left in /dev/shm" if left_over else SHM_FIX
-    yield Fault("problem" if free < needed else "warning", what, fix)
+    has_leftovers = size > 2 * max(free, needed)
+    fix = "delete what dead processes left in /dev/shm" if has_leftovers else SHM_FIX
+    yield Fault(level, what, fix)
 
 
 def _open_files(facts: Facts) -> Iterator[Fault]:
@@ -256,17 +256,11 @@ def _memory(facts: Facts) -> Iterator[Fault]:
     limit = memory["limit_bytes"]
     free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
     if free < MIN_MEMORY:
-        of = (
-            f"the container's limit of {memory_size(limit)}"
-            if limit
-            else memory_size(memory["bytes"])
-        )
+        total = memory_size(limit or memory["bytes"])
+        of = f"the container's limit of {total}" if limit else total
         what = f"{memory_size(free)} of memory is free, of {of}: a rank with DataLoader workers needs more"
-        yield Fault(
-            "warning",
-            what,
-            "stop other processes, or give the container more memory (docker run --memory)",
-        )
+        fix = "stop other processes, or give the container more memory (docker run --memory)"
+        yield Fault("warning", what, fix)
 
 
 def _disk(facts: Facts) -> Iterator[Fault]:
@@ -284,10 +278,8 @@ def _disk(facts: Facts) -> Iterator[Fault]:
         yield Fault("problem", what, "choose a folder that you can write to with --run PATH")
     elif free < DISK_LOW:
         level: Level = "problem" if free < DISK_FULL else "warning"
-        fix = "free some space, or choose another folder with --run PATH"
-        yield Fault(
-            level, f"{memory_size(free)} free at {parent}, where the run will be saved", fix
-        )
+        what = f"{memory_size(free)} free at {parent}, where the run will be saved"
+        yield Fault(level, what, "free some space, or choose another folder with --run PATH")
 
     if disk["file_system"] in VOLATILE:
         what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
@@ -296,15 +288,16 @@ def _disk(facts: Facts) -> Iterator[Fault]:
 
 def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
     """Whether the code or the data is there. `name`: which of them."""
-    if (folder_facts := facts[name]) is None:
+    folder_facts = facts[name]
+    if folder_facts is None:
         return
 
     folder = folder_facts["folder"]
-    if reason := folder_facts.get("unreachable") or (
-        "it does not exist" if folder_facts["missing"] else ""
-    ):
+    reason = folder_facts.get("unreachable")
+    if reason or folder_facts["missing"]:
+        what = f"cannot read the {name} folder {folder}: {reason or 'it does not exist'}"
         fix = f"copy or mount it there, or choose another folder with --{name}"
-        yield Fault("problem", f"cannot read the {name} folder {folder}: {reason}", fix)
+        yield Fault("problem", what, fix)
     elif "slow" in folder_facts:
         yield Fault("note", f"reading {folder} takes over a second: the {name} is not compared", "")
     elif name == "data" and not folder_facts["files"]:
@@ -322,14 +315,11 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
     address = outer["address"] if outer else "ADDRESS"
     if facts["name_error"]:
         what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
-        yield Fault(
-            "problem" if many_hosts else "warning",
-            what,
-            f"add a line to /etc/hosts: {address} {host}",
-        )
-    elif many_hosts and all(
-        address_of_name.startswith("127.") for address_of_name in facts["addresses"]
-    ):
+        level: Level = "problem" if many_hosts else "warning"
+        yield Fault(level, what, f"add a line to /etc/hosts: {address} {host}")
+        return
+
+    if many_hosts and all(known.startswith("127.") for known in facts["addresses"]):
         what = f"its host name resolves to {facts['addresses'][0]} on itself, which no other host can reach"
         yield Fault("warning", what, f"map {host} to {address} in /etc/hosts")
 
@@ -375,13 +365,11 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
 def _outer_interface(facts: Facts) -> dict[str, Any] | None:
     """The first interface that probably reaches other hosts."""
     for interface in facts["interfaces"]:
-        is_inner = (interface["address"] or "127.").startswith("127.") or interface[
-            "name"
-        ].startswith(BRIDGES)
+        address = interface["address"] or "127."
+        is_inner = address.startswith("127.") or interface["name"].startswith(BRIDGES)
         if interface["is_up"] and not is_inner:
             outer: dict[str, Any] = interface
             return outer
-
     return None
 
 
@@ -391,20 +379,14 @@ def _processors(facts: Facts) -> Iterator[Fault]:
     usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
     num_gpus = len(facts["gpus"])
     if usable <= 1 or usable < num_gpus:
-        of = (
-            f" of this host's {cpus['count']} processors"
-            if usable < cpus["count"]
-            else " processor"
-        )
+        of_host = f" of this host's {cpus['count']} processors"
+        of = of_host if usable < cpus["count"] else " processor"
         for_gpus = f" for {num_gpus} GPUs" if num_gpus else ""
         what = (
             f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
         )
-        yield Fault(
-            "warning",
-            what,
-            "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
-        )
+        fix = "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset"
+        yield Fault("warning", what, fix)
 
 
 def _clock(facts: Facts) -> Iterator[Fault]:
