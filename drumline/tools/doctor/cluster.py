@@ -56,7 +56,7 @@ ANSWER_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True)
-class Difference:
+class HostDifference:
     """A fact that is not the same everywhere: each value with its hosts, the most common first."""
 
     name: str
@@ -85,7 +85,7 @@ class Difference:
         return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
 
 
-def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[Difference]:
+def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[HostDifference]:
     """`tables`: what each host has, by name. Of two equally common values, the first host's comes
     first."""
     names = dict.fromkeys(name for table in tables.values() for name in table)
@@ -95,7 +95,7 @@ def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[Diff
             hosts_of.setdefault(table.get(name) or "none", []).append(host)
         if len(hosts_of) > 1:
             groups = sorted(hosts_of.items(), key=lambda group: -len(group[1]))
-            yield Difference(name, groups)
+            yield HostDifference(name, groups)
 
 
 # Versions, machines and variables
