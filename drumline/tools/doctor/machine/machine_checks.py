@@ -319,7 +319,7 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
         yield Fault(level, what, f"add a line to /etc/hosts: {address} {host}")
         return
 
-    if many_hosts and all(known.startswith("127.") for known in facts["addresses"]):
+    if many_hosts and all(resolved.startswith("127.") for resolved in facts["addresses"]):
         what = f"its host name resolves to {facts['addresses'][0]} on itself, which no other host can reach"
         yield Fault("warning", what, f"map {host} to {address} in /etc/hosts")
 

@@ -260,7 +260,7 @@ def _interfaces(survey: Survey) -> Iterator[Finding]:
             continue  # where all ports are closed, that is reported elsewhere
 
         tried = [edge.others or {} for edge in edges_into(survey, number)]
-        outcomes = [(address, how) for others in tried for address, how in others.items()]
+        outcomes = [outcome for addresses in tried for outcome in addresses.items()]
         yield from _interface(host, "gloo", works, outcomes)
         if host.facts is not None and host.facts.get("gpus"):
             yield from _interface(host, "NCCL", works, outcomes)
