@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The user's own output too: a letter that an ASCII terminal or pipe cannot have must not end a job.
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
+
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)

@@ -41,8 +41,10 @@ def as_rank(prepare: Callable[[], RankWork]) -> int:
     # The user's code may call sys.exit, which is not success.
     except (Exception, SystemExit) as error:
         exit_now(failure_code(error, ddp, Progress(), run=None))
+
     if not ddp.cleanup():
         exit_now(ExitCode.SUCCESS)
+
     return ExitCode.SUCCESS
 
 

@@ -115,6 +115,7 @@ def run(argv: Sequence[str]) -> int:
     verb, arguments = read_subverb("aws", argv, LINES, overview)
     if verb == "launch":
         return _launch(arguments)
+
     flags = read_command(
         f"aws {verb}",
         arguments,
@@ -133,6 +134,7 @@ def run(argv: Sequence[str]) -> int:
         _up(account, settings)
     else:
         _down(account, settings, flags.values)
+
     return ExitCode.SUCCESS
 
 
@@ -146,6 +148,7 @@ def _up(account: Account, settings: ClusterSettings) -> None:
         next_steps = (f"follow it: the same command; remove it: drumline aws down --name {name}",)
         print_message(f"interrupted: AWS continues to make {name}, and it costs money", *next_steps)
         raise
+
     show_step("")
     nodes = nodes_of(account, settings.name)
     show_lines(
@@ -191,6 +194,7 @@ def _launch(argv: Sequence[str]) -> int:
     problems += misplaced(flags.values, OF_CLUSTER, "the cluster's nodes are the hosts")
     if not flags.positional:
         problems.append("no TASK or SCRIPT.py was given")
+
     account, settings = account_and_settings(
         {name: value for name, value in flags.values.items() if name in OF_LAUNCH},
         problems,
@@ -247,6 +251,7 @@ class _CloudJob:
                 f"the cluster {settings.name} {state} in {account.region}",
                 next_step="drumline aws up makes it, drumline aws status lists all",
             )
+
         parameters = parameters_of(stack)
         self._by_ssm = parameters["SessionManager"] == "true"
         self._num_nodes = int(parameters["NodeCount"])
@@ -256,13 +261,16 @@ class _CloudJob:
                 f"the cluster {settings.name} was made without --key, and launch needs ssh",
                 next_step="remove it and make it with --key NAME and --ssh-from me, or --ssm",
             )
+
         if self._by_ssm:
             check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
+
         self._config = folder / "ssh_config"
         self._wheels: Path | None = None
         self._wheels_hash = ""
         if parameters.get("CopiesDrumline") == "true":
             self._pack_wheels(folder / "wheels.tar")
+
         self._nodes = self._ready_nodes()
 
     def _pack_wheels(self, path: Path) -> None:
@@ -314,12 +322,15 @@ class _CloudJob:
             print_message(
                 f"waiting for AWS to take the node back, at most {REPLACED_S / 60:.0f} minutes"
             )
+
         deadline = time.monotonic() + REPLACED_S
+
         while not (ended := self._ended()):
             if time.monotonic() >= deadline or not (has_notice or self._report_lost()):
                 return False
             has_notice = True
             time.sleep(POLL_S)
+
         print_message(
             f"AWS took back {join_names(ended)}; waiting for its replacement, then the run resumes"
         )
@@ -336,6 +347,7 @@ class _CloudJob:
         lost = [node for node, code in failed.items() if code == SSH_FAILED]
         if len(lost) == len(self._nodes):
             return False
+
         for node in lost:
             print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
             health = {
@@ -344,6 +356,7 @@ class _CloudJob:
                 "ShouldRespectGracePeriod": False,
             }
             self._account.call("autoscaling", "set_instance_health", **health)
+
         return bool(lost)
 
     def _ready_nodes(self) -> list[CloudNode]:
@@ -389,6 +402,7 @@ class _CloudJob:
         started = [(node, self._start_preparing(node)) for node in nodes]
         waiting: dict[CloudNode, int] = {}
         reason: DrumlineError | None = None
+
         for node, process in started:
             output = os.fsdecode(process.communicate()[1]).splitlines()
             if process.returncode == NOT_INSTALLED:
@@ -398,6 +412,7 @@ class _CloudJob:
                 reason = not_reached(
                     Host(node.address), process.returncode, output, python=PREPARE, cwd="/"
                 )
+
         return waiting, reason
 
     def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:

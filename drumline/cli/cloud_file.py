@@ -84,10 +84,12 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
         problems.append("--print skypilot needs --accelerators or --type")
     if not is_sky:
         problems += missing_for_parallelcluster(settings)
+
     check_command("launch", problems)
     least_nodes(verb_flags.nnodes, settings.nodes, known_from="--nodes")
     if settings.ssh_from == ME and not is_sky:
         settings = replace(settings, ssh_from=own_network())
+
     program = request.program(("--run", None if is_sky else f"{SHARED}/runs/{request.name}"))
     gpus = ["--gpus", str(verb_flags.gpus)] if "gpus" in verb_flags else []
     file = CloudFile(
@@ -108,6 +110,7 @@ def _folder_requirements(settings: ClusterSettings) -> list[str]:
         return settings.requirements
     wheel = build_wheel()
     path = WHEELS / wheel.name
+
     try:
         WHEELS.mkdir(exist_ok=True)
         path.write_bytes(wheel.content)
@@ -116,6 +119,7 @@ def _folder_requirements(settings: ClusterSettings) -> list[str]:
             f"the wheels of this installation could not be written to {WHEELS.absolute()}: {error.strerror}",
             next_step="run the command in a folder that you can write to, which the nodes then get",
         ) from error
+
     print_message(
         f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here"
     )

@@ -158,6 +158,7 @@ def run(argv: Sequence[str]) -> int:
             OWN_FLAGS,
             no_settings="is a setting of a run; the doctor takes none without a TASK",
         )
+
     verb_flags = flags.values
     show_help(flags, GROUPS, USAGE, EXIT_CODES)
     if problems := list(_wrong_flags(flags)):
@@ -246,6 +247,7 @@ def _check_nodes(verb_flags: FlagValues) -> int:
     options = _options(verb_flags)
     if node.node == 0:
         return _show(verb_flags, asyncio.run(check_as_node_zero(node, options, show_step)))
+
     show_step(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
     last = nodes.join(node, options.settings)
     show_step("")
@@ -274,6 +276,7 @@ def _node_options(verb_flags: FlagValues, environment: Mapping[str, str]) -> nod
         )
     if wrong := wrong_endpoint(place["--master"]):
         raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
+
     address, port = split_endpoint(place["--master"])
     return nodes.NodeOptions(
         node=place["--node-rank"],
@@ -291,6 +294,7 @@ def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -
     findings = list(machine_findings(facts))
     if task is not None:
         findings += task.findings
+
     numbers: Mapping[str, float] | None = None
     if verb_flags.collectives:
         collective_findings, numbers = local_collectives(
@@ -300,6 +304,7 @@ def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -
             backend=verb_flags.get("backend", "auto"),
         )
         findings += collective_findings
+
     if verb_flags.json:
         document = None if task is None else task.document
         all_facts = {socket.gethostname(): facts}
@@ -311,6 +316,7 @@ def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -
         if numbers is not None:
             rows.append(("collectives", numbers_text(numbers) or "no result"))
         _report(findings, [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows])
+
     return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
@@ -320,6 +326,7 @@ def _options(verb_flags: FlagValues) -> DoctorOptions:
     # A home folder differs on every host, and is not a run's code.
     if not code and here not in (Path.home(), Path("/")):
         code = "."
+
     data = verb_flags.data or os.environ.get("DATASET_DIR")
     settings = HostSettings(
         environment=dict(os.environ),

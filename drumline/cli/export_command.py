@@ -46,6 +46,7 @@ def run(argv: Sequence[str]) -> int:
             "no --to FILE was given",
             next_step="write it as in: drumline export runs/digits --to digits.safetensors",
         )
+
     which = flags.values.get("which", "best")
     to = Path(flags.values.to)
     card = to.with_suffix(".md")
@@ -54,12 +55,15 @@ def run(argv: Sequence[str]) -> int:
             f"{to} does not end in {ENDING}, the format of the file",
             next_step=f"give --to {to}{ENDING}",
         )
+
     check_new(flags, to, card)
     with interruptible("interrupted"), loading():
         from drumline.training.saved.exported_weights import export_weights
         from drumline.training.saved.saved_run import fetched_run, find_checkpoint
+
     with fetched_run(name, which) if is_stored else nullcontext(Path(name)) as folder:
         checkpoint = find_checkpoint(folder, which)
         summary = export_weights(checkpoint, to, card, averaged=bool(flags.values.ema))
+
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS

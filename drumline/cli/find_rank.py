@@ -99,6 +99,7 @@ def find_batch(
         note(
             f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory"
         )
+
     search = search_batch(
         config,
         task_class,
@@ -112,6 +113,7 @@ def find_batch(
     if verb_flags.json:
         show_json({"micro_batch_size": search.chosen.size, **asdict(search)})
         return
+
     show_lines([*batch_table(search), *describe_batch(search, margin, ddp.world_size)])
 
 
@@ -139,6 +141,7 @@ def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Itera
         why = f"the largest that fits with {margin:.0%} of the memory free"
     else:
         why = "all of a step fits"
+
     yield f"--train.micro_batch_size {chosen.size}: {why}; {stays} {where}"
     if not search.measures_memory:
         yield (

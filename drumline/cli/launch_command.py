@@ -132,6 +132,7 @@ def _launch_here(request: LaunchRequest) -> int:
         check_no_rank("launch")
     if file is not None:
         os.environ.update(file.variables)
+
     return _with_profile(request, request.run_node(node, program))
 
 
@@ -151,6 +152,7 @@ def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
             num_procs=verb_flags.procs,
             endpoint=":".join(split_endpoint(verb_flags.master)),
         )
+
     known_from = verb_flags.get("env-file", "--nodes")
     least = least_nodes(verb_flags.nnodes, node.num_nodes, known_from=known_from)
     node = replace(node, address=verb_flags.address)
@@ -189,6 +191,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         return ExitCode.SUCCESS
     if problems := list(wrong_variables(verb_flags.get("env", []), os.environ)):
         raise ConfigError(problems)
+
     logs = Path(verb_flags.logs or launch_folder(node.job))
     job = HostsJob(
         job=node.job,
@@ -216,6 +219,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         )
         copy_code(job.cwd, job.client, all_hosts, verb_flags.get("exclude", []))
         print_message("the code is the same on all hosts", stream=sys.stdout)
+
     return _with_profile(request, run_on_hosts(job))
 
 
@@ -246,6 +250,7 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     if verb_flags.print:
         show(text, end="", is_data=True)
         return ExitCode.SUCCESS
+
     sbatch = check_sbatch(os.environ.get("PATH"))
     path = Path(verb_flags.out or f"{name}.sbatch")
     write_batch_file(path, text)
@@ -283,6 +288,7 @@ def _write_manifest(request: LaunchRequest) -> int:
         f"no --name, and the job would be named after {request.target}", name
     ):
         raise UsageError(wrong, next_step="give it a --name")
+
     claim = verb_flags.claim
     procs = verb_flags.get("procs", 1)
     least = least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
@@ -305,6 +311,7 @@ def _write_manifest(request: LaunchRequest) -> int:
         return ExitCode.SUCCESS
     if out:
         _write(text, out, "")
+
     return _apply(text)
 
 
@@ -340,6 +347,7 @@ def _apply(text: str) -> int:
             "--apply needs kubectl, which is not installed here",
             next_step="install kubectl, or write the manifest with --out and apply it elsewhere",
         )
+
     done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, encoding="utf-8", check=False)
     if done.returncode:
         raise PreflightError(

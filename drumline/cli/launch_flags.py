@@ -379,6 +379,7 @@ def wrong_target(flags: Flags) -> Iterator[str]:
         if not flags.layer.problems:  # an unknown flag may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"
         return
+
     target = flags.positional[0]
     if not is_script(target):
         for name, setting in OF_SCRIPTS.items():
@@ -386,11 +387,13 @@ def wrong_target(flags: Flags) -> Iterator[str]:
                 yield f"--{name}: is for scripts; give {setting} after the name of the task"
     elif verb_flags.keep_going:
         yield "--keep-going: is for tasks, which resume; a script may start from the beginning"
+
     steps = verb_flags.profile
     if steps is not None and profiled_steps(steps) is None:
         yield f"--profile: {steps!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
     if verb_flags.print is True and verb_flags.watch and not verb_flags.slurm:
         yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
+
     starts_here = not verb_flags.kubernetes and not verb_flags.print
     if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"

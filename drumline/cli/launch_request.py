@@ -69,16 +69,19 @@ class LaunchRequest:
             words = (self.target, *self.arguments)
             is_watched = bool(self.flags.watch)
             return Program(words, is_watched=is_watched, profile=self.profile)
+
         lost_after = self.flags.lost_after
         lost_s = ("--watch.lost_s", None if lost_after is None else str(lost_after))
         program = task_program(self.target, self.arguments, *defaults, lost_s)
         flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
+
         for name in ("procs", "max-restarts"):
             if name in flags.values:
                 raise UsageError(
                     f"--{name} is a flag of the launch, but is given after the task's name",
                     next_step=f"drumline launch --{name} N {self.target}",
                 )
+
         _, layers = train_command.settle_before_torch(flags)
         name = "dist.on_lost_node"
         values = [layer.settings[name].value for layer in layers if name in layer.settings]

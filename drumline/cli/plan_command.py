@@ -71,22 +71,26 @@ def run(argv: Sequence[str]) -> int:
 def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
     """The plan as JSON: `ranks` has every mode and number of ranks, `gpus` the cheapest mode by
     number of ranks."""
-    chosen = {name: dict(cheapest_modes(plan, memory)) for name, memory in gpus.items()}
+    chosen = [
+        {"name": name, "memory": memory, "modes": cheapest_modes(plan, memory)}
+        for name, memory in gpus.items()
+    ]
     return {
         "num_parameters": plan.num_parameters,
         "ranks": [{**asdict(rank), "total": rank.total} for rank in plan.ranks],
-        "gpus": [
-            {"name": name, "memory": gpus[name], "modes": modes} for name, modes in chosen.items()
-        ],
+        "gpus": chosen,
         "impossible": dict(plan.impossible),
         "recompute": None if plan.recompute is None else asdict(plan.recompute),
     }
 
 
-def cheapest_modes(plan: MemoryPlan, memory: int) -> Iterator[tuple[int, str | None]]:
-    for world_size in dict.fromkeys(rank.world_size for rank in plan.ranks):
-        cheapest = plan.cheapest(world_size, memory)
-        yield world_size, None if cheapest is None else cheapest.mode
+def cheapest_modes(plan: MemoryPlan, memory: int) -> dict[int, str | None]:
+    """By number of ranks; None: no mode fits."""
+    modes: dict[int, str | None] = {}
+    for rank in plan.ranks:
+        cheapest = plan.cheapest(rank.world_size, memory)
+        modes[rank.world_size] = None if cheapest is None else cheapest.mode
+    return modes
 
 
 def plan_table(plan: MemoryPlan) -> Iterator[str]:
@@ -105,6 +109,7 @@ def recompute_lines(plan: MemoryPlan) -> Iterator[str]:
     recompute = plan.recompute
     if recompute is None:
         return
+
     where = plural(recompute.world_size, "rank")
     yield (
         f"recompute: {recompute.blocks}: {memory_size(recompute.total)} on {where}, "
@@ -120,9 +125,11 @@ def recompute_lines(plan: MemoryPlan) -> Iterator[str]:
 def gpu_rows(plan: MemoryPlan, gpus: Mapping[str, int]) -> Iterator[str]:
     """The cheapest mode for each GPU and number of ranks."""
     worlds = dict.fromkeys(rank.world_size for rank in plan.ranks)
-    yield f"{'cheapest mode that fits':<25}" + "".join(
-        f"  {plural(world_size, 'rank'):>8}" for world_size in worlds
-    )
+    yield _row("cheapest mode that fits", [plural(world_size, "rank") for world_size in worlds])
     for name, memory in gpus.items():
-        modes = (mode or "none" for _, mode in cheapest_modes(plan, memory))
-        yield f"{f'{name} ({memory_size(memory)})':<25}" + "".join(f"  {mode:>8}" for mode in modes)
+        modes = cheapest_modes(plan, memory).values()
+        yield _row(f"{name} ({memory_size(memory)})", [mode or "none" for mode in modes])
+
+
+def _row(label: str, cells: Sequence[str]) -> str:
+    return f"{label:<25}" + "".join(f"  {cell:>8}" for cell in cells)

@@ -95,12 +95,14 @@ def run(argv: Sequence[str]) -> int:
     if "doctor" in flags.values:
         ranks = read_doctor("--doctor", Path(flags.values.doctor))
         network = min(numbers["all_reduce_gb_per_s"] for numbers in ranks) * 1e9
+
     folder = Path(str(target))
     if not of_folder:
         name = folder.stem if of_script else run_name(str(target))
         folder = Path(flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if code := _profile(flags, folder, of_script=of_script):
             return code
+
     return _report(flags, profile_of(folder, network_bytes_per_s=network), folder)
 
 
@@ -127,6 +129,7 @@ def _profile(flags: Flags, folder: Path, *, of_script: bool) -> int:
             "--max-restarts=0",
             *procs,
         ]
+
     print_message(
         f"profiling {flags.positional[0]}: {plural(num_steps, 'step')}, traces in {folder}"
     )
@@ -145,11 +148,13 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
     if of_folder:
         reason = "is for a new profile, but a run folder was given"
         problems += misplaced(flags.values, OF_NEW, reason)
+
     problems += misplaced(flags.layer.settings, FIXED, "give --steps")
     if flags.values.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
     if flags.values.get("try") and (of_script or of_folder):
         problems.append("--try: is for tasks, whose settings can be changed")
+
     check_command("profile", problems)
     if of_script and not Path(str(target)).is_file():
         raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
@@ -176,9 +181,11 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
             has_pauses=bool(result.pauses_s),
         )
         trials = try_advice(advice, runs, note=print_message)
+
     if is_json:
         tried = {"trials": [trial.document() for trial in trials]} if tries else {}
         show_json({**asdict(result), "advice": [asdict(item) for item in advice], **tried})
     elif trials:
         show_lines(["", "tried", *(f"  {line}" for line in trial_lines(trials))])
+
     return ExitCode.SUCCESS

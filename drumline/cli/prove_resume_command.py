@@ -84,10 +84,12 @@ def run(argv: Sequence[str]) -> int:
     )
     check_no_rank("prove-resume")
     options, arguments, changes = _settle(flags)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             # As an exception, so that the runs are ended too.
             signal.signal(number, lambda number, _: sys.exit(128 + number))
+
     keep = flags.values.keep
     with _folder(keep) as folder:
         print_line(f"kills are drawn from --seed {options.seed}")
@@ -104,6 +106,7 @@ def run(argv: Sequence[str]) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print_line(f"  folder: {folder}")
+
     return ExitCode.SUCCESS if is_proved else ExitCode.TRAINING_FAILED
 
 
@@ -134,12 +137,15 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         rank=verb_flags.kill_rank,
     )
     problems: list[str] = []
+
     try:
         train_command.settle_before_torch(flags)
     except ConfigError as error:
         problems += error.problems
+
     if not flags.layer.broken & {"world", "steps"}:
         problems += wrong_options(options)
+
     check_command("prove-resume", [*problems, *wrong_settings(layers, options)])
     assert task is not None
     settings = ProofSettings(layers, _task_defaults(task), options)
@@ -195,6 +201,7 @@ def _new_folder(folder: Path) -> Path:
             f"the folder {folder} cannot be made or written: {error.strerror}",
             next_step="choose another with --keep DIR",
         ) from error
+
     if not is_empty:
         raise UsageError(
             f"the folder {folder} is not empty",

@@ -37,6 +37,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             f"there is no folder {folder}", next_step="give the folder that the run folders are in"
         )
+
     runs = list_runs(folder)
     if flags.values.json:
         show_json(list(map(asdict, runs)), indent=1)
@@ -44,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
         show_lines(columns([HEADINGS, *map(_cells, runs)]))
     else:
         show_lines([f"there are no runs in {folder}"])
+
     return ExitCode.SUCCESS
 
 
@@ -51,6 +53,7 @@ def _cells(listed: ListedRun) -> tuple[str, ...]:
     steps = f"{listed.step:,}" + (f"/{listed.total_steps:,}" if listed.total_steps else "")
     if listed.stopped is not None:
         steps += " (ended early)"
+
     # The loss is there anyway; what the task measures says more.
     names = sorted(listed.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
     result = ", ".join(f"{name} {metric_text(name, listed.metrics[name])}" for name in names)

@@ -189,6 +189,7 @@ def _predict(flags: Flags) -> int:
         folder = path.parent
         if folder.name == PROFILE_FOLDER:
             folder = folder.parent
+
     return _keep(folder, prediction, prediction_lines(prediction), is_json=bool(verb_flags.json))
 
 
@@ -236,10 +237,12 @@ def _measure(flags: Flags) -> int:
         for path, reason in OWN_SETTINGS.items()
         if path in flags.layer.settings
     ]
+
     try:
         settle_before_torch(flags)
     except ConfigError as error:
         problems += error.problems
+
     check_command("scale measure", problems)
     folder = Path(verb_flags.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
     measured_folder = folder / time.strftime("%Y%m%d-%H%M%S")
@@ -259,6 +262,7 @@ def _check(flags: Flags) -> int:
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
+
     checked = check_predictions(runs, network=flags.values.network)
     if flags.values.json:
         sizes = [
@@ -268,6 +272,7 @@ def _check(flags: Flags) -> int:
         show_json({**asdict(checked), "sizes": sizes})
     else:
         show_lines(check_lines(checked))
+
     return (
         ExitCode.SUCCESS
         if all(size.is_within for size in checked.sizes)

@@ -127,10 +127,12 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
         else:
             resolve(layers, PRESETS[task].defaults, task=task)
         return task, layers
+
     try:
         check_layers(layers)
     except ConfigError as error:
         raise ConfigError([problem, *error.problems], next_step=error.next_step) from None
+
     raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
 
 

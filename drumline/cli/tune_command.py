@@ -106,6 +106,7 @@ def _tune(verb_flags: FlagValues) -> int:
         here = host_facts(settings)
         facts = {here["host"]: here}
         findings = [*tuning_findings(facts), *machine_findings(here)]
+
     problems = [
         finding for finding in findings if finding.level == "problem" and finding.variable is None
     ]
@@ -119,6 +120,7 @@ def _tune(verb_flags: FlagValues) -> int:
         )
     else:
         show_lines(_shell_lines(tuned, problems, list(facts)))
+
     return ExitCode.PREFLIGHT_FAILED if problems else ExitCode.SUCCESS
 
 
@@ -150,14 +152,17 @@ def _read_logs(files: Sequence[str], verb_flags: FlagValues) -> int:
         except OSError as error:
             what = f"cannot read {name}: {error.strerror or error}"
             raise UsageError(what, next_step="give log files of NCCL, or - for stdin") from error
+
     findings = log_findings(log)
     if not log.num_lines and not findings:
         raise UsageError(
             f"no line of NCCL and no error in {join_names(files)}",
             next_step="run the job with NCCL_DEBUG=INFO; NCCL_DEBUG_FILE=nccl.%h.%p.log writes a file for each process",
         )
+
     if verb_flags.json:
         show_json(log_as_json(log))
     else:
         show_lines(log_lines(log))
+
     return ExitCode.SOMETHING_WRONG if has_trouble(findings) else ExitCode.SUCCESS

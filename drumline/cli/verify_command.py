@@ -55,6 +55,7 @@ def run(argv: Sequence[str]) -> int:
         show_json({"valid": is_valid, "runs": list(map(_as_json, reports))}, indent=1)
     else:
         show("\n\n".join(map(_as_text, reports)))
+
     return ExitCode.SUCCESS if is_valid else ExitCode.SOMETHING_WRONG
 
 
@@ -69,6 +70,7 @@ def _as_text(report: RunReport) -> str:
     lines = [str(report.run)]
     if report.job_at_work is not None:
         lines.append(f"  {report.job_at_work} is training in it: checked as far as it is written")
+
     lines += [f"  {section.name:<12} {section.summary}" for section in report.sections]
     lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  problem: {problem}" for problem in report.problems]
@@ -81,6 +83,7 @@ def _as_text(report: RunReport) -> str:
         step = report.last_valid_step
         newest = f"a run would resume from step {step:,}" if step is not None else None
         summary += f"; {newest or 'no checkpoint is complete and finite'}"
+
     return "\n".join(map(one_line, [*lines, summary]))
 
 

@@ -78,10 +78,12 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(flags.positional[0])
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
+
     reader = RunStatusReader(folder)
     write = _write_json if verb_flags.json else _write_text
     if verb_flags.once:
         return _show_once(reader.read(), write)
+
     is_screen = sys.stdout.isatty() and not verb_flags.json
     every_s = verb_flags.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
@@ -141,11 +143,13 @@ def _write_text(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
         elif not run.has_ended:
             suspects = [row for row in rows if row.level > RowLevel.GOOD]
             lines += [summary_line(run.status), *table(suspects)[1:]]
+
     lines += [notice["message"] for notice in notices]
     if message := run.message():
         lines.append(message)
     if not is_once and lines:
         lines[0] = f"{time.strftime('%H:%M:%S')} {lines[0]}"
+
     show_lines(lines)
 
 

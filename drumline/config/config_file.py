@@ -42,6 +42,7 @@ def read_config_file(path: Path) -> Layer:
         problem = f"is not valid TOML: {error}"
     else:
         return _read_document(document, _LineNumbers(path, text))
+
     # The file's settings are unknown, so no rule may report that something is missing.
     return Layer({}, (f"{path}: {problem}",), broken=frozenset(FIELDS))
 
@@ -50,6 +51,7 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     problems = []
     settings: list[Setting] = []
     sections = [*SECTIONS, TASK_SECTION]
+
     for section, content in document.items():
         if section == CLUSTER_SECTION:  # of `drumline aws`, which may have the same file
             continue
@@ -65,6 +67,7 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
             problems.append(f"{where}: {section}: unknown section; {hint}")
         else:
             settings.append(Setting(section, content, where))
+
     return check_layer(settings, problems=problems)
 
 
@@ -124,8 +127,10 @@ def to_toml(config: Config, *, header: str | None = None, left_out: Collection[s
                 values[name] = value
         parts.append(_table(section, values))
         parts += [_table(path, table) for path, table in tables.items() if table]
+
     if config.task:
         parts.append(_table(TASK_SECTION, config.task))
+
     return "\n\n".join(parts) + "\n"
 
 

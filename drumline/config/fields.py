@@ -229,6 +229,7 @@ def describe_type(annotation: Any) -> str:
             return f"some of {', '.join(get_args(arguments[0]))}"
         count = "" if arguments[1] is Ellipsis else f"{len(arguments)} "
         return f"{count}{describe_type(arguments[0])}, with commas".replace("number", "numbers", 1)
+
     plain_kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}
     return plain_kinds.get(kind, "text, number or true | false")
 
@@ -275,14 +276,17 @@ def _read(annotation: Any, text: str) -> Any:
         return _read(without_none(annotation), text)
     if kind is tuple:
         return [_read(arguments[0], part.strip()) for part in text.split(",")]
+
     # A user's option has no declared type: true or false, a whole number, a number, otherwise text.
     has_no_type = kind in UNIONS
     if kind is bool or (has_no_type and text.lower() in ("true", "false")):
         return SWITCHES.get(text.lower(), text)
+
     for number in (int, float):
         if kind is number or has_no_type:
             with contextlib.suppress(ValueError):
                 return number(text)
+
     return text
 
 
@@ -292,6 +296,7 @@ def _plain(kind: Any, value: Any) -> Any:
         raise Mismatch(
             f"{show_value(value)} is not a table; set its options one by one, each by its own name"
         )
+
     accepted, described = _PLAIN_KINDS[kind]
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         # Text that could be parsed comes from a file or from Python: on a command line it would

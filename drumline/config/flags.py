@@ -181,10 +181,12 @@ def read_flags(
     reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in verb_flags.items()})
     while reader.tokens and not (ends_at_name and not _is_flag(reader.tokens[0])):
         reader.take_one()
+
     if ends_at_name:
         has_separator = reader.tokens[:1] == ["--"]
         reader.positional = reader.tokens[1:] if has_separator else reader.tokens
         max_positional = len(reader.positional)
+
     settings = [setting for path, setting in reader.settings.items() if path not in verb_flags]
     unexpected = reader.positional[max_positional:]
     problems = [
@@ -194,6 +196,7 @@ def read_flags(
     if no_settings is not None:
         problems += [_not_a_flag(setting, verb_flags, no_settings) for setting in settings]
         settings = []
+
     layer = check_layer(
         settings, besides=frozenset(verb_flags), problems=problems, broken=reader.broken
     )
@@ -225,9 +228,11 @@ class _FlagReader:
         if not _is_flag(token):
             self.positional.append(token)
             return
+
         flag, equals, text = ("--help" if token == "-h" else token).partition("=")
         path = flag.removeprefix("--")
         value = text
+
         try:
             if path.startswith("no-"):
                 path = path.removeprefix("no-")

@@ -227,6 +227,7 @@ def pairs_given_together(strongest_first: Iterable[Layer]) -> dict[tuple[str, st
                 problem = f"{names} exclude each other, give one of them: {evidence(settings)}"
                 broken[pair] = BrokenRule(problem, " or ".join(f"--{path} none" for path in pair))
         decided |= layer.settings.keys()
+
     return broken
 
 
@@ -316,12 +317,14 @@ def _checked(setting: Setting, *, fields: Mapping[str, Field], task: str) -> Set
         return setting
     if path not in fields:
         raise Mismatch(f"{setting.name}: unknown setting; {_hint(path, fields, task)}")
+
     annotation = fields[path].annotation
     if setting.is_text and annotation is not bool:
         if value is True:
             raise Mismatch(missing_value(setting.where, annotation))
         if setting.where == f"--no-{path}":
             raise Mismatch(cannot_be_turned_off(setting.where, path, annotation))
+
     if annotation is str and value == "":  # a user's own text may be empty
         return setting
     return replace(setting, is_text=setting.is_text and value is not True).coerced(annotation)

@@ -131,6 +131,7 @@ def opening_page(event: Event) -> Page:
     length = plural(event["total_steps"], "step")
     if event["epochs"]:
         length = f"{plural(event['epochs'], 'epoch')}, {length}"
+
     rows = [
         ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
         ("data", _samples(event)),
@@ -227,6 +228,7 @@ def event_line(event: Event) -> str | None:
             return str(event["message"])
         case "warning":
             return f"warning: {event['message']}"
+
     return None
 
 

@@ -109,6 +109,7 @@ class LiveDisplay(Display):
         event = self._train
         if event is None:
             return Text()
+
         epoch = display.epoch_of(event, self.epochs)
         step = display.step_of(event, self.total_steps)
         progress = ProgressBar(

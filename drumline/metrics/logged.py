@@ -67,10 +67,12 @@ def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
         if value.is_floating_point():  # numpy has no bfloat16
             value = value.float()
         value = value.numpy()
+
     if isinstance(value, int | float | np.generic | np.ndarray):
         array = np.asarray(value)
         if array.dtype.kind in "biuf":
             return array
+
     raise UsageError(
         f"{name} cannot be logged: it is a {type(value).__name__}",
         next_step=_NEXT_STEP,

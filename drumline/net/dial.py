@@ -162,6 +162,7 @@ def wait_for_port(
     last_reason = ""
     reason_since = 0.0
     pause_s = FIRST_POLL_S
+
     while True:
         try:
             socket.create_connection((host, port), timeout=connect_s).close()
@@ -247,6 +248,7 @@ def _probe(target: ProbeTarget) -> str | None:
         connection = socket.create_connection((target.address, target.port), timeout=PROBE_S)
     except OSError as error:
         return reason_of(error)
+
     with connection:
         connection.settimeout(REPLY_S)
         try:
@@ -259,4 +261,5 @@ def _probe(target: ProbeTarget) -> str | None:
             return Reason.NO_REPLY
         except OSError:  # reset: what was received counts
             pass
+
     return None if received == token else Reason.WRONG_HOST

@@ -139,6 +139,7 @@ class Session:
             )
         if not self._receive_key:
             return decode(line, max_bytes=self._max_bytes)
+
         seal = line[: SEAL_BYTES + 1]
         text = line[SEAL_BYTES + 1 :]
         expected_seal = _seal(self._receive_key, self._num_received, text) + b" "
@@ -146,6 +147,7 @@ class Session:
             raise FrameError(
                 WRONG_SEAL, "received a line with a wrong seal: it was changed or added on the way"
             )
+
         self._num_received += 1
         return decode(text, max_bytes=self._max_bytes)
 

@@ -94,16 +94,19 @@ def answer(
     # Not isinstance: bool is a subclass of int.
     if not is_for_us or type(node) is not int or node not in callers:
         raise FrameError(UNKNOWN_NODE)
+
     _check_nonce(hello)
     if hello.get("secret") is not (secret is not None):
         with_secret, without = (me, node) if secret is not None else (node, me)
         what = f"{SECRET_ENV} is set on node {with_secret} and not on node {without}"
         raise RefusedError(what, next_step="set it to one value on all nodes, or on none")
+
     challenge = {"nonce": nonce()}
     proof = (yield challenge).get("proof")
     if not _is_proof(proof, _proof(secret, "dialler", hello, challenge)):
         what = f"{SECRET_ENV} of node {node} differs from that of node {me}"
         raise RefusedError(what, next_step="set it to one value on all nodes")
+
     admit(hello)
     session = _session(secret, ("to dialler", "to listener"), hello, challenge)
     return Agreed(node, session, {"proof": _proof(secret, "listener", hello, challenge)})

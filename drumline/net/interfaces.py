@@ -119,12 +119,15 @@ def interface_towards(candidates: Sequence[Interface], host: str) -> Interface |
         source = _source_address(answers[0][0], target)
     except OSError:
         return None
+
     if source == target:
         return None
+
     for interface in candidates:
         if source in (interface.address, *interface.ipv6):
             outgoing = replace(interface, address=source)
             return None if outgoing.is_loopback else outgoing
+
     return None
 
 
@@ -202,9 +205,11 @@ def own_binding(host: str) -> str:
         return EVERYWHERE
     if host == "localhost" or host in resolved:  # the loopback, if it is that, is meant
         return local[0]
+
     for address in local:
         if not ipaddress.ip_address(address).is_loopback:
             return address
+
     outer = [
         interface.address
         for interface in interfaces()

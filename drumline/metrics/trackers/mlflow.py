@@ -83,8 +83,10 @@ class MLflow:
                         record.step,
                     )
                     metrics.append(metric)
+
         for batch in _batches(metrics, _MAX_METRICS):
             self._client.log_batch(self._run, metrics=batch, synchronous=True)
+
         for record in records:
             self._write_artifacts(record)
             for name in self._steps.keys() & record.values.keys():

@@ -101,9 +101,11 @@ def past_events(path: Path) -> Iterator[Event]:
             resumed_from.append(0)
         elif event["kind"] == "resume" and resumed_from:
             resumed_from[-1] = event["step"]
+
     # What a start did counts as far as every later one resumed from there or after it.
     limits = [-1, *accumulate(reversed(resumed_from[1:]), min)]
     limit = -1
+
     for event in read_events(path):
         if event["kind"] == "start":
             limit = limits.pop()
