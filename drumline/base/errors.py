@@ -72,16 +72,10 @@ class DrumlineError(Exception):
         self.next_step = next_step
         self.place = place or Place()
 
-    def located(
-        self, *, host: str | None = None, rank: int | None = None, step: int | None = None
-    ) -> Self:
+    def located(self, place: Place) -> Self:
         """Add where it happened; what the error already knows about its place is kept."""
-        place = self.place
-        self.place = Place(
-            host=host if place.host is None else place.host,
-            rank=rank if place.rank is None else place.rank,
-            step=step if place.step is None else place.step,
-        )
+        known = {name: value for name, value in vars(self.place).items() if value is not None}
+        self.place = replace(place, **known)
         return self
 
     def lines(self) -> list[str]:

@@ -180,8 +180,9 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
             break
         value = value / base
         unit = larger
-    is_whole = unit == units[0] or value >= 999.5
-    return f"{value:.0f} {unit}" if is_whole else f"{value:.3g} {unit}"
+    if unit == units[0] or value >= 999.5:
+        return f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}"
 
 
 def bit_rate(bytes_per_s: float) -> str:
@@ -319,9 +320,8 @@ def _write(text: str, stream: TextIO | None) -> None:
         return
     try:
         # A letter that an ASCII terminal or pipe cannot have must not end a job.
-        encoding = (
-            getattr(stream, "encoding", None) or "utf-8"
-        )  # a StringIO, or the user's own object
+        # A StringIO, or the user's own object, may have no encoding.
+        encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:

@@ -63,7 +63,6 @@ _REASONS = {
     errno.ECONNRESET: Reason.CLOSED,
     errno.EPIPE: Reason.CLOSED,
 }
-# For a port where no process may listen yet, and for one where a process of ours listens.
 _EXPLAINED: dict[str, str] = {
     Reason.REFUSED: "connection refused (nothing listens there yet)",
     Reason.NO_ANSWER: "no answer (a firewall drops the packets, or the host is down)",
@@ -86,7 +85,7 @@ def reason_of(error: OSError) -> str:
 
 
 def explained(reason: str) -> str:
-    """The reason with its likely cause, for a port where no process is known to listen."""
+    """The reason with its likely cause, for a port where no process may listen yet."""
     return _EXPLAINED.get(reason, reason)
 
 

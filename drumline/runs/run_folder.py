@@ -75,7 +75,7 @@ class RunFolder:
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
-            optional_folders = (
+            for folder in (
                 self.diagnoses,
                 self.launch_file.parent,
                 self.traces,
@@ -83,12 +83,16 @@ class RunFolder:
                 self.media,
                 self.trackers,
                 self.wandb,
-            )
-            for folder in optional_folders:
+            ):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
-            appended = (self.ledger, self.settings_history)
-            for file in (*appended, *self.events.iterdir(), *self.logs.iterdir()):
+
+            for file in (
+                self.ledger,
+                self.settings_history,
+                *self.events.iterdir(),
+                *self.logs.iterdir(),
+            ):
                 check_own_file(file)
 
     @contextmanager

@@ -177,7 +177,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     if isinstance(error, UsageError) and place.step is None:
         what, *details = error.lines()  # the command is wrong, on any rank
     elif isinstance(error, DrumlineError):
-        what, *details = error.located(**vars(place)).lines()
+        what, *details = error.located(place).lines()
     else:
         what = f"{place.clause('crashed')}: {summary(error)}"
         if isinstance(error, SystemExit):
@@ -235,7 +235,7 @@ def _explained(error: BaseException, place: Place, run: Path) -> BaseException:
     explained = TrainingError(
         f"{reason}: {path or run}", next_step=f"{next_step}, then rerun the same command"
     )
-    return explained.located(**vars(place))
+    return explained.located(place)
 
 
 def _append(log_file: Path | None, text: str) -> bool:

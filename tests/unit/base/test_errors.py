@@ -8,13 +8,13 @@ from drumline.base.errors import ConfigError, DrumlineError, ExitCode, Place, di
 
 def test_a_message_says_what_where_and_what_next() -> None:
     error = DrumlineError("the disk is full", next_step="free some space").located(
-        host="node-b", rank=3, step=812
+        Place("node-b", 3, 812)
     )
     assert str(error) == "the disk is full [rank 3 on node-b, step 812]\n  try: free some space"
 
 
 def test_what_an_error_knows_of_its_place_is_kept() -> None:
-    error = DrumlineError("torn", place=Place(host="node-a")).located(host="node-b", rank=1)
+    error = DrumlineError("torn", place=Place(host="node-a")).located(Place("node-b", 1))
     assert str(error) == "torn [rank 1 on node-a]"
 
 
