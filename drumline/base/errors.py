@@ -74,8 +74,8 @@ class DrumlineError(Exception):
 
     def located(self, place: Place) -> Self:
         """Add where it happened; what the error already knows about its place is kept."""
-        known = {name: value for name, value in vars(self.place).items() if value is not None}
-        self.place = replace(place, **known)
+        parts = {name: value for name, value in vars(self.place).items() if value is not None}
+        self.place = replace(place, **parts)
         return self
 
     def lines(self) -> list[str]:
