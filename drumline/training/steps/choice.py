@@ -69,21 +69,23 @@ def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: 
     """Why this run should not get captured steps: later steps compute something else; or they may
     do so, and the run takes `auto` by default."""
     for hook in hooks:
-        if isinstance(hook, Unfreeze) or (
-            is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)
-        ):
+        is_unknown = type(hook) not in (EMA, EarlyStopping, LogSamples)
+        if isinstance(hook, Unfreeze) or (is_default and is_unknown):
             return f"the hook {type(hook).__name__} may change what a step computes"
     if config.dist.sync != "step" and job.sync is not None:
         return "replicas synchronize between steps (--dist.sync)"
     if config.dist.comm == "powersgd" and job.comm is not None:
         return "PowerSGD waits for the device in every step (--dist.comm powersgd)"
-    if is_default and config.dist.comm != "none":
+    if not is_default:
+        return None
+
+    if config.dist.comm != "none":
         return f"gradients go through a hook (--dist.comm {config.dist.comm})"
-    if is_default and config.dist.find_unused_parameters:
+    if config.dist.find_unused_parameters:
         return "the parameters in use may change (--dist.find_unused_parameters)"
-    if is_default and job.ddp.backend == "gloo":
+    if job.ddp.backend == "gloo":
         return "gloo reduces the gradients, on the host"
-    return find_hook(job.model, job.optimizer) if is_default else None
+    return find_hook(job.model, job.optimizer)
 
 
 def make_step(
@@ -102,15 +104,16 @@ def make_step(
             bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
             find_unused=config.dist.find_unused_parameters,
         )
+
     uncapturable = job.uncapturable or options.uncaptured
     kinds = _step_kinds(job, config, captures=uncapturable is None)
-    kind = job.step_kind
-    if job.step_kind == "auto":
-        if options.chosen not in kinds:
-            return _try_kinds(job, kinds, options, uncapturable, note=note)
+    kind: str | None = job.step_kind
+    if kind == "auto":
         kind = options.chosen
+        if kind not in kinds:
+            return _try_kinds(job, kinds, options, uncapturable, note=note)
     if kind not in kinds:
-        raise _unavailable(kind, job, kinds, uncapturable)
+        raise _unavailable(job.step_kind, job, kinds, uncapturable)
     return kinds[kind]()
 
 
@@ -149,6 +152,7 @@ def _try_kinds(
     trials = options.trials
     num_steps = options.num_steps
     failed = [] if trials is None else trials.failed
+
     for kind in failed:
         note(
             f"{kind} steps are not tried: the run failed at an earlier start while it tried them "
@@ -156,6 +160,7 @@ def _try_kinds(
         )
     # By a part of the name: compiled_graph needs the memory of both others.
     tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
+
     num_trial_steps = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
     if options.is_default and num_steps is not None and num_steps < 2 * num_trial_steps:
         note(
@@ -205,6 +210,7 @@ class TrialFile(AbstractContextManager["TrialFile"]):
         self.failed: list[str] = broadcast_json(failed)
 
     def write(self, trying: str = "") -> None:
+        """Record the kind that is tried now; none: the trials have ended."""
         if self._path is not None:
             write_whole(self._path, " ".join([*self.failed, trying]))
 
@@ -268,7 +274,8 @@ class AutoStep:
         if self._seconds:
             self._on_trial(self._name)
         self._step = self._left.pop(self._name)()
-        self._num_taken = self._num_samples = 0
+        self._num_taken = 0
+        self._num_samples = 0
         self._times: list[tuple[Any, Any]] = []
 
     def _count(self, step: Step, begin: Any) -> None:
@@ -280,14 +287,15 @@ class AutoStep:
         self._num_samples += step.plan.global_size
         if len(self._times) < TIMED_STEPS:
             return
+
         seconds_here = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
-        measured = torch.tensor(
-            [seconds_here, _is_memory_used(self._device), 1.0], device=self._device
-        )
+        is_full = _is_memory_used(self._device)
+        measured = torch.tensor([seconds_here, is_full, 1.0], device=self._device)
         seconds, num_full, num_ranks = all_sum(measured).tolist()
         if not self._seconds:
             self._leave_out(seconds / num_ranks * step.plan.global_size, is_full=num_full > 0)
         self._seconds[self._name] = seconds
+
         if self._fastest is None or seconds < self._fastest.seconds:
             self._fastest = _Trial(seconds, self._name, self._step)
         self._step = self._fastest.step  # frees the memory of the slower one's graphs
@@ -317,11 +325,11 @@ class AutoStep:
         self._is_settled = True
         self._step = fastest.step
         self._fastest = None
-        ratios = ", ".join(
-            f"{kind} {seconds / fastest.seconds:.2f}" for kind, seconds in self._seconds.items()
-        )
         self._on_trial("")
         self._on_choice(fastest.kind)
+
+        times = self._seconds.items()
+        ratios = ", ".join(f"{kind} {seconds / fastest.seconds:.2f}" for kind, seconds in times)
         self._note(
             f"steps run as {fastest.kind}, the fastest here; time per step relative to it: {ratios}{self._not_tried}"
         )
@@ -332,10 +340,8 @@ def _is_memory_used(device: torch.device) -> bool:
     step needs."""
     if device.type != "cuda":
         return False
-    return (
-        torch.cuda.max_memory_reserved(device)
-        > MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
-    )
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.max_memory_reserved(device) > MOST_MEMORY * memory
 
 
 def _time_point(device: torch.device) -> Any:

@@ -65,11 +65,11 @@ def loss_function(task: Task) -> LossFunction:
                 f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
                 next_step="return drumline.Loss(the sum of the loss over the batch)",
             )
+
         # Detached: to DDP every parameter in the graph of an output is used.
         weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
-        return LossParts(
-            loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()}
-        )
+        metrics = {name: total.detach() for name, total in loss.metrics.items()}
+        return LossParts(loss.total, weight, metrics)
 
     return parts
 
@@ -95,32 +95,36 @@ class TrainStep:
         self._scaler = job.scaler
         self._clip_norm = clip_norm
         self._device = job.ddp.device
-        self._parameters = [
-            parameter for parameter in job.model.parameters() if parameter.requires_grad
-        ]
+        self._parameters = [p for p in job.model.parameters() if p.requires_grad]
+
+        # The ranks whose gradients are reduced together.
         self._world_size = job.ddp.world_size
-        replica = None if job.sync is None else job.sync.groups
         self._group: dist.ProcessGroup | None = None
         self._leader = 0
         self._num_ranks = self._world_size
-        if replica is not None:
+        self._is_alone = False
+        if job.sync is not None:
+            replica = job.sync.groups
             self._group = replica.within
             self._leader = replica.members[0]
             self._num_ranks = len(replica.members)
-        self._is_alone = replica is not None and self._num_ranks == 1
+            self._is_alone = self._num_ranks == 1
+
+        # What depends on the wrapper of the model.
+        applied = job.applied
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
-        if isinstance(job.applied, DistributedDataParallel | ShardedModel):
-            self._no_sync = job.applied.no_sync
         self._check_reducer: Callable[[], None] | None = None
-        if isinstance(job.applied, DistributedDataParallel):
-            self._check_reducer = job.applied._check_reducer_finalized
-        elif isinstance(job.applied, ShardedModel):
-            self._check_reducer = job.applied.use.end_step
-        sharded = job.sharded
-        self._own: Callable[..., list[Tensor]] = list if sharded is None else own_parts
-        self._clip: Callable[..., Tensor] = (
-            nn.utils.clip_grad_norm_ if sharded is None else sharded.clip_grad_norm_
-        )
+        self._own: Callable[..., list[Tensor]] = list
+        self._clip: Callable[..., Tensor] = nn.utils.clip_grad_norm_
+        if isinstance(applied, DistributedDataParallel):
+            self._no_sync = applied.no_sync
+            self._check_reducer = applied._check_reducer_finalized
+        elif isinstance(applied, ShardedModel):
+            self._no_sync = applied.no_sync
+            self._check_reducer = applied.use.end_step
+            self._own = own_parts
+            self._clip = applied.clip_grad_norm_
+
         self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers and not self._is_alone
         self._heartbeat = job.heartbeat
@@ -134,6 +138,7 @@ class TrainStep:
         weight: Tensor | None = None
         reduction: dist.Work | None = None
         self._finite.begin()
+
         for micro in step.micro_batches:
             with nullcontext() if micro.is_last else self._no_sync():
                 loss = self._forward(micro)
@@ -144,6 +149,7 @@ class TrainStep:
             self._measure(loss, micro)
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
+
         self._check_all_reduced()
         if reduction is not None:
             reduction.wait()
@@ -157,9 +163,9 @@ class TrainStep:
         """Collective: begin to sum the weights over all ranks, or over those of the replica."""
         if weight is None and self._group is not None:
             weight = torch.full((), num_samples, dtype=torch.float64, device=self._device)
-        return weight, None if weight is None else dist.all_reduce(
-            weight, group=self._group, async_op=True
-        )
+        if weight is None:
+            return None, None
+        return weight, dist.all_reduce(weight, group=self._group, async_op=True)
 
     def _forward(self, micro: MicroBatch) -> LossParts:
         self._heartbeat.next_micro()
@@ -198,19 +204,22 @@ class TrainStep:
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._heartbeat.mark(BACKWARD)
         total = self._finite.spread(loss.total * scale, loss.total)
-        (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+        if self._scaler is not None:
+            total = self._scaler.scale(total)
+        total.backward()  # type: ignore[no-untyped-call]
 
     def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
+        """Add a micro-batch to the logged sums; a placeholder only names them."""
         if micro.size == 0:
             self._meter.prepare(loss.metrics)
-        else:
-            self._finite.measure(
-                loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics
-            )
+            return
+        weight = micro.size if loss.weight is None else loss.weight
+        self._finite.measure(loss.total, weight, loss.metrics)
 
     def _add_weight(
         self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch
     ) -> Tensor | None:
+        """The sum of the weights so far, on the device; None: the loss has none."""
         if self._is_weighted is None:
             self._is_weighted = weight is not None
         if self._is_weighted != (weight is not None):
@@ -220,12 +229,12 @@ class TrainStep:
             )
         if weight is None:
             return None
-        total = (
-            torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
-        )
-        return total.add_(weight) if micro.size else total
+        if so_far is None:
+            so_far = torch.zeros((), dtype=torch.float64, device=self._device)
+        return so_far.add_(weight) if micro.size else so_far
 
     def _update(self, correction: Tensor | None) -> None:
+        """Collective: the optimizer's step, with gradients corrected and clipped."""
         self._heartbeat.mark(OPTIMIZER)
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
@@ -233,6 +242,7 @@ class TrainStep:
             gradients = self._own(p.grad for p in self._parameters if p.grad is not None)
             if gradients:
                 scale_each(gradients, correction.to(gradients[0].device))
+
         if self._clip_norm is not None:
             self._finite.grad_norm = self._clip(self._parameters, self._clip_norm)
         self._finite.check(self._parameters)
@@ -270,14 +280,18 @@ class ElasticStep(TrainStep):
         self._is_first_step = True
         self._buffers_before: list[Tensor] = []
         self._buffers_after_first: list[Tensor] = []
+
+        def shards_by_rank(num_shards: int) -> list[range]:
+            return [
+                shards_of_rank(rank, num_shards=num_shards, world_size=world_size)
+                for rank in range(world_size)
+            ]
+
         self._gradients = ShardSum(
             {name: tensor for name, tensor in job.model.named_parameters() if tensor.requires_grad},
             rank=job.ddp.rank,
             world_size=world_size,
-            shards_by_rank=lambda num_shards: [
-                shards_of_rank(number, num_shards=num_shards, world_size=world_size)
-                for number in range(world_size)
-            ],
+            shards_by_rank=shards_by_rank,
             bucket_bytes=bucket_bytes,
             find_unused=find_unused,
         )
@@ -292,6 +306,7 @@ class ElasticStep(TrainStep):
         shares_buffers = plan.has_several_shards and bool(self._buffers)
         if shares_buffers:
             self._buffers_before = self._buffers.keep(self._buffers_before)
+
         for micro in step.micro_batches:
             if micro.shard != shard:
                 shard = micro.shard
@@ -302,6 +317,7 @@ class ElasticStep(TrainStep):
                     self._buffers.put_back(self._buffers_before)
                 num_opened += 1
                 self._gradients.open_shard()
+
             loss = self._forward(micro)
             weights = self._add_shard_weight(weights, loss, micro, plan)
             if micro.is_last:
@@ -312,6 +328,7 @@ class ElasticStep(TrainStep):
             self._measure(loss, micro)
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
+
         self._heartbeat.mark(BACKWARD)  # a rank may have no shard of a short batch
         # From here on every rank calls the same collectives in the same order. Gradients come
         # first, since most ranks have already begun to send them.
@@ -325,13 +342,12 @@ class ElasticStep(TrainStep):
     def _add_shard_weight(
         self, weights: Tensor | None, loss: LossParts, micro: MicroBatch, plan: StepPlan
     ) -> Tensor | None:
+        """The weights by shard, with this micro-batch's; None: the loss has none."""
         shard_weight = self._add_weight(None, loss.weight, micro)
         if shard_weight is None:
             return None
         if weights is None:
-            weights = torch.zeros(
-                plan.num_shards, dtype=shard_weight.dtype, device=shard_weight.device
-            )
+            weights = shard_weight.new_zeros(plan.num_shards)
         weights[micro.shard] += shard_weight
         return weights
 
@@ -350,8 +366,7 @@ class ElasticStep(TrainStep):
         """Collective, once: a rank without a shard does not know whether the loss has weights, and
         its metrics."""
         if self._is_first_step:
-            first_loss = {"weighted": self._is_weighted, "metrics": list(self._meter.names)}
-            first_loss = broadcast_json(first_loss)
-            self._is_weighted = first_loss["weighted"]
-            self._meter.prepare(first_loss["metrics"])
+            names = list(self._meter.names)
+            self._is_weighted, names = broadcast_json([self._is_weighted, names])
+            self._meter.prepare(names)
             self._is_first_step = False

@@ -50,9 +50,11 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
         with torch.no_grad():
             check_few_samples(job, few, size)
         return warm_up_shards(job, config.dist, note=note)
+
     flops, uses_all = count_few_samples(job, few, size)
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)
+
     num_passes = 0
     if isinstance(job.applied, DistributedDataParallel):
         # With a static graph DDP records the graph in its first backward pass, which must not be
@@ -77,12 +79,12 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
     One process waits for nobody, so there it is a note; the elastic step names them itself, for
     every shard; and without DDP no rank waits."""
     dist = config.dist
-    is_alone = job.ddp.world_size == 1
     if config.train.exact == "elastic" or not trains_with_ddp(dist):
         return
     # A static graph allows them, and DDP would count a gradient that comes before its first pass.
     if uses_all or dist.find_unused_parameters or dist.static_graph:
         return
+
     job.heartbeat.mark(Phase.START)
     with dry_run(job) as task:
         unused = without_gradient(job, task, job.loader.preview())
@@ -91,7 +93,7 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
         what = f"the loss does not use these parameters: {join_names(unused, most=NAMED)}"
     if what is None:
         return
-    if not is_alone:
+    if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
     note(f"{what}; on several ranks this stops the run: {FIND_UNUSED_OR_STATIC}")
 
@@ -166,11 +168,8 @@ def next_samples(job: Job, most: int) -> tuple[Any, int]:
 
 def _num_rows(batch: Any) -> int:
     """The samples of a batch; 0: unknown."""
-    rows = {
-        leaf.shape[0] if leaf.dim() else 0
-        for leaf in pytree.tree_leaves(batch)
-        if isinstance(leaf, Tensor)
-    }
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    rows = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     return rows.pop() if len(rows) == 1 else 0
 
 
@@ -198,6 +197,7 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
 
 
 def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
+    """The same for this rank, which may fail."""
     unreached = {id(parameter) for parameter in job.model.parameters() if parameter.requires_grad}
     with dry_run(job) as task:
         _without_batch_statistics(job.model)
@@ -209,9 +209,11 @@ def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
             unreached.difference_update(_reached(total))
             return total
 
-        tokens = task.num_tokens(batch)
         flops = count_flops(
-            compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens
+            compute_loss,
+            job.model.parameters(),
+            num_samples=size,
+            num_tokens=task.num_tokens(batch),
         )
     return flops, not unreached
 
@@ -229,6 +231,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
         def compute_loss() -> Tensor:
             with job.autocast, sharded.use.compared(job.ddp.host), _gathered(job.model) as gathered:
                 total: Tensor = job.applied(loss_function(task), batch).total
+
             if not dist.find_unused_parameters:
                 reached = _reached(total)
                 unused = [name for name in gathered if id(gathered[name]) not in reached]
@@ -245,6 +248,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             if OUTSIDE_FORWARD not in str(error):
                 raise
             return None  # the first step reports it
+
     sharded.use.learn()
     unused = _names_without_gradient(job.model)
     if unused and job.ddp.is_main_process():
@@ -262,20 +266,14 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     parameters: dict[str, Tensor] = {}
 
     def keep(block: nn.Module, _: Any, *, prefix: str) -> None:
-        named = block.named_parameters(prefix)
-        parameters.update(
-            (name, parameter)
-            for name, parameter in named
-            if parameter.requires_grad and not is_shard(parameter)
-        )
+        for name, parameter in block.named_parameters(prefix):
+            if parameter.requires_grad and not is_shard(parameter):
+                parameters[name] = parameter
 
-    blocks = (
-        (name, module)
+    handles = [
+        module.register_forward_pre_hook(partial(keep, prefix=name))
         for name, module in model.named_modules()
         if hasattr(module, "set_requires_gradient_sync")
-    )
-    handles = [
-        block.register_forward_pre_hook(partial(keep, prefix=name)) for name, block in blocks
     ]
     try:
         yield parameters
@@ -303,9 +301,9 @@ def check_few_samples(job: Job, once: Any, size: int) -> None:
     # Agree, so that all ranks take the same path: it may have failed on one.
     if any(gather_json(first is None)) or first is None:
         return
-    second = _try_loss(
-        job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once)
-    )
+
+    twice = pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once)
+    second = _try_loss(job, twice)
     if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
         name = type(job.task).__name__
         raise UsageError(
@@ -333,6 +331,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
 
 
 def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
+    """Total and weight."""
     return float(loss.total.detach()), float(size if loss.weight is None else loss.weight)
 
 
@@ -342,6 +341,5 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     total_of_both, weight_of_both = twice
     if not math.isfinite(total) or weight <= 0 or abs(total) < 1e-6:
         return False
-    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(
-        total_of_both, total, rel_tol=1e-3
-    )
+    has_twice_the_weight = math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3)
+    return has_twice_the_weight and math.isclose(total_of_both, total, rel_tol=1e-3)
