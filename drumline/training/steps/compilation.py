@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,18 +67,20 @@ def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> S
     # to the watchdog a rank that still waits for its batch is behind this one
     job.heartbeat.next_micro()
     job.heartbeat.mark(Phase.FORWARD)
-    if (marks := ddp.connection.compilations) is not None:
+    marks = ddp.connection.compilations
+    if marks is not None:
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
+
     before = _counts()
     # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
-    local = (
-        job.applied.no_sync() if isinstance(job.applied, DistributedDataParallel) else nullcontext()
-    )
+    applied = job.applied
+    local = applied.no_sync() if isinstance(applied, DistributedDataParallel) else nullcontext()
     with dry_run(job), local:
         with job.autocast:
-            loss = job.applied(compute_loss, first.data)
+            loss = applied(compute_loss, first.data)
         (loss.total * 0.0).backward()
     job.optimizer.zero_grad(set_to_none=True)
+
     if ddp.world_size > 1:
         made = {name: count - before[name] for name, count in _counts().items()}
         _wait_for_ranks(job)
@@ -106,7 +108,7 @@ def _wait_for_ranks(job: Job) -> None:
     """Collective, through the store: a collective of the group would time out while a rank
     compiles."""
     ddp = job.ddp
-    store = job.ddp.connection.store
+    store = ddp.connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
     # The watchdog, which names the rank, acts before.
@@ -137,15 +139,14 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
     ddp = context.job.ddp
     marks = ddp.connection.compilations
     recompilations = []
-    reported = set() if marks is None else marks.reported
+    reported: set[str] = set()
     if marks is not None:
+        reported = marks.reported
         usual_until = max(marks.is_usual_until, first_step + FIRST_STEPS)
-        recompilations = [
-            recompilation
-            for recompilation in _recompiled(marks.began_at)
-            if recompilation["step"] >= usual_until
-        ]
+        everything = _recompiled(marks.began_at)
+        recompilations = [record for record in everything if record["step"] >= usual_until]
         marks.began_at.clear()
+
     everyone = gather_json(recompilations)
     for function, message in describe_recompilations(everyone, type(context.job.task).__name__):
         if ddp.is_main_process() and function not in reported:
@@ -154,49 +155,51 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
 
 
 def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """The compilations that replaced an earlier one. `began_at`: the step of each, by its id."""
     # After a reset of the compiler the ids begin again.
     newest: dict[Any, Any] = {
         metrics.compile_id: metrics for metrics in compilations() if metrics.co_name
     }
     for number, metrics in newest.items():
-        if number in began_at and metrics.recompile_reason:
-            name = _AFTER_BREAK.sub(r"\1", metrics.co_name)
-            file = Path(metrics.co_filename).name
-            function = f"{name} ({file}:{metrics.co_firstlineno})"
-            if metrics.co_filename == eager.__file__:
-                function = ""  # the task's loss, which is compiled inside a function of ours
-            first_line = _ID.sub("", metrics.recompile_reason.partition("\n")[0])
-            yield {
-                "function": function,
-                "step": began_at[number],
-                "reason": " ".join(first_line.split())[:_MOST_OF_REASON],
-            }
+        if number not in began_at or not metrics.recompile_reason:
+            continue
 
-
-class _Recompilation(NamedTuple):
-    step: int
-    rank: int
-    reason: str
+        name = _AFTER_BREAK.sub(r"\1", metrics.co_name)
+        file = Path(metrics.co_filename).name
+        function = f"{name} ({file}:{metrics.co_firstlineno})"
+        if metrics.co_filename == eager.__file__:
+            function = ""  # the task's loss, which is compiled inside a function of ours
+        first_line = _ID.sub("", metrics.recompile_reason.partition("\n")[0])
+        yield {
+            "function": function,
+            "step": began_at[number],
+            "reason": " ".join(first_line.split())[:_MOST_OF_REASON],
+        }
 
 
 def describe_recompilations(
     everyone: Sequence[Sequence[Mapping[str, Any]]], task: str
 ) -> Iterator[tuple[str, str]]:
     """The functions, each with a warning: where, why, and what to do."""
-    by_function: dict[str, list[_Recompilation]] = {}
+    ranks_by_function: dict[str, set[int]] = {}
+    first_by_function: dict[str, Mapping[str, Any]] = {}
     for rank, recompilations in enumerate(everyone):
         for record in recompilations:
-            recompilation = _Recompilation(record["step"], rank, record["reason"])
-            by_function.setdefault(record["function"], []).append(recompilation)
-    for function, recompilations_of_it in by_function.items():
-        step, _, reason = min(recompilations_of_it)
-        ranks = sorted({recompilation.rank for recompilation in recompilations_of_it})
+            function = record["function"]
+            ranks_by_function.setdefault(function, set()).add(rank)
+            first = first_by_function.setdefault(function, record)
+            if record["step"] < first["step"]:
+                first_by_function[function] = record
+
+    for function, record in first_by_function.items():
+        reason = record["reason"]
         advice = "keep what changes from step to step in a tensor, not in a number or an attribute"
         if "size mismatch" in reason or ".size()" in reason or "stride" in reason:
             advice = "pad batches to a few fixed lengths, in the task's collate for example"
         yield (
             function,
-            f"torch compiled {function or f'{task}.loss()'} again at step {step} on {named_ranks(ranks)}: {reason}. "
+            f"torch compiled {function or f'{task}.loss()'} again at step {record['step']} on "
+            f"{named_ranks(sorted(ranks_by_function[function]))}: {reason}. "
             "All ranks wait while it compiles, and after several times torch runs it uncompiled. "
             f"Try: {advice}; TORCH_LOGS=recompiles shows every one",
         )

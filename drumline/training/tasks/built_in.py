@@ -90,6 +90,7 @@ class GPT(nn.Module):
                 module.init_weights()
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """The logits of the token after each."""
         # Shapes and types are known on the host, so the checks do not wait for the device.
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise UsageError(
@@ -280,12 +281,10 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
 
     def decorate(builder: Builder) -> Builder:
         if name in _builders:
-            names = (
-                f"{function.__module__}.{function.__qualname__}"
-                for function in (_builders[name], builder)
-            )
+            first = _builders[name]
             raise UsageError(
-                f"two models are called {name!r}: {' and '.join(names)}",
+                f"two models are called {name!r}: {first.__module__}.{first.__qualname__} and "
+                f"{builder.__module__}.{builder.__qualname__}",
                 next_step="give one of them another name",
             )
         _builders[name] = builder
@@ -396,9 +395,8 @@ class Synthetic(ConfiguredTask):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         has_tokens = config.data.name == "synthetic_tokens"
-        self._kind: ConfiguredTask = (
-            LanguageModel(config) if has_tokens else ImageClassification(config)
-        )
+        kind = LanguageModel if has_tokens else ImageClassification
+        self._kind: ConfiguredTask = kind(config)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         return self._kind.loss(model, batch)
@@ -474,28 +472,25 @@ def check_constructor(task: type[Task]) -> None:
 def uncalled_methods(task: type[Task]) -> Iterator[str]:
     """A message for each method that looks like another library's and that the task does not call
     itself."""
-    methods = {
-        name: value
-        for task_class in reversed(task.__mro__)
-        if issubclass(task_class, Task) and not task_class.__module__.startswith("drumline.")
-        for name, value in vars(task_class).items()
-        if callable(value) or isinstance(value, staticmethod | classmethod | property)
+    methods: dict[str, Any] = {}
+    for task_class in reversed(task.__mro__):
+        if issubclass(task_class, Task) and not task_class.__module__.startswith("drumline."):
+            for name, value in vars(task_class).items():
+                if callable(value) or isinstance(value, staticmethod | classmethod | property):
+                    methods[name] = value
+
+    names_in = {
+        name: _names_in(method.__code__)
+        for name, method in methods.items()
+        if isinstance(method, FunctionType)
     }
     table = Path(__file__).with_name("uncalled_methods.toml").read_text(encoding="utf-8")
     instead_of = tomllib.loads(table)
     for name in methods:
-        instead = next(
-            (use for names, use in instead_of.items() if re.fullmatch(names, name)), None
-        )
-        functions = [
-            method
-            for method_name, method in methods.items()
-            if method_name != name and isinstance(method, FunctionType)
-        ]
-        if instead is not None and not any(
-            name in _names_in(function.__code__) for function in functions
-        ):
-            yield f"{task.__name__}.{name}() is never called: {instead}"
+        uses = [use for names, use in instead_of.items() if re.fullmatch(names, name)]
+        is_called = any(name in names_in[caller] for caller in names_in if caller != name)
+        if uses and not is_called:
+            yield f"{task.__name__}.{name}() is never called: {uses[0]}"
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -510,13 +505,13 @@ def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
     build on its model and data."""
     if issubclass(task, ConfiguredTask):
         return frozenset()
-    return frozenset(
-        path
-        for path, field in FIELDS.items()
-        if field.scope.of_built_ins
-        and attrgetter(path)(config) == field.default
-        and path not in task.defaults
-    )
+
+    def is_unused(path: str) -> bool:
+        field = FIELDS[path]
+        is_default = attrgetter(path)(config) == field.default and path not in task.defaults
+        return field.scope.of_built_ins and is_default
+
+    return frozenset(filter(is_unused, FIELDS))
 
 
 def resolve_task(spec: str, task: type[Task], layers: Layers) -> Config:

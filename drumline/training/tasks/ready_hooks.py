@@ -55,7 +55,8 @@ class EMA(Hook):
     def _begin(self) -> None:
         now = dict(zip(self._places, self._now(), strict=True))
         before = self.average or now
-        if different := sorted(before.keys() ^ now.keys()):
+        different = sorted(before.keys() ^ now.keys())
+        if different:
             raise UsageError(
                 f"the average in the checkpoint is of another model: {', '.join(different[:5])}",
                 next_step="start a new run with --fresh, or take EMA out of hooks() for this one",
@@ -71,18 +72,15 @@ class EMA(Hook):
             self._add()
 
     def _add(self) -> None:
-        pairs = list(
-            zip(map(own_part, self.average.values()), map(own_part, self._now()), strict=True)
-        )
-        floats = [
-            (average, now.to(average.dtype))
-            for average, now in pairs
-            if average.is_floating_point()
-        ]
-        integers = [(average, now) for average, now in pairs if not average.is_floating_point()]
-        self._update([average for average, _ in floats], [now for _, now in floats], None)
-        for average, now in integers:
-            average.copy_(now)
+        averages = []
+        weights = []
+        for average, now in zip(self.average.values(), self._now(), strict=True):
+            if average.is_floating_point():
+                averages.append(own_part(average))
+                weights.append(own_part(now).to(average.dtype))
+            else:
+                own_part(average).copy_(own_part(now))
+        self._update(averages, weights, None)
 
     @torch.no_grad()
     def before_evaluation(self, run: Run) -> None:
@@ -113,14 +111,14 @@ def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     for prefix, module in model.named_modules(remove_duplicate=False):
         holders: list[dict[str, Any]] = [live_parameters(module), live_buffers(module)]
         for tensors in holders:
-            places.update({f"{prefix}.{name}".lstrip("."): (tensors, name) for name in tensors})
+            for name in tensors:
+                places[f"{prefix}.{name}".lstrip(".")] = (tensors, name)
     return {name: places[name] for name in model_state(model)[0] if name in places}
 
 
 def _average_type(tensor: Tensor) -> torch.dtype:
-    return (
-        torch.float32 if tensor.is_floating_point() and tensor.element_size() < 4 else tensor.dtype
-    )
+    is_short = tensor.is_floating_point() and tensor.element_size() < 4
+    return torch.float32 if is_short else tensor.dtype
 
 
 class EarlyStopping(Hook):
@@ -155,7 +153,8 @@ class EarlyStopping(Hook):
     def start(self, run: Run) -> None:
         if self._higher_is_better is None and self._metric == run.task.best_metric:
             self._higher_is_better = run.task.higher_is_better
-        if self._higher_is_better is None and self._metric.rpartition("/")[2] != "loss":
+        is_loss = self._metric.rpartition("/")[2] == "loss"
+        if self._higher_is_better is None and not is_loss:
             raise UsageError(
                 f"whether a higher {self._metric} is better is not known",
                 next_step="give EarlyStopping higher_is_better=True or False",
@@ -168,19 +167,19 @@ class EarlyStopping(Hook):
     def after_evaluation(self, run: Run) -> None:
         value = run.metrics.get(self._metric)
         if not isinstance(value, int | float):
-            numbers = [
-                name for name, metric in run.metrics.items() if isinstance(metric, int | float)
-            ]
+            numbers = [name for name in run.metrics if isinstance(run.metrics[name], int | float)]
             raise UsageError(
                 f"the evaluation does not report {self._metric!r}: {did_you_mean(self._metric, numbers)}",
                 next_step="give EarlyStopping a metric of the evaluation",
             )
+
         sign = 1.0 if self._higher_is_better else -1.0
         is_better = self.best is None or sign * (value - self.best) > self._min_delta
         if math.isfinite(value) and is_better:
             self.best = float(value)
             self.num_without = 0
             return
+
         self.num_without += 1
         if self.num_without >= self._patience:
             best = "" if self.best is None else f"; the best was {self.best:.6g}"
@@ -211,28 +210,24 @@ class Unfreeze(Hook):
 
     def start(self, run: Run) -> None:
         _check_can_unfreeze(run)
-        chosen = {
-            name: parameter
-            for name, parameter in run.model.named_parameters()
-            if name.startswith(self._prefixes)
-        }
-        trained = {
-            id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]
-        }
+        parameters = dict(run.model.named_parameters())
         for prefix in self._prefixes:
-            if not any(name.startswith(prefix) for name in chosen):
-                names = [name for name, _ in run.model.named_parameters()]
+            if not any(name.startswith(prefix) for name in parameters):
                 raise UsageError(
-                    f"no parameter's name begins with {prefix!r}: {did_you_mean(prefix, names)}",
+                    f"no parameter's name begins with {prefix!r}: {did_you_mean(prefix, parameters)}",
                     next_step="give Unfreeze the beginning of names, as model.named_parameters() has them",
                 )
-        for name, parameter in chosen.items():
-            if id(parameter) not in trained:
+
+        trained = {p for group in run.optimizer.param_groups for p in group["params"]}
+        chosen = [name for name in parameters if name.startswith(self._prefixes)]
+        for name in chosen:
+            if parameters[name] not in trained:
                 raise UsageError(
                     f"{name} is not in the optimizer, so it cannot be unfrozen",
                     next_step="leave requires_grad on in model(): Unfreeze turns it off until its step",
                 )
-        self._parameters = list(chosen.values())
+
+        self._parameters = [parameters[name] for name in chosen]
         self._set(run.step >= self._at_step)
 
     def after_step(self, run: Run) -> None:
@@ -248,14 +243,16 @@ class Unfreeze(Hook):
 def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """Create the momentum of these parameters, zeros: torch's fused SGD takes it of all parameters
     or of none, and does not set what it allocates in an update that is skipped."""
-    chosen = {id(parameter) for parameter in parameters}
-    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
-        for parameter in group["params"] if group["fused"] and group["momentum"] else ():
-            if (
-                id(parameter) in chosen
-                and optimizer.state[parameter].get("momentum_buffer") is None
-            ):
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    if not isinstance(optimizer, SGD):
+        return
+    chosen = set(parameters)
+    for group in optimizer.param_groups:
+        if not (group["fused"] and group["momentum"]):
+            continue
+        for parameter in filter(chosen.__contains__, group["params"]):
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _check_can_unfreeze(run: Run) -> None:
@@ -264,9 +261,8 @@ def _check_can_unfreeze(run: Run) -> None:
     dist = run.config.dist
     if dist.mode != "ddp":
         return
-    if (
-        run.world_size > 1 or run.config.train.exact == "elastic"
-    ) and not dist.find_unused_parameters:
+    waits = run.world_size > 1 or run.config.train.exact == "elastic"
+    if waits and not dist.find_unused_parameters:
         raise UsageError(
             "the ranks would wait for the gradients of frozen parameters",
             next_step="set --dist.find_unused_parameters, in the task's defaults for example",
