@@ -21,7 +21,13 @@ from blake3 import blake3
 from drumline.base.background import T, in_background
 from drumline.base.errors import DataError
 from drumline.base.text import file_size, plural
-from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.untrusted import (
+    from_json,
+    make_own_folder,
+    parse_json,
+    read_regular,
+    replace_text,
+)
 from drumline.storage.backends import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
 
@@ -34,7 +40,7 @@ RECORD_EVERY_S = 10.0
 MOST_RECORD_BYTES = 1 << 30
 Objects = Mapping[str, tuple[int, str]]
 """The size and the tag of each object that the store has."""
-Record = dict[str, list[object]]
+Record = dict[str, tuple[int, str, str, int]]
 """Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the
 file was written."""
 
@@ -77,16 +83,19 @@ class BucketCopy:
     def _update(self, store: ObjectStore) -> None:
         objects = self._wait(in_background(store.tags))
         if not objects:
-            what = f"data.dir: there are no objects below {self.url}/"
-            step = "name the folder that holds the data, as in s3://bucket/folder: a single object is not copied"
-            raise DataError(what, next_step=step)
+            raise DataError(
+                f"data.dir: there are no objects below {self.url}/",
+                next_step="name the folder that holds the data, as in s3://bucket/folder: a single object is not "
+                "copied",
+            )
+
         record = self._record()
+        shared_names = [name for name in objects if name in record]
         record = {
-            name: record[name]
-            for name in objects
-            if name in record and self._is_here(name, record, objects)
+            name: record[name] for name in shared_names if self._is_here(name, record, objects)
         }
         self._remove_others(objects)
+
         missing = [name for name in objects if name not in record]
         total = sum(objects[name][0] for name in missing)
         free = shutil.disk_usage(self._place).free
@@ -103,20 +112,22 @@ class BucketCopy:
     def _fetch(
         self, store: ObjectStore, names: Sequence[str], objects: Objects, record: Record
     ) -> None:
+        """Fetch these objects; `record` gets each."""
+
         def fetch(name: str) -> tuple[str, int]:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
-            return store.fetch(name, to, size=objects[name][0]), to.stat().st_mtime_ns
+            checksum = store.fetch(name, to, size=objects[name][0])
+            return checksum, to.stat().st_mtime_ns
 
         pool = ThreadPoolExecutor(NUM_THREADS)
         written_at = time.monotonic()
         try:
             for start in range(0, len(names), NUM_SUBMITTED):
-                futures = {
-                    name: pool.submit(fetch, name) for name in names[start : start + NUM_SUBMITTED]
-                }
+                part = names[start : start + NUM_SUBMITTED]
+                futures = {name: pool.submit(fetch, name) for name in part}
                 for name, future in futures.items():
-                    record[name] = [*objects[name], *self._wait(future)]
+                    record[name] = (*objects[name], *self._wait(future))
                     if time.monotonic() - written_at > RECORD_EVERY_S:
                         self._write(record)
                         written_at = time.monotonic()
@@ -138,13 +149,14 @@ class BucketCopy:
             return False
         if path.stat().st_mtime_ns == written_at:
             return True
-        record[name] = [size, tag, checksum, path.stat().st_mtime_ns]
+        record[name] = (size, tag, checksum, path.stat().st_mtime_ns)
         return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == checksum
 
     def _remove_others(self, objects: Objects) -> None:
         """What the store no longer has: a dataset may read every file of its folder."""
         for folder, _, names in os.walk(self.folder, topdown=False):
-            for path in (Path(folder, name) for name in names):
+            for name in names:
+                path = Path(folder, name)
                 if str(path.relative_to(self.folder)) not in objects:
                     path.unlink()
             if not any(Path(folder).iterdir()):
@@ -153,15 +165,10 @@ class BucketCopy:
     def _record(self) -> Record:
         """Empty if there is none that can be read: then everything is fetched."""
         try:
-            content = parse_json(
-                read_regular(self._place / "record.json", most=MOST_RECORD_BYTES).decode()
-            )
+            content = read_regular(self._place / "record.json", most=MOST_RECORD_BYTES)
+            return from_json(Record, parse_json(content))
         except (OSError, ValueError):
             return {}
-        entries = content.items() if isinstance(content, dict) else ()
-        return {
-            name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 4
-        }
 
     def _write(self, record: Record) -> None:
         replace_text(self._place / "record.json", json.dumps(record))

@@ -104,16 +104,17 @@ def makes_batches(dataset: object) -> bool:
 
 def checked_length(dataset: Any) -> int:
     """The number of samples; an error if it cannot be used as a dataset."""
+    name = type(dataset).__name__
     missing = [] if hasattr(type(dataset), "__len__") else ["__len__"]
     if not makes_batches(dataset) and not _has_getitem(dataset):
         missing.append("__getitem__")
-    name = type(dataset).__name__
     if missing:
         raise UsageError(
             f"{name} cannot be used as a dataset: it has no {' and no '.join(missing)}",
             next_step="give it __len__(self) and __getitem__(self, index), or __len__ and batch(self, indices, draws), "
             "or for a stream __iter__(self)",
         )
+
     length = len(dataset)
     if length == 0:
         raise DataError(
@@ -126,9 +127,8 @@ def is_stream(dataset: object) -> bool:
     """Whether its samples can only be read one after another."""
     if isinstance(dataset, IterableDataset):
         return True
-    return hasattr(type(dataset), "__iter__") and not (
-        makes_batches(dataset) or _has_getitem(dataset)
-    )
+    has_indices = makes_batches(dataset) or _has_getitem(dataset)
+    return hasattr(type(dataset), "__iter__") and not has_indices
 
 
 def is_resumable(stream: object) -> bool:
@@ -165,6 +165,7 @@ def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool
         return torch.from_numpy(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
         raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
+
     kind = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
     rows = empty_rows((len(indices), *array.shape[1:]), kind, pinned=pinned)
     # In any other mode numpy would make a second copy; the bounds were checked above.
@@ -187,11 +188,8 @@ def _sends_rows() -> bool:
     """Whether this is a worker that sends rows as they are; on the CPU it makes the whole batch of
     them first."""
     worker = get_worker_info()
-    return (
-        worker is not None
-        and isinstance(worker.dataset, BatchMaker)
-        and worker.dataset.defers_finish
-    )
+    maker = None if worker is None else worker.dataset
+    return isinstance(maker, BatchMaker) and maker.defers_finish
 
 
 class BatchRequest(NamedTuple):
@@ -232,13 +230,16 @@ class BatchMaker(Dataset[Any]):
         if request.shuffled:
             indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
         draws = Draws(self._seed, request.epoch, indices)
+        draws_of_batch = draws if request.shuffled else None
+
         if self.defers_finish:
-            choices = self.dataset.choose(draws if request.shuffled else None)
+            choices = self.dataset.choose(draws_of_batch)
             return PartialBatch(self.dataset.gather(indices, pinned=self._pinned), choices)
         if self._makes_batches:
-            return self.dataset.batch(indices, draws if request.shuffled else None)
+            return self.dataset.batch(indices, draws_of_batch)
         if self._has_tensors:  # what reading and collating its samples would give
             return [tensor[torch.from_numpy(indices)] for tensor in self.dataset.tensors]
+
         with restored_generators():
             seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
             pairs = zip(indices.tolist(), seeds, strict=True)
@@ -258,6 +259,7 @@ class BatchMaker(Dataset[Any]):
 
 
 def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and `random`."""
     # Not torch.manual_seed, which would also reset the GPUs' generators, which the model uses.
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -293,7 +295,8 @@ def fingerprint(dataset: Any) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for index in spread.tolist():
         request = BatchRequest(0, index, index + 1, shuffled=False)
-        first, second = (content_hash(maker[request]) for _ in range(2))
+        first = content_hash(maker[request])
+        second = content_hash(maker[request])
         # A sample that is not the same twice (from a generator that the dataset keeps) is left out:
         # ranks with the same dataset must not be reported as different.
         digest.update(first if first == second else b"")
@@ -309,6 +312,7 @@ def content_hash(sample: Any) -> bytes:
 
 
 def _content(value: Any) -> Iterator[bytes]:
+    """The parts that are hashed, in order."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {list(value.shape)}".encode()
         yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

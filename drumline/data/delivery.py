@@ -126,9 +126,7 @@ class BatchProducer:
                 prefetch_factor=options.prefetch_factor,
                 # Children of this process end with it, even by kill -9. Workers of a fork server,
                 # Python 3.14's default, would be the server's children and continue.
-                multiprocessing_context=ForkContext()
-                if sys.version_info >= (3, 12)
-                else _RetryingForkContext(),
+                multiprocessing_context=_ForkContext(),
                 worker_init_fn=_prepare_worker,
                 # Otherwise the DataLoader would draw a number from the training process's
                 # generator.
@@ -145,6 +143,7 @@ class BatchProducer:
         if not self.is_persistent:
             self.close()
         self._requests.pending = requests
+
         # Uncollected garbage of this process may hold CUDA memory or events, and a forked process
         # that frees them aborts: a worker starts with its garbage collector off, and first freezes
         # the objects that it inherited.
@@ -216,8 +215,9 @@ class _ForkedWorker(ForkProcess):
         raise AssertionError
 
 
-class _RetryingForkContext(ForkContext):
-    Process = _ForkedWorker
+class _ForkContext(ForkContext):
+    if sys.version_info < (3, 12):
+        Process = _ForkedWorker
 
 
 def _has_left_fork(pid: int, ready: int) -> bool:
@@ -260,15 +260,13 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
             for process in processes:
                 if process.sentinel in exited:
                     process.join(timeout=0.5)
-        dead = [
-            f"{process.pid} (exit code {process.exitcode})"
-            for process in processes
-            if process.exitcode
-        ]
+
+        dead = [process for process in processes if process.exitcode]
         if not dead:
             raise
+        names = ", ".join(f"{process.pid} (exit code {process.exitcode})" for process in dead)
         raise TrainingError(
-            f"DataLoader worker {', '.join(dead)} died",
+            f"DataLoader worker {names} died",
             next_step="look for 'out of memory' in the kernel log (dmesg); use fewer workers or smaller batches",
         ) from error
 
@@ -377,8 +375,10 @@ def can_change_streams(batch: Any) -> bool:
     tensor."""
     if hasattr(batch, "to"):
         return hasattr(batch, "record_stream")
-    if isinstance(batch, tuple | list | Mapping):
-        return all(map(can_change_streams, batch.values() if isinstance(batch, Mapping) else batch))
+    if isinstance(batch, Mapping):
+        return all(map(can_change_streams, batch.values()))
+    if isinstance(batch, tuple | list):
+        return all(map(can_change_streams, batch))
     return batch is None or isinstance(batch, str | bytes | Number | np.generic | np.ndarray)
 
 
@@ -419,6 +419,7 @@ def make_resident(
             f"the data cannot stay on {device}: {name} {reason}",
             next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
         )
+
     needed = checked_length(dataset) * _num_bytes(dataset.gather(_FIRST))
     free = torch.cuda.mem_get_info(device)[0]
     if needed > MOST_OF_FREE * free:
@@ -427,6 +428,7 @@ def make_resident(
             f"use {MOST_OF_FREE:.0%}",
             next_step="leave --data.resident out: batches are copied to the device ahead of the step anyway",
         )
+
     if workers and warns:
         log.warning(f"the data stays on {device}, so its {workers} workers are not started")
     resident = ResidentDataset(dataset, device)
@@ -465,10 +467,10 @@ class ResidentDataset(TwoPartDataset):
         return self._dataset.choose(draws)
 
     def finish(self, rows: Tensor, choices: Any) -> Any:
-        picked = map_leaves(
-            self._rows, lambda leaf: leaf.index_select(0, rows), method="index_select"
-        )
-        return self._dataset.finish(picked, choices)
+        def pick(leaf: Tensor) -> Tensor:
+            return leaf.index_select(0, rows)
+
+        return self._dataset.finish(map_leaves(self._rows, pick, method="index_select"), choices)
 
 
 def _num_bytes(rows: Any) -> int:

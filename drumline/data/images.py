@@ -114,6 +114,7 @@ def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Ten
     channels, height, width = shape
     chances = draws.uniform(3, stream=_AUGMENTATION)
     down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
+
     count = len(chances)
     wide = width + 2 * padding
     size = channels * (height + 2 * padding) * wide
@@ -131,8 +132,10 @@ def crop(images: Tensor, offsets: Tensor, *, padding: int, flip: bool) -> Tensor
     """Each image, or its mirror image, padded with a black border and cropped at its offset."""
     count, channels, height, width = images.shape
     images = images.contiguous()
-    padded = pad(torch.stack((images, images.flip(-1))) if flip else images, (padding,) * 4)
+    sources = torch.stack((images, images.flip(-1))) if flip else images
+    padded = pad(sources, (padding,) * 4)
     shape = (channels, height + 2 * padding, width + 2 * padding)
+
     # A view with the `width` pixels after every pixel: one index selects a whole row of a crop.
     runs = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
     rows = offsets.unsqueeze(1) + _rows_of_a_crop(shape, height, images.device)
@@ -158,7 +161,8 @@ def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
 def _on_device(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    return torch.tensor(mean).view(-1, 1, 1).to(device), torch.tensor(std).view(-1, 1, 1).to(device)
+    both = torch.tensor([mean, std]).view(2, -1, 1, 1).to(device)
+    return both[0], both[1]
 
 
 def digits(*, split: Split, augment: bool) -> ImageArrays:
@@ -193,6 +197,7 @@ class ImageFolder(ImageDataset):
         self.classes = _class_names(_split_folder(Path(dir), "train"))
         self._paths, self._labels = _list_images(_split_folder(Path(dir), split), self.classes)
         self._image_size = image_size
+
         # The usual statistics of photographs, and the crop of CIFAR-10 in proportion: a border of
         # an eighth.
         padding = max(1, image_size // 8) if augment else 0
@@ -214,18 +219,20 @@ class ImageFolder(ImageDataset):
 
 
 def _split_folder(folder: Path, split: Split) -> Path:
+    """The folder of this part of the images."""
     candidates = [folder / name for name in _SPLIT_FOLDERS[split]]
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
+
     expected = " or ".join(map(str, candidates))
     raise DataError(f"there is no folder {expected}", next_step=_FOLDER_NEXT_STEP)
 
 
 def _class_names(folder: Path) -> list[str]:
-    names = sorted(
-        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    """The folders in it, in the order of their names."""
+    folders = [path.name for path in folder.iterdir() if path.is_dir()]
+    names = sorted(name for name in folders if not name.startswith("."))
     if not names:
         raise DataError(
             f"{folder} holds no folders: expected one for each class", next_step=_FOLDER_NEXT_STEP
@@ -234,6 +241,7 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _list_images(folder: Path, classes: list[str]) -> tuple[list[Path], NDArray[np.int64]]:
+    """The path and the label of each image."""
     paths: list[Path] = []
     labels: list[int] = []
     for name in _class_names(folder):
@@ -242,28 +250,29 @@ def _list_images(folder: Path, classes: list[str]) -> tuple[list[Path], NDArray[
                 f"{folder / name} is a class that the training images do not have; they have: {', '.join(classes)}",
                 next_step="give it a folder in train/, or remove it",
             )
+
         # Sorted, because the order in which a file system lists a folder differs from node to node.
-        images = sorted(
-            path for path in (folder / name).rglob("*") if path.suffix.lower() in _IMAGE_ENDINGS
-        )
+        files = sorted((folder / name).rglob("*"))
+        images = [path for path in files if path.suffix.lower() in _IMAGE_ENDINGS]
         if not images:
             raise DataError(
                 f"{folder / name} holds no images: expected files that end in {', '.join(sorted(_IMAGE_ENDINGS))}",
                 next_step="put its images there, or remove the folder",
             )
+
         paths += images
         labels += [classes.index(name)] * len(images)
     return paths, np.array(labels, dtype=np.int64)
 
 
 def _decode(path: Path, image_size: int) -> NDArray[np.uint8]:
+    """The image as [3, image_size, image_size]."""
     from PIL import Image  # an extra: everything else works without it
 
     try:
         with Image.open(path) as image:
-            resized = image.convert("RGB").resize(
-                (image_size, image_size), Image.Resampling.BILINEAR
-            )
+            size = (image_size, image_size)
+            resized = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders may raise anything for a damaged file
         raise DataError(
             f"the image {path} cannot be read ({type(error).__name__}: {error})",

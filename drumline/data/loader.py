@@ -185,19 +185,20 @@ class Loader(ABC):
 
     def _micro_batches(self, plan: StepPlan) -> Iterator[MicroBatch]:
         batches = self._batches_of(plan)
-        left = len(plan.spans)
-        for span in plan.spans:
+        for number, span in enumerate(plan.spans, start=1):
             started_at = time.perf_counter()
             data = next(batches)
             self.waited_s += time.perf_counter() - started_at
-            left -= 1
             if self.count_tokens is not None and span.size:
                 self.num_tokens += self.count_tokens(data) or 0
-            if not left:
+
+            is_last = number == len(plan.spans)
+            if is_last:
                 # Before the last batch is yielded: a checkpoint after the optimizer step needs the
                 # new cursor.
                 self._move_past(plan)
-            yield MicroBatch(data, span.size, not left, span.shard, span.ends_shard)
+            yield MicroBatch(data, span.size, is_last, span.shard, span.ends_shard)
+
         if not plan.spans:  # a rank may have none of a short batch's shards
             self._move_past(plan)
 
@@ -257,10 +258,8 @@ class IndexedLoader(Loader):
 
     @property
     def steps_done(self) -> int:
-        return (
-            self._cursor.epoch * self.steps_per_epoch
-            + self._cursor.position // self.sharding.batch_size
-        )
+        steps_in_epoch = self._cursor.position // self.sharding.batch_size
+        return self._cursor.epoch * self.steps_per_epoch + steps_in_epoch
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
@@ -279,7 +278,9 @@ class IndexedLoader(Loader):
             return None
         low = spans[0].low
         high = spans[0].high
-        return self._make(low, high if most is None else min(high, low + most), self._cursor.epoch)
+        if most is not None:
+            high = min(high, low + most)
+        return self._make(low, high, self._cursor.epoch)
 
     def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
         """The micro-batches of the step `num_steps` after a cursor, made again; the cursor is not
@@ -428,21 +429,20 @@ class IndexedEvaluationLoader(EvaluationLoader):
 
     def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
         size = self._sharding.batch_size
-        requests = [
-            BatchRequest(
-                0, number * size, min((number + 1) * size, self.num_samples), shuffled=False
-            )
-            for number in self._numbers
-        ]
-        sizes = [request.high - request.low for request in requests]
-        numbers = list(self._numbers)
+        requests: list[BatchRequest] = []
+        expected: list[tuple[int, int]] = []
+        for number in self._numbers:
+            low = number * size
+            high = min(low + size, self.num_samples)
+            requests.append(BatchRequest(0, low, high, shuffled=False))
+            expected.append((number, high - low))
         if padded and _has_fewer(self._sharding, self.num_batches):
             requests.append(BatchRequest(0, 0, 1, shuffled=False))
-            sizes.append(0)
-            numbers.append(-1)
+            expected.append((-1, 0))
+
         batches = self._delivery.batches(self._producer.batches(requests))
         # Up to the end of `batches`, which ends its workers.
-        for number, batch_size, data in zip(numbers, sizes, batches, strict=True):
+        for (number, batch_size), data in zip(expected, batches, strict=True):
             yield EvaluationBatch(number, batch_size, data)
 
 
@@ -471,6 +471,7 @@ class EvaluationReader(StreamReader):
         count = 0
         digest = ""
         self._set_epoch(0)
+
         for count, sample in enumerate(self._samples(*_STREAM_SEEDS), 1):
             if count == 1:
                 digest = content_hash(sample).hex()
@@ -480,6 +481,7 @@ class EvaluationReader(StreamReader):
             if len(samples) == size:
                 yield EvaluationBatch(number, size, self._collate(samples))
                 samples = []
+
         if count == 0:
             raise DataError(
                 f"the stream {self._name} is empty",

@@ -238,10 +238,8 @@ class Sharding:
                 next_step=f"start at most {self.shards} ranks, or begin a new run with --train.shards "
                 f"{self.world_size}",
             )
-        for name, value in (
-            ("accumulate", self.accumulate),
-            ("micro_batch_size", self.micro_batch_size),
-        ):
+        for name in ("accumulate", "micro_batch_size"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")
 
@@ -305,21 +303,24 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     stop = min(start + sharding.batch_size, length)
     count = sharding.shards_used(stop - start)
     sizes = sharding.uneven_sizes(stop - start)
+    # With one shard per rank: what the rank with the most samples needs. The others do the same
+    # number of forward passes, because some of these hold collectives (SyncBatchNorm, or a user's
+    # loop without no_sync).
     if sizes is not None:
+        largest = max(sizes)
         low = start + sum(sizes[: sharding.rank])
         own_shards = [_ShardRange(sharding.rank, low, low + sizes[sharding.rank])]
     else:
+        largest = -(-(stop - start) // count)
         own_shards = [
             _ShardRange(shard, *_balanced(start, stop, part=shard, parts=count))
             for shard in sharding.own_shards(stop - start)
         ]
-    # With one shard per rank: what the rank with the most samples needs. The others do the same
-    # number of forward passes, because some of these hold collectives (SyncBatchNorm, or a user's
-    # loop without no_sync).
-    largest = max(sizes) if sizes is not None else -(-(stop - start) // count)
+
     spans: list[Span] = []
     for shard_range in own_shards:
         spans += _spans(start, stop, shard_range, largest, sharding)
+
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
@@ -370,6 +371,7 @@ def _spans(
     used = 0
     if size:
         used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest))
+
     for number in range(count):
         ends_shard = number == count - 1
         if number < used:
@@ -389,6 +391,7 @@ def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int
 
 
 def _parts_used(size: int, *, parts: int, smallest: int) -> int:
+    """How many parts of at least `smallest` it can be cut into, up to `parts`."""
     return min(parts, max(1, size // smallest))
 
 
@@ -408,34 +411,32 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: list[LedgerEntry] = []
         self._first = (0, 0)
-        self._epoch = self._stride = self._count = 0
+        self._epoch = 0
+        self._stride = 0
+        self._count = 0
         # What the next step of the current entry would cover; initially no step matches.
-        self._low = self._high = self._stop = -1
+        self._low = -1
+        self._high = -1
+        self._stop = -1
 
     def add(self, plan: StepPlan) -> None:
         """Record a step. It runs in every step: mostly it only increments a counter."""
         low, high = plan.local_range
         if (
-            low == self._low
-            and high == self._high
-            and plan.stop == self._stop
-            and plan.epoch == self._epoch
+            low != self._low
+            or high != self._high
+            or plan.stop != self._stop
+            or plan.epoch != self._epoch
         ):
-            stride = self._stride
-            self._count += 1
-            self._low = low + stride
-            self._high = high + stride
-            self._stop += stride
-        else:
             self._end_entry()
-            stride = plan.stop - plan.start
             self._epoch = plan.epoch
-            self._stride = stride
-            self._count = 1
+            self._stride = plan.stop - plan.start
             self._first = (low, high)
-            self._low = low + stride
-            self._high = high + stride
-            self._stop = plan.stop + stride
+
+        self._count += 1
+        self._low = low + self._stride
+        self._high = high + self._stride
+        self._stop = plan.stop + self._stride
 
     def take(self) -> list[LedgerEntry]:
         """The entries since the last call; the ledger is then empty."""

@@ -136,6 +136,7 @@ class SharedStreamReader(StreamReader):
         # With one more sample the batch has enough for all its shards. Placeholders are made from
         # the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
+
         for epoch in count(start.epoch):
             position = start.position if epoch == start.epoch else 0
             samples = self._samples_from(Cursor(epoch, position))
@@ -148,6 +149,7 @@ class SharedStreamReader(StreamReader):
                         kept_samples[size] = ahead
                     ahead = next(samples, _END)
                     size += 1
+
                 # Of the epoch, as far as it is known.
                 length = position + size + (ahead is not _END)
                 plan = plan_step(Cursor(epoch, position), length=length, sharding=sharding)
@@ -156,9 +158,8 @@ class SharedStreamReader(StreamReader):
                     for numbers in _round_robin(plan)
                 ]
                 is_first = Cursor(epoch, position) == start
-                yield StreamStep(
-                    plan, batches, content_hash(kept_samples[0]).hex() if is_first else ""
-                )
+                digest = content_hash(kept_samples[0]).hex() if is_first else ""
+                yield StreamStep(plan, batches, digest)
                 position = plan.stop
 
     def _samples_from(self, cursor: Cursor) -> Iterator[Any]:
@@ -215,10 +216,10 @@ class RankStreamReader(StreamReader):
     def _answers_from(self, start: StreamPosition) -> Iterator[StreamStep]:
         self._set_epoch(start.round)
         if start.position or self._was_opened:
-            self._dataset.load_state_dict(
-                copy.deepcopy(start.dataset if start.position else self._beginning)
-            )
+            position_of_dataset = start.dataset if start.position else self._beginning
+            self._dataset.load_state_dict(copy.deepcopy(position_of_dataset))
         self._was_opened = True
+
         samples = self._samples_of_rounds(start)
         size = self._sharding.batch_size
         for position in count(start.position, size):
@@ -227,11 +228,13 @@ class RankStreamReader(StreamReader):
                 Cursor(0, position), length=position + size + 1, sharding=self._sharding
             )
             taken = list(islice(samples, plan.local_size))
+
             batches = []
             for span in plan.spans:
                 first = span.low - plan.local_range[0] if span.counts else 0
                 part = taken[first : first + span.high - span.low]
                 batches.append(self._collate([entry.sample for entry in part]))
+
             digest = content_hash(taken[0].sample).hex() if position == start.position else ""
             last = taken[-1]
             state = StreamPosition(plan.stop, last.round, last.number, self._state())

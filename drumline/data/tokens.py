@@ -58,6 +58,7 @@ def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> T
         vocab_size = max(train.vocab_size, evaluation.vocab_size)
         tokens_of_split = train if split == "train" else evaluation
         chosen = tokens_of_split._replace(vocab_size=vocab_size)
+
     if len(chosen.values) <= context:
         raise DataError(
             f"{chosen.name} is too short: its {split} part has {len(chosen.values)} tokens, one sample needs "
@@ -92,10 +93,10 @@ class TokenWindows(TwoPartDataset):
         rows = gather_rows(self._rows, indices, pinned=pinned)
         if self._may_exceed:
             values = rows.numpy().view(self._kind)
-            if values.max() >= self.vocab_size or (values.dtype.kind == "i" and values.min() < 0):
-                stray = values[(values < 0) | (values >= self.vocab_size)][0]
+            strays = values[(values < 0) | (values >= self.vocab_size)]
+            if len(strays):
                 raise DataError(
-                    f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",
+                    f"{self._name} holds the token {strays[0]}, but its vocabulary has {self.vocab_size}",
                     next_step="correct vocab_size in meta.json, or remove the file to have it counted",
                 )
         return rows
@@ -123,16 +124,16 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
         return _open(path, token_type), None
     if not path.is_dir():
         raise DataError(f"there is no file or folder {path}", next_step=_NEXT_STEP)
+
     train = _named(path, "train")
     evaluation = _named(path, "eval") or _named(path, "val")
+    if train is not None and evaluation is not None:
+        return _open(train, token_type), _open(evaluation, token_type)
     if train is not None:
-        # Without a file of its own, evaluation gets a part of the training tokens.
-        return _open(train, token_type), None if evaluation is None else _open(
-            evaluation, token_type
-        )
-    texts = sorted(
-        file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file()
-    )
+        return _open(train, token_type), None
+
+    files = [file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS]
+    texts = sorted(file for file in files if file.is_file())
     if not texts:
         raise DataError(
             f"{path} holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files",
@@ -210,6 +211,7 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
     """How many different tokens there are, and whether a meta.json beside the file states it as
     `vocab_size`."""
     meta = path.with_name("meta.json")
+
     if meta.is_file():
         try:
             stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
@@ -225,6 +227,7 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
                 f"{meta}: vocab_size is {stated!r}, expected a positive integer up to {_MAX_VOCABULARY}",
                 next_step="correct it",
             )
+
     # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast.
     highest = -1
     for start in range(0, len(values), _SCAN_CHUNK):
@@ -236,4 +239,5 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
                 f"{path} holds the token {lowest}: tokens are counted from 0",
                 next_step="write it again",
             )
+
     return highest + 1, False
