@@ -110,7 +110,11 @@ class BucketCopy:
             self._fetch(store, missing, objects, record)
 
     def _fetch(
-        self, store: ObjectStore, names: Sequence[str], objects: Objects, record: Record
+        self,
+        store: ObjectStore,
+        names: Sequence[str],
+        objects: Objects,
+        record: Record,
     ) -> None:
         """Fetch these objects; `record` gets each."""
 

@@ -85,7 +85,11 @@ class LoadingOptions:
 
 
 def batch_maker_for(
-    dataset: Any, options: LoadingOptions, device: torch.device, *, seed: int
+    dataset: Any,
+    options: LoadingOptions,
+    device: torch.device,
+    *,
+    seed: int,
 ) -> BatchMaker:
     """What makes the batches of a dataset for this device. On the CPU a batch in two parts has no
     advantage, and a worker can make the whole batch."""
@@ -406,7 +410,11 @@ def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
 
 
 def make_resident(
-    dataset: Any, device: torch.device, *, workers: int, warns: bool
+    dataset: Any,
+    device: torch.device,
+    *,
+    workers: int,
+    warns: bool,
 ) -> tuple[Any, int]:
     """The dataset with its rows on the device, and how many workers it still needs. On the CPU it
     is not changed: its arrays are in memory."""

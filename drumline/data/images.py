@@ -72,7 +72,10 @@ class ImageDataset(TwoPartDataset):
         if draws is None or not self._prepare.padding:
             return None
         return crop_offsets(
-            draws, self._shape, padding=self._prepare.padding, flip=self._prepare.flip
+            draws,
+            self._shape,
+            padding=self._prepare.padding,
+            flip=self._prepare.flip,
         )
 
     def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -202,7 +205,10 @@ class ImageFolder(ImageDataset):
         # an eighth.
         padding = max(1, image_size // 8) if augment else 0
         prepare = Preparation(
-            mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4), padding=padding, flip=augment
+            mean=(123.7, 116.3, 103.5),
+            std=(58.4, 57.1, 57.4),
+            padding=padding,
+            flip=augment,
         )
         super().__init__(
             (3, image_size, image_size), num_classes=len(self.classes), prepare=prepare

@@ -317,7 +317,10 @@ class IndexedLoader(Loader):
         endless = self._producer.is_persistent
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
             requests = _requests(
-                cursor, length=self.num_samples, sharding=self.sharding, endless=endless
+                cursor,
+                length=self.num_samples,
+                sharding=self.sharding,
+                endless=endless,
             )
             self._batches = self._delivery.batches(self._producer.batches(requests))
         # Until the step is complete: if it is abandoned, its batches are made again.
@@ -329,7 +332,11 @@ class IndexedLoader(Loader):
 
 
 def _requests(
-    cursor: Cursor, *, length: int, sharding: Sharding, endless: bool
+    cursor: Cursor,
+    *,
+    length: int,
+    sharding: Sharding,
+    endless: bool,
 ) -> Iterator[BatchRequest]:
     """This rank's batches from a cursor on. `endless`: into the next epochs too, so that persistent
     workers have the first batches of an epoch ready when it begins."""
@@ -413,7 +420,12 @@ class IndexedEvaluationLoader(EvaluationLoader):
     num_samples: int
 
     def __init__(
-        self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions
+        self,
+        dataset: Any,
+        *,
+        sharding: Sharding,
+        device: torch.device,
+        options: LoadingOptions,
     ) -> None:
         super().__init__(dataset, sharding)
         # The seed matters only for a dataset that is random even in evaluation: its samples are the
@@ -499,7 +511,12 @@ class StreamEvaluationLoader(EvaluationLoader):
     """Reads a stream."""
 
     def __init__(
-        self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions
+        self,
+        dataset: Any,
+        *,
+        sharding: Sharding,
+        device: torch.device,
+        options: LoadingOptions,
     ) -> None:
         super().__init__(dataset, sharding)
         check_stream(dataset)

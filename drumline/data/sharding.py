@@ -96,7 +96,11 @@ def _mix_in_place(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def permute(
-    positions: NDArray[np.int64], *, length: int, seed: int, epoch: int
+    positions: NDArray[np.int64],
+    *,
+    length: int,
+    seed: int,
+    epoch: int,
 ) -> NDArray[np.int64]:
     """The sample indices at these positions of the epoch's shuffled order: a bijection of [0,
     length).
@@ -360,7 +364,11 @@ class _ShardRange(NamedTuple):
 
 
 def _spans(
-    start: int, stop: int, shard_range: _ShardRange, largest: int, sharding: Sharding
+    start: int,
+    stop: int,
+    shard_range: _ShardRange,
+    largest: int,
+    sharding: Sharding,
 ) -> Iterator[Span]:
     """The micro-batches of a shard of the global batch [start, stop), whose largest shard has so
     many samples."""

@@ -245,7 +245,11 @@ class RankStreamReader(StreamReader):
         taken = start.taken
         for round in count(start.round):
             for sample in self._samples(
-                self._seed, _RANK_SEEDS, self._sharding.rank, round, position=taken
+                self._seed,
+                _RANK_SEEDS,
+                self._sharding.rank,
+                round,
+                position=taken,
             ):
                 taken += 1
                 yield _TakenSample(sample, round, taken)

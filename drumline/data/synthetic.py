@@ -32,7 +32,14 @@ class SyntheticImages(ImageDataset):
     parts."""
 
     def __init__(
-        self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int
+        self,
+        *,
+        split: Split,
+        augment: bool,
+        image_size: int,
+        samples: int,
+        classes: int,
+        seed: int,
     ) -> None:
         padding = max(1, image_size // 8) if augment else 0
         prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)

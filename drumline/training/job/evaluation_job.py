@@ -140,7 +140,10 @@ def loading_options(config: Config, task: Task) -> dict[str, Any]:
 
 
 def make_eval_loaders(
-    config: Config, task: Task, ddp: RunManager, sets: Mapping[str, Any]
+    config: Config,
+    task: Task,
+    ddp: RunManager,
+    sets: Mapping[str, Any],
 ) -> dict[str, EvaluationLoader]:
     """Of sets that `check_same_data` has compared."""
     return {
@@ -311,7 +314,10 @@ def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
 
 
 def compute_metrics(
-    metrics: Mapping[str, Metric], ddp: RunManager, *, is_updated: bool
+    metrics: Mapping[str, Metric],
+    ddp: RunManager,
+    *,
+    is_updated: bool,
 ) -> dict[str, Any]:
     """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a
     batch; rank 0 has."""

@@ -57,7 +57,10 @@ class Fit:
 
 
 def load_initial_weights(
-    settings: ModelConfig, model: nn.Module, ddp: RunManager, report: Callable[..., None]
+    settings: ModelConfig,
+    model: nn.Module,
+    ddp: RunManager,
+    report: Callable[..., None],
 ) -> None:
     """Collective: put the weights that `model.init` names into a new model, and report what they
     are. An error on rank 0, before anything is changed, if they do not fit."""

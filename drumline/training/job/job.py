@@ -197,7 +197,10 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def choose_batch(
-    train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None
+    train: TrainConfig,
+    *,
+    world_size: int,
+    saved: Mapping[str, Any] | None = None,
 ) -> GlobalBatch:
     """The global batch, which does not depend on the number of ranks once the run has begun.
     `saved`: the facts of the checkpoint that the run resumes from."""
@@ -407,7 +410,10 @@ def refuse_sync_batchnorm(model: nn.Module, reason: str, *, instead: str) -> Non
 
 
 def _wrap(
-    config: Config, model: nn.Module, ddp: RunManager, groups: ReplicaGroups | None
+    config: Config,
+    model: nn.Module,
+    ddp: RunManager,
+    groups: ReplicaGroups | None,
 ) -> nn.Module:
     dist = config.dist
     is_alone = groups is not None and groups.within is None
@@ -470,7 +476,11 @@ def leave_default_stream(device: torch.device) -> None:
 
 
 def _make_loader(
-    config: Config, task: Task, ddp: RunManager, batch: GlobalBatch, data: Any
+    config: Config,
+    task: Task,
+    ddp: RunManager,
+    batch: GlobalBatch,
+    data: Any,
 ) -> AnyLoader:
     loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
         data,
@@ -487,7 +497,11 @@ def _make_loader(
 
 
 def _warn_about_data(
-    config: Config, ddp: RunManager, loader: AnyLoader, model: nn.Module, batch_size: int
+    config: Config,
+    ddp: RunManager,
+    loader: AnyLoader,
+    model: nn.Module,
+    batch_size: int,
 ) -> None:
     num_samples = loader.num_samples
     if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):

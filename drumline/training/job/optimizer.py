@@ -69,7 +69,10 @@ def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimi
 
 
 def _make_named(
-    trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Mapping[str, Any]
+    trained: list[nn.Parameter],
+    optim: OptimConfig,
+    lr: float,
+    options: Mapping[str, Any],
 ) -> Optimizer:
     """Any optimizer but Muon."""
     settings: dict[str, Any] = {}
@@ -120,7 +123,11 @@ MuonAndAdamW.__name__ = "muon"  # messages and checkpoints name it as the user d
 
 
 def _make_muon(
-    model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Any
+    model: nn.Module,
+    trained: list[nn.Parameter],
+    optim: OptimConfig,
+    lr: float,
+    options: Any,
 ) -> Optimizer:
     """Muon for matrices but for embeddings, as torch documents it, and AdamW for the rest.
     `match_rms_adamw` makes Muon's updates as large as AdamW's, so one rate and one decay fit
@@ -299,7 +306,10 @@ class LearningRates:
     step."""
 
     def __init__(
-        self, optimizer: Optimizer, optim: OptimConfig, schedule: Callable[[int, int], float | None]
+        self,
+        optimizer: Optimizer,
+        optim: OptimConfig,
+        schedule: Callable[[int, int], float | None],
     ) -> None:
         """`schedule(step, total_steps)`: the task's own factor; if it is None, the settings
         decide."""

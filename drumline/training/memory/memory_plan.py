@@ -122,7 +122,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: Config, task: Task, *, worlds: Iterable[int], ranks_per_node: int
+    config: Config,
+    task: Task,
+    *,
+    worlds: Iterable[int],
+    ranks_per_node: int,
 ) -> MemoryPlan:
     """The memory of a rank in every mode that makes a difference on these numbers of ranks."""
     if config.train.exact == "elastic" or sync_interval(config.dist.sync):
@@ -177,7 +181,12 @@ def plan_memory(
 
 
 def _memory_at_peak(
-    step: StepMemory, memory_at: MemoryAt, *, mode: str, world_size: int, micro: _MicroBatch
+    step: StepMemory,
+    memory_at: MemoryAt,
+    *,
+    mode: str,
+    world_size: int,
+    micro: _MicroBatch,
 ) -> RankMemory:
     """The moment at which the rank holds most."""
     peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
@@ -186,7 +195,12 @@ def _memory_at_peak(
 
 
 def _compare_without(
-    config: Config, task: Task, memory: RankMemory, micro: _MicroBatch, *, blocks: str
+    config: Config,
+    task: Task,
+    memory: RankMemory,
+    micro: _MicroBatch,
+    *,
+    blocks: str,
 ) -> RecomputePlan:
     """The same rank, of the mode ddp, without activation checkpointing. The task is made again,
     since its model may depend on the setting."""
@@ -194,7 +208,11 @@ def _compare_without(
     step = FakeJob(plain, type(task)(plain)).trace(micro.data)
     memory_at = _in_replicas(step, memory.world_size, config.dist, accumulates=micro.accumulates)
     without = _memory_at_peak(
-        step, memory_at, mode=memory.mode, world_size=memory.world_size, micro=micro
+        step,
+        memory_at,
+        mode=memory.mode,
+        world_size=memory.world_size,
+        micro=micro,
     )
     activations = memory.activations - WORKSPACES
     activations_without = without.activations - WORKSPACES
@@ -237,7 +255,11 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
     make: Any = StreamLoader if is_stream(data) else IndexedLoader
     options = LoadingOptions(collate=task.collate)
     loader = make(
-        data, sharding=sharding, device=torch.device("cpu"), seed=config.train.seed, options=options
+        data,
+        sharding=sharding,
+        device=torch.device("cpu"),
+        seed=config.train.seed,
+        options=options,
     )
     try:
         length = min(batch.size, loader.num_samples or batch.size)
@@ -248,7 +270,11 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
 
 
 def _in_replicas(
-    step: StepMemory, world_size: int, dist: DistConfig, *, accumulates: bool
+    step: StepMemory,
+    world_size: int,
+    dist: DistConfig,
+    *,
+    accumulates: bool,
 ) -> MemoryAt:
     """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but
     not while they add up before the ranks synchronize."""
@@ -279,7 +305,12 @@ def _in_replicas(
 
 
 def _in_shards(
-    step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *, accumulates: bool
+    step: StepMemory,
+    mode: str,
+    num_shards: int,
+    dist: DistConfig,
+    *,
+    accumulates: bool,
 ) -> MemoryAt:
     """`fully_shard`. What is in no block is gathered from the beginning of the forward pass to the
     end of the backward pass; a block only while it is computed, in zero1 as long as the rest.
@@ -325,7 +356,10 @@ def _in_shards(
 
 
 def _shard_bytes(
-    parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool
+    parameters: Iterable[TracedParameter],
+    num_shards: int,
+    *,
+    on_host: bool,
 ) -> tuple[int, int, int]:
     """The bytes of the first rank's shards on its GPU, which are the largest: of the parameters, the
     gradients, and the optimizer. `on_host`: they are in host memory."""
@@ -381,7 +415,10 @@ def _smallest_memory(ddp: RunManager) -> int:
 
 
 def _choose(
-    config: Config, task_class: type[Task], ddp: RunManager, memory: int
+    config: Config,
+    task_class: type[Task],
+    ddp: RunManager,
+    memory: int,
 ) -> tuple[str | None, str]:
     """The mode and its reason; None and the reason why there is no plan."""
     try:
@@ -397,7 +434,11 @@ def _choose(
 
 
 def choose_mode(
-    config: Config, task: Task, world_size: int, ranks_per_node: int, memory: int
+    config: Config,
+    task: Task,
+    world_size: int,
+    ranks_per_node: int,
+    memory: int,
 ) -> tuple[str, str]:
     """The cheapest mode that fits in so many bytes, otherwise the one that needs least; and the
     reason."""

@@ -363,7 +363,10 @@ def _in_fp32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _dropout(
-    inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    inputs: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
 ) -> Tensor:
     return torch.native_dropout(inputs, p, True)[0] if training and p > 0 else inputs
 

@@ -92,7 +92,12 @@ def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
 
 
 def model_card(
-    checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool
+    checkpoint: Path,
+    snapshot: store.Snapshot,
+    *,
+    contents: str,
+    file: str,
+    averaged: bool,
 ) -> str:
     """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load
     them."""

@@ -289,7 +289,11 @@ Encoder = Callable[[Any, int], bytes]
 
 
 def predict_run(
-    saved: SavedRun, ddp: RunManager, data: str | None, *, encode: Encoder
+    saved: SavedRun,
+    ddp: RunManager,
+    data: str | None,
+    *,
+    encode: Encoder,
 ) -> Iterator[bytes]:
     """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none.
     With the weights that the run evaluates with (of EMA, for example). `data`: as for

@@ -114,7 +114,11 @@ def _wait_for_ranks(job: Job) -> None:
     # The watchdog, which names the rank, acts before.
     limit_s = COMPILE_FACTOR * ddp.train_timeout_s
     missing = wait_for_ranks(
-        store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s
+        store,
+        f"compiled/{job.heartbeat.step}",
+        ddp.rank,
+        ddp.world_size,
+        limit_s=limit_s,
     )
     if missing:
         raise TrainingError(

@@ -217,7 +217,10 @@ class TrainStep:
         self._finite.measure(loss.total, weight, loss.metrics)
 
     def _add_weight(
-        self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch
+        self,
+        so_far: Tensor | None,
+        weight: Tensor | float | None,
+        micro: MicroBatch,
     ) -> Tensor | None:
         """The sum of the weights so far, on the device; None: the loss has none."""
         if self._is_weighted is None:
@@ -265,7 +268,13 @@ class ElasticStep(TrainStep):
     of shard 0 are kept."""
 
     def __init__(
-        self, job: Job, *, seed: int, clip_norm: float | None, bucket_bytes: int, find_unused: bool
+        self,
+        job: Job,
+        *,
+        seed: int,
+        clip_norm: float | None,
+        bucket_bytes: int,
+        find_unused: bool,
     ) -> None:
         # Ranks may have different numbers of shards, so a collective in the forward pass would
         # block forever.
@@ -340,7 +349,11 @@ class ElasticStep(TrainStep):
         self._update(self._weight_correction(weights, plan))
 
     def _add_shard_weight(
-        self, weights: Tensor | None, loss: LossParts, micro: MicroBatch, plan: StepPlan
+        self,
+        weights: Tensor | None,
+        loss: LossParts,
+        micro: MicroBatch,
+        plan: StepPlan,
     ) -> Tensor | None:
         """The weights by shard, with this micro-batch's; None: the loss has none."""
         shard_weight = self._add_weight(None, loss.weight, micro)

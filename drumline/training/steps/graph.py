@@ -113,7 +113,10 @@ class GraphStep:
             self._job.finite.grad_norm = graph.grad_norm
 
     def _run_or_capture(
-        self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
+        self,
+        shape: Shape,
+        step: Step,
+        micro_batches: list[MicroBatch],
     ) -> CapturedStep | None:
         """The graph, if the shape was seen often enough; otherwise None, and the step has run."""
         if shape.key not in self._seen:
@@ -137,7 +140,10 @@ class GraphStep:
         return None
 
     def _capture(
-        self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
+        self,
+        shape: Shape,
+        step: Step,
+        micro_batches: list[MicroBatch],
     ) -> CapturedStep | None:
         if reason := find_hook(self._job.model, self._job.optimizer):  # registered since the start
             self._turn_off(reason)

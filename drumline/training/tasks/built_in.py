@@ -137,12 +137,20 @@ class Block(nn.Module):
     """Attention and a two-layer perceptron, each added to the residual path after its own norm."""
 
     def __init__(
-        self, width: int, *, heads: int, dropout: float, residual_std: float = STD
+        self,
+        width: int,
+        *,
+        heads: int,
+        dropout: float,
+        residual_std: float = STD,
     ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, bias=False)
         self.attention = CausalAttention(
-            width, heads=heads, dropout=dropout, residual_std=residual_std
+            width,
+            heads=heads,
+            dropout=dropout,
+            residual_std=residual_std,
         )
         self.mlp_norm = nn.LayerNorm(width, bias=False)
         self.mlp_in = NormalLinear(width, 4 * width)
@@ -161,7 +169,12 @@ class CausalAttention(nn.Module):
     """Each token attends to itself and to the tokens before it."""
 
     def __init__(
-        self, width: int, *, heads: int, dropout: float, residual_std: float = STD
+        self,
+        width: int,
+        *,
+        heads: int,
+        dropout: float,
+        residual_std: float = STD,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -175,7 +188,11 @@ class CausalAttention(nn.Module):
         split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind()
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+            query,
+            key,
+            value,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
         )
         outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return outputs
@@ -294,7 +311,11 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
 
 
 def build_model(
-    name: str, *, facts: Mapping[str, Any], settings: Mapping[str, Any], options: Mapping[str, Any]
+    name: str,
+    *,
+    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> nn.Module:
     """The model called `name`.
 
@@ -428,7 +449,10 @@ def dataset_for(config: Config, name: str, split: Split) -> Any:
 def build_dataset(name: str, **settings: Any) -> Any:
     """The dataset of that name, given those settings that it accepts."""
     return build_accepted(
-        find_named("dataset", name, DATASETS), settings, options={}, what=f"the dataset {name}"
+        find_named("dataset", name, DATASETS),
+        settings,
+        options={},
+        what=f"the dataset {name}",
     )
 
 
