@@ -333,8 +333,6 @@ class DistConfig:
     """Send rank 0's buffers (BatchNorm statistics) to all ranks at each step."""
     bucket_cap_mb: Positive = 25.0
     """Size of the buckets in which gradients are reduced."""
-    gradient_as_bucket_view: bool = True
-    """Store gradients in the buckets: one copy less."""
     static_graph: bool = False
     """Declare that every step uses the same parameters in the same order (DDP's option)."""
     mode: Literal["ddp", "zero1", "fsdp", "hsdp", "auto"] = "ddp"
@@ -493,6 +491,7 @@ class Config:
 
 REMOVED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "log.tensorboard": {"true": {"log.trackers": ["tensorboard"]}, "false": {}},
+    "dist.gradient_as_bucket_view": {},
 }
 """Settings of earlier versions, which a config.toml may have: by value, the settings that are the
 same today."""

@@ -426,7 +426,6 @@ def _wrap(
         find_unused_parameters=dist.find_unused_parameters,
         broadcast_buffers=False,  # the step does it, at its end
         bucket_cap_mb=dist.bucket_cap_mb,
-        gradient_as_bucket_view=dist.gradient_as_bucket_view,
         static_graph=dist.static_graph,
         comm="none" if dist.comm == "powersgd" else dist.comm,
     )

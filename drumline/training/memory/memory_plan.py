@@ -280,8 +280,7 @@ def _in_replicas(
     not while they add up before the ranks synchronize."""
     trained = sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
     has_buckets = world_size > 1
-    is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
-    communication = trained if has_buckets and not is_view else 0
+    communication = trained if has_buckets and accumulates else 0
     if has_buckets and dist.comm == "powersgd":
         communication += trained  # what the last step left out
     elif has_buckets and dist.comm != "none":
@@ -295,7 +294,7 @@ def _in_replicas(
     def at(moment: MemoryMoment) -> dict[str, int]:
         return {
             "parameters": parameters,
-            "gradients": trained if accumulates or is_view else moment.gradients,
+            "gradients": trained if accumulates or has_buckets else moment.gradients,
             "optimizer": optimizer,
             "activations": moment.live,
             "communication": communication,

@@ -33,6 +33,13 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
     }
 
 
+def test_a_setting_that_was_removed_is_left_out(file: Path) -> None:
+    file.write_text("[dist]\ngradient_as_bucket_view = true\nstatic_graph = true\n")
+    layer = read_config_file(file)
+    assert layer.problems == ()
+    assert list(layer.settings) == ["dist.static_graph"]
+
+
 @pytest.mark.parametrize(
     ("value", "trackers"),
     [("true", ("tensorboard",)), ("false", None), ("[1]", None)],

@@ -107,7 +107,6 @@ EXPECTED = {
     "dist.threads": MACHINE,
     "dist.broadcast_buffers": EXPERIMENT,
     "dist.bucket_cap_mb": EXPERIMENT,
-    "dist.gradient_as_bucket_view": EXPERIMENT,
     "dist.static_graph": EXPERIMENT,
     "dist.mode": EXPERIMENT,
     "dist.shard_ranks": EXPERIMENT,
