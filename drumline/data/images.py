@@ -164,8 +164,8 @@ def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
 def _on_device(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    both = torch.tensor([mean, std]).view(2, -1, 1, 1).to(device)
-    return both[0], both[1]
+    statistics = torch.tensor([mean, std]).view(2, -1, 1, 1).to(device)
+    return statistics[0], statistics[1]
 
 
 def digits(*, split: Split, augment: bool) -> ImageArrays:
