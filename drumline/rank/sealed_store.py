@@ -209,6 +209,8 @@ def check_secret(store: SealedStore, who: str) -> None:
 
 def decoded(kind: type[T], text: bytes) -> T | None:
     """A dataclass from the JSON of `asdict`; None for anything else."""
+    if len(text) > MAX_BYTES:
+        return None
     try:
         return from_json(kind, parse_json(text))
     except ValueError:

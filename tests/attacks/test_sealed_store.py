@@ -27,7 +27,7 @@ from drumline.launch.node_plan import NodePlan
 from drumline.net.key_exchange import KeyPair
 from drumline.rank.failure import Failure, claim_failure
 from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
-from drumline.rank.sealed_store import SealedStore, document
+from drumline.rank.sealed_store import SealedStore, decoded, document
 from drumline.rank.stop_vote import StopVote
 
 SECRET = "a secret of more than sixteen letters"
@@ -227,7 +227,7 @@ def test_whatever_json_an_unauthenticated_client_writes_is_a_round_or_none(value
 def test_whatever_json_is_a_heartbeat_or_none(value: object) -> None:
     whole = json.loads(NodeHeartbeat("a", "x").encode())
     for name in whole:
-        NodeHeartbeat.decode(json.dumps({**whole, name: value}))
+        decoded(NodeHeartbeat, json.dumps({**whole, name: value}).encode())
 
 
 @given(st.binary() | st.text().map(str.encode))

@@ -85,17 +85,18 @@ class NodeAgent(LocalElasticAgent):
         watch: WatchFolder,
     ) -> None:
         self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
-        # A supervisor ends this process, too, when the grace period is over: until then it must
-        # have reported the end.
-        self.grace_s = supervision.grace_s * (
-            1.0 if supervision.folder is None else SUPERVISED_SHARE
-        )
+        self.grace_s = supervision.grace_s
+        if supervision.folder is not None:
+            # A supervisor ends this process, too, when the grace period is over: until then it must
+            # have reported the end.
+            self.grace_s *= SUPERVISED_SHARE
+
+        options: dict[str, Any] = {}
         # torch 2.11 always waits 30 s; where the grace period is shorter, the guard kills the rest.
-        has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
-        timeout: dict[str, Any] = (
-            {"shutdown_timeout": max(1, round(self.grace_s))} if has_timeout else {}
-        )
-        super().__init__(spec=spec, logs_specs=self.files, **timeout)
+        if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
+            options["shutdown_timeout"] = max(1, round(self.grace_s))
+        super().__init__(spec=spec, logs_specs=self.files, **options)
+
         handler: Any = spec.rdzv_handler
         self.rendezvous: SingleNodeRendezvous | NodeRendezvous = handler
         self._remaining_restarts = max(0, spec.max_restarts - self.rendezvous.restarts_used)
@@ -124,7 +125,7 @@ class NodeAgent(LocalElasticAgent):
         another), and because one may exit while the others wait for it: the rest try again."""
         max_restarts = worker_group.spec.max_restarts
         nodes = self.rendezvous
-        nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step())
+        self._read_progress()
         with nodes.explained():
             while True:
                 used_here = max_restarts - max(0, self._remaining_restarts)
@@ -132,6 +133,7 @@ class NodeAgent(LocalElasticAgent):
                 with contextlib.suppress(dist.DistStoreError):
                     super()._rendezvous(worker_group)
                     break
+
         nodes.counted_step = max(nodes.counted_step, nodes.reached_step)
         self._remaining_restarts = max(0, max_restarts - nodes.restarts_used)
         if isinstance(nodes, OwnRendezvous):
@@ -149,6 +151,7 @@ class NodeAgent(LocalElasticAgent):
         standby = self.supervision.standby
         with standby.serving() if standby else contextlib.nullcontext():
             ids: dict[int, Any] = super()._start_workers(worker_group)
+
         self.signals.set_handlers()
         self.supervision.report(
             "started",
@@ -166,6 +169,7 @@ class NodeAgent(LocalElasticAgent):
         self.signals.raise_if_asked_to_stop()
         if self.supervision.standby:
             self.supervision.standby.fill(at_once=True)
+
         print_message(f"restarting the ranks ({self._why_restarted()}); {self._how_restarted()}")
         # torchrun's own count excludes a restart that another node caused.
         os.environ[rank_environment.RESTARTED] = "1"
@@ -180,6 +184,7 @@ class NodeAgent(LocalElasticAgent):
         self.signals.raise_end_signal()
         if self.signals.are_ranks_saving():
             return HEALTHY  # torch would end them
+
         if self._failed_first:
             self.watch.note_ending(TORCH_GRACE_S)
         result: RunResult = super()._monitor_workers(worker_group)
@@ -188,6 +193,7 @@ class NodeAgent(LocalElasticAgent):
         if result.is_failed() and self._have_stopped_for_node(result):
             self._failed = False
             return HEALTHY  # torch restarts them, because a node waits
+
         self._failed = result.is_failed()
         if self._failed:
             self._explain_failure(result, noted_at)
@@ -207,23 +213,35 @@ class NodeAgent(LocalElasticAgent):
         """Overridden because the sidecar would look for who ended the ranks, and because torch does
         not report those that it kills when they do not exit."""
         # torch gives it at the end of a run; otherwise its own limit applies, whatever --grace is.
-        grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
+        grace_s = 0.0
+        if death_sig != signal.SIGKILL:
+            grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
         running = [local_rank for local_rank, code in self.exit_codes().items() if code is None]
         if running:
             why = "" if self._failed else self.rendezvous.restart_reason
-            self.watch.note_ending(0.0 if death_sig == signal.SIGKILL else grace_s, why=why)
+            self.watch.note_ending(grace_s, why=why)
+
         begun = time.monotonic()
         if death_sig == signal.SIGINT and self.is_task:
             self.signals.terminate_loading_ranks()
         super()._shutdown(death_sig, *args, **kwargs)
-        if death_sig == signal.SIGKILL or time.monotonic() - begun < grace_s:
-            return
+
+        if death_sig != signal.SIGKILL and time.monotonic() - begun >= grace_s:
+            self._report_killed(running, grace_s, death_sig)
+
+    def _report_killed(
+        self, local_ranks: list[int], grace_s: float, death_sig: signal.Signals
+    ) -> None:
+        """Name those of these ranks that torch had to kill."""
         codes = self.exit_codes()
-        killed = [rank for rank in running if codes.get(rank) == -signal.SIGKILL]
+        killed = [
+            self._worker_group.workers[local_rank].global_rank
+            for local_rank in local_ranks
+            if codes.get(local_rank) == -signal.SIGKILL
+        ]
         if killed:
-            ranks = [self._worker_group.workers[local_rank].global_rank for local_rank in killed]
             print_message(
-                f"{named_ranks(ranks)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
+                f"{named_ranks(killed)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
                 "killed them",
                 "try: read the ends of the ranks' logs; at the end of a run --grace SECONDS gives them more time",
             )
@@ -250,14 +268,16 @@ class NodeAgent(LocalElasticAgent):
         # Not for a restart, and not if the command was given on another machine, which has another
         # clock.
         is_first = self.files.num_starts == 0 and not is_remote
+        launched_at = f"{process_start():.2f}"
         variables = {
-            rank_environment.COMMAND_START: f"{process_start():.2f}" if is_first else "",
+            rank_environment.COMMAND_START: launched_at if is_first else "",
             rank_environment.LOGS_SHOWN: "1" if self.is_task and is_remote else "",
             SECRET_ENV: self.rendezvous.ranks_secret,
             rank_environment.GRACE_S: f"{self.grace_s:g}",
             rank_environment.NODE_START: new_secret()[:16],
-            rank_environment.LAUNCH_START: f"{process_start():.2f}",
+            rank_environment.LAUNCH_START: launched_at,
         }
+
         folder = self.watch.begin(self.files.num_starts)
         if folder is not None:
             variables[rank_environment.WATCH_FOLDER] = str(folder)
@@ -269,7 +289,8 @@ class NodeAgent(LocalElasticAgent):
 
     def _why_restarted(self) -> str:
         if not self._failed:
-            return str(self.rendezvous.restart_reason)
+            return self.rendezvous.restart_reason
+
         max_restarts = self._worker_group.spec.max_restarts
         return f"restart {max_restarts - self._remaining_restarts} of {max_restarts}"
 
@@ -284,13 +305,16 @@ class NodeAgent(LocalElasticAgent):
 
     def _follow_progress(self, now: float) -> None:
         if now - self._progress_at > PROGRESS_S:
-            self.rendezvous.reached_step = max(
-                self.rendezvous.reached_step, self.watch.furthest_step()
-            )
+            self._read_progress()
             self._report_progress()
+
         standby = self.supervision.standby
         if standby and not self._failed_first and self._remaining_restarts:
             standby.fill()
+
+    def _read_progress(self) -> None:
+        nodes = self.rendezvous
+        nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step())
 
     def _report_progress(self) -> None:
         self._progress_at = time.monotonic()
@@ -308,18 +332,22 @@ class NodeAgent(LocalElasticAgent):
                 self.watch.note_exit(rank, code)
             if code:
                 failed_ranks.append(FailedRank(failure_time(self.files.stderr(rank)), rank, code))
+
         if failed_ranks:
             self._note_failures(failed_ranks)
         else:
             self._failed_first = []
 
     def _note_failures(self, failed_ranks: list[FailedRank]) -> None:
+        """Report them to the controller, the first failure first."""
         records = self.files.failures(failed.rank for failed in failed_ranks)
         self._count_progress(records.values())
         self._limit_restarts(records.values())
+
         followers = {rank for rank, record in records.items() if record.rank != rank}
         in_order = sorted(failed_ranks, key=lambda failed: (failed.rank in followers, *failed))
         self._failed_first = [failed.rank for failed in in_order]
+
         is_watched = self.watch.has_sidecar()
         for failed in in_order:
             record = records.get(failed.rank)
@@ -340,8 +368,9 @@ class NodeAgent(LocalElasticAgent):
         """A restart counts only against the same step: after progress all of them are left
         again."""
         nodes = self.rendezvous
-        steps = [record.step for record in records if record.step is not None]
-        nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step(), *steps)
+        self._read_progress()
+        steps = [record.step or 0 for record in records]
+        nodes.reached_step = max([nodes.reached_step, *steps])
         if nodes.reached_step > nodes.counted_step:
             nodes.restarts_used = 0
             self._remaining_restarts = self._worker_group.spec.max_restarts
@@ -360,12 +389,14 @@ class NodeAgent(LocalElasticAgent):
         preempt_signal = self.signals.preempt_signal
         if preempt_signal or (self.is_task and exit_codes_of(result) & ENDING_CODES):
             self._remaining_restarts = 0
+
         if self._failed_first:
             result.failures = {rank: result.failures[rank] for rank in self._failed_first}
         self._limit_restarts(self.files.failures(result.failures).values())
         rank, failure = first_failure(result, None)
         if not self._failed_first:  # it exited between two checks
             self.watch.note_exit(rank, failure.exitcode)
+
         # Ranks were preempted, or have reported an error that a restart cannot fix.
         is_explained = preempt_signal or (self.is_task and exit_codes_of(result) <= ENDING_CODES)
         deadline = noted_at if is_explained else noted_at + DIAGNOSIS_S
@@ -375,11 +406,13 @@ class NodeAgent(LocalElasticAgent):
         """The first diagnosis of a start is reported, and decides about a restart."""
         if diagnosis is None or self.diagnosis is not None:
             return
+
         if not diagnosis.explains_more(rank_code, is_task=self.is_task):
             diagnosis = replace(diagnosis, was_printed=True)  # by the rank
         self.diagnosis = diagnosis
         if diagnosis.is_final:
             self._remaining_restarts = 0
+
         is_last = self._remaining_restarts == 0
         self.supervision.report("diagnosis", **asdict(diagnosis), is_last=is_last)
         if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
@@ -446,6 +479,7 @@ def run_agent(
             scratch=scratch,
             watch=watch,
         )
+
         try:
             result: RunResult = agent.run()
             agent.raise_if_preempted(agent.signals.preempt_signal)
@@ -462,6 +496,7 @@ def run_agent(
             if supervision.standby:
                 supervision.standby.close()
             rendezvous.warn_of_missing_nodes()
+
         diagnosis = agent.diagnosis
         if result.is_failed() and not agent.were_preempted(result):
             _publish_failure(rendezvous, result, diagnosis)
@@ -498,11 +533,12 @@ def _publish_failure(
     diagnosis: SidecarDiagnosis | None,
 ) -> None:
     """For the other nodes: why this one ends the job."""
-    if diagnosis is None:
-        rank, failure = first_failure(result, None)
-        what = f"rank {rank} failed ({how_it_ended(failure.exitcode)})"
-        rendezvous.publish_failure(what, ExitCode.TRAINING_FAILED)
-    elif diagnosis.is_hang:
+    if diagnosis is not None and diagnosis.is_hang:
         rendezvous.publish_failure(diagnosis.sentence, ExitCode.HANG)
-    else:
-        rendezvous.publish_failure(diagnosis.what, ExitCode.TRAINING_FAILED)
+        return
+
+    rank, failure = first_failure(result, None)
+    what = f"rank {rank} failed ({how_it_ended(failure.exitcode)})"
+    if diagnosis is not None:
+        what = diagnosis.what
+    rendezvous.publish_failure(what, ExitCode.TRAINING_FAILED)

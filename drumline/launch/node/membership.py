@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -25,14 +25,14 @@ from drumline.base.job_secret import SECRET_ENV, derived
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
-from drumline.rank.sealed_store import SealedStore, check_secret, document
+from drumline.rank.sealed_store import SealedStore, check_secret, decoded, document
 
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.
 MISSED_HEARTBEATS = 5
 # Of what nodes write for each other; raised when an earlier version could not read it.
 FORM = 2
-SAME_VERSION = "install the same version of drumline on all nodes"
+ANOTHER_PORT = "take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
 JOINING = "joining"
 RUNNING = "running"
 DONE = "done"
@@ -56,15 +56,6 @@ class NodeHeartbeat:
     def is_newer(self, earlier: NodeHeartbeat) -> bool:
         """False for an older heartbeat of the same launcher, which was replayed."""
         return self.count > earlier.count if self.launcher == earlier.launcher else self != earlier
-
-    @classmethod
-    def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
-        """None for anything else: without a secret, anyone can write there."""
-        content = document(text, host=str, launcher=str, count=int, state=str, card=dict)
-        if content is None:
-            return None
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: content[name] for name in names})
 
 
 class Membership:
@@ -99,35 +90,38 @@ class Membership:
         """The first node publishes which job this is, and the others check that it is theirs. A
         node of another job would make the ranks restart repeatedly, to let in a node that does not
         belong to them."""
-        this_job = {
-            "job": self.node.job,
-            "num_nodes": self.node.num_nodes,
-            "nonce": nonce(),
-            "form": FORM,
-        }
-        if self.node.node_rank == 0:
-            self.publish("job", this_job)
-            self._seal_launch(this_job)
+        node = self.node
+        if node.node_rank == 0:
+            job = {
+                "job": node.job,
+                "num_nodes": node.num_nodes,
+                "nonce": nonce(),
+                "form": FORM,
+            }
+            self.publish("job", job)
+            self._seal_launch(job)
             return
-        where = self.node.endpoint
-        published = self._published_job()
-        if published["job"] != this_job["job"]:
+
+        job = self._published_job()
+        if job["job"] != node.job:
             raise PreflightError(
-                f"another job uses {where}",
-                next_step="wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
+                f"another job uses {node.endpoint}",
+                next_step=f"wait for its end, or {ANOTHER_PORT}",
             )
-        if published.get("form") != FORM:
+
+        if job.get("form") != FORM:
             raise PreflightError(
-                f"node 0 and node {self.node.node_rank} have different versions of drumline",
-                next_step=SAME_VERSION,
+                f"node 0 and node {node.node_rank} have different versions of drumline",
+                next_step="install the same version of drumline on all nodes",
             )
-        if published["num_nodes"] != this_job["num_nodes"]:
+
+        if job["num_nodes"] != node.num_nodes:
             raise PreflightError(
-                f"the number of nodes differs: {published['num_nodes']} on node 0, {this_job['num_nodes']} on node "
-                f"{self.node.node_rank}; or another job uses {where}",
+                f"the number of nodes differs: {job['num_nodes']} on node 0, {node.num_nodes} on node "
+                f"{node.node_rank}; or another job uses {node.endpoint}",
                 next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
             )
-        self._seal_launch(published)
+        self._seal_launch(job)
 
     def publish(self, key: str, content: Mapping[str, Any]) -> None:
         """On the first node, for all: restored when another client deletes or overwrites it."""
@@ -144,10 +138,9 @@ class Membership:
         check_secret(self.store, "node 0")
         if published is not None:
             return published
+
         what = f"what listens at {self.node.endpoint} is not the launcher of node 0"
-        next_step = (
-            "check what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
-        )
+        next_step = f"check what it is, or {ANOTHER_PORT}"
         if self.store.foreign:
             what += f" of this job: its {SECRET_ENV} differs"
             next_step = f"set the same {SECRET_ENV} on all nodes, and check what listens there"
@@ -171,18 +164,21 @@ class Membership:
         self._thread.start()
 
     def _replace_launcher(self, key: str, stored: bytes, encoded: bytes) -> None:
-        """A launcher that exited left its heartbeat; a living one changes it every second."""
+        """Of a launcher that exited and left its heartbeat; a living one changes it every second."""
         until = time.monotonic() + MISSED_HEARTBEATS * HEARTBEAT_S
         while time.monotonic() < until:
             if self.store.compare_set(key, "", stored) != stored:
                 raise self._taken(stored)
             time.sleep(HEARTBEAT_S / 4)
+
         if self.store.compare_set(key, stored, encoded) != encoded:
             raise self._taken(stored)
-        if earlier := NodeHeartbeat.decode(stored):
+
+        if earlier := decoded(NodeHeartbeat, stored):
             self._replaced.add(earlier.launcher)
 
     def leave(self) -> None:
+        """Send no more heartbeats."""
         self._left.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * HEARTBEAT_S)
@@ -212,17 +208,16 @@ class Membership:
 
     def read(self) -> None:
         """Read all heartbeats: a few requests to the store, for any number of nodes."""
-        numbers = range(self.node.num_nodes)
-        # Which nodes to look for: the list is not sealed, so nodes seen before are looked for as
-        # well.
-        listed = set(self.store.hint("members").split())
-        members = {number for number in numbers if str(number).encode() in listed}
+        # The list is not sealed, so nodes seen before are looked for as well.
+        listed = self.store.hint("members").split()
         keys = {
-            _key(rank): rank for rank in sorted({*members, *self._last} - {self.node.node_rank})
+            _key(rank): rank
+            for rank in self._other_nodes
+            if rank in self._last or str(rank).encode() in listed
         }
-        for key, text in self.store.there(list(keys)).items() if keys else ():
+        for key, text in self.store.there(list(keys)).items():
             rank = keys[key]
-            new = NodeHeartbeat.decode(text)
+            new = decoded(NodeHeartbeat, text)
             if new is not None and (rank not in self._last or new.is_newer(self._last[rank][0])):
                 self._last[rank] = (new, time.monotonic())
 
@@ -231,11 +226,11 @@ class Membership:
         given."""
         if rank not in self._last:
             return False
+
         heartbeat, changed_at = self._last[rank]
         limit_s = MISSED_HEARTBEATS * HEARTBEAT_S if within_s is None else within_s
-        return time.monotonic() - changed_at <= limit_s and (
-            not states or heartbeat.state in states
-        )
+        has_state = not states or heartbeat.state in states
+        return has_state and time.monotonic() - changed_at <= limit_s
 
     def is_silent(self, rank: int, *, for_s: float) -> bool:
         """Whether another node's heartbeat was seen, and has not changed for so long."""
@@ -272,6 +267,7 @@ class Membership:
         return None if sentence is None else sentence.decode(errors="replace")
 
     def failure_code(self) -> int | None:
+        """Its exit code."""
         code = self.store.peek("failed-code") or b""
         return int(code) if code.isdigit() and len(code) <= 3 else None
 
@@ -305,24 +301,26 @@ class Membership:
 
     def _report_missing(self, waiting: WaitNotice) -> None:
         if missing := self.missing():
-            nodes = self.names(missing)
-            waited = f"{waiting.waited_s:.0f} s so far"
-            waiting.report(f"waiting at {self.node.endpoint} for {nodes}, {waited}")
+            waiting.report(
+                f"waiting at {self.node.endpoint} for {self.names(missing)}, {waiting.waited_s:.0f} s so far"
+            )
 
     def _restore(self) -> None:
         """Restore values that are written once, since anyone can delete them."""
         if str(self.node.node_rank).encode() not in self.store.hint("members").split():
             self.store.append("members", f" {self.node.node_rank} ")
+
         for key, (store, text) in self._published.items():
             if store.peek(key) != text.encode():
                 store.set(key, text)
 
     def _write(self, heartbeat: NodeHeartbeat) -> None:
+        """Publish this heartbeat, as the next one of this node."""
         new = replace(heartbeat, count=self.heartbeat.count + 1)
         key = _key(self.node.node_rank)
-        stored = NodeHeartbeat.decode(
-            self.store.compare_set(key, self.heartbeat.encode(), new.encode())
-        )
+        text = self.store.compare_set(key, self.heartbeat.encode(), new.encode())
+        stored = decoded(NodeHeartbeat, text)
+
         this_nodes_launchers = {self.heartbeat.launcher, *self._replaced}
         self.was_replaced = stored is not None and stored.launcher not in this_nodes_launchers
         if stored != new and not self.was_replaced:  # deleted, or an old value was replayed
@@ -331,12 +329,11 @@ class Membership:
 
     def _taken(self, stored: bytes) -> PreflightError:
         rank = self.node.node_rank
-        last = self.node.num_nodes - 1
-        holder = NodeHeartbeat.decode(stored)
+        holder = decoded(NodeHeartbeat, stored)
         host = holder.host if holder else "another host"
         return PreflightError(
             f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {host}",
-            next_step=f"give each machine a NODE_RANK of its own, from 0 to {last}",
+            next_step=f"give each machine a NODE_RANK of its own, from 0 to {self.node.num_nodes - 1}",
         )
 
 

@@ -48,10 +48,8 @@ CLOSED = "closed"
 DECISION = "decision"
 # What a node publishes about itself; if it does not listen for probes, that port is 0.
 NUMBERS = ("rank", "port", "probe_port", "watch_port", "restarts", "counted_step", "reached_step")
-CARD: dict[str, type] = {
-    **dict.fromkeys(NUMBERS, int),
-    **dict.fromkeys(("address", "host", "probe_token", "public", "nonce"), str),
-}
+TEXTS = ("address", "host", "probe_token", "public", "nonce")
+CARD: dict[str, type] = dict.fromkeys(NUMBERS, int) | dict.fromkeys(TEXTS, str)
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ class Round:
         content = document(text, name=str, cards=list)
         if content is None or not all(has_fields(card, CARD) for card in content["cards"]):
             return None
-        return cls(
-            content["name"], {card["rank"]: card for card in content["cards"]}, content.get("keys")
-        )
+
+        cards = {card["rank"]: card for card in content["cards"]}
+        return cls(content["name"], cards, content.get("keys"))
 
 
 class NodeRendezvous(RendezvousHandler):
@@ -93,7 +91,7 @@ class NodeRendezvous(RendezvousHandler):
         self._join_until = 0.0
         self._poll_s = min(1.0, 0.02 + node.num_nodes / 200)
         self._ask = WaitNotice(first_s=1, growth=1)
-        self._wait = WaitNotice()
+        self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
         self.restart_reason = ""
         """Why this node's ranks are restarted although they run."""
         self.is_done = False
@@ -141,23 +139,26 @@ class NodeRendezvous(RendezvousHandler):
 
     def _join(self) -> RendezvousInfo:
         """Collective: all nodes of the round have joined, and reach each other."""
-        has_joined = False
         self._join_until = time.monotonic() + self.node.join_timeout_s
+        has_joined = False
         while not has_joined:
             keys = KeyPair() if self.secret is None else None
             with open_probe_port(own_binding(self.address)) as probe:
                 card = self._card(probe, keys)
                 self.membership.join_round(card)
                 joined = self._lead(card, keys) if self._leads else self._follow(card)
+
                 # The name is sealed with each value: those of another round are not valid here.
                 prefix = f"drumline/round/{joined.name}"
                 store = SealedStore(self.store, self.secret, prefix)
                 has_joined = self._check_data_ports(store, joined)
+
         self.round = joined
         self.ranks_secret = self._ranks_secret(joined, keys)
         cards = list(joined.cards.values())
         self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in cards)
         self._count_restarts(cards)
+
         base = dist.PrefixStore(prefix, self.store)
         agents: Any = SealedStore(base, derived(self.ranks_secret, "agents"), "drumline/agents")
         # Missing nodes leave no gap: torchrun counts from 0.
@@ -167,18 +168,20 @@ class NodeRendezvous(RendezvousHandler):
 
     @property
     def _leads(self) -> bool:
+        """Whether this is node 0, which runs the store."""
         return self.node.node_rank == 0
 
     def _card(self, probe: Mapping[str, Any], keys: KeyPair | None) -> dict[str, Any]:
+        """What this node publishes for the round; a new one for each."""
         return {
             "rank": self.node.node_rank,
             "host": self.membership.host(self.node.node_rank),
             "address": self.address,
-            "port": _free_port(),
+            "port": get_free_port(),  # type: ignore[no-untyped-call]
             **probe,
             "public": "" if keys is None else keys.public,
             "nonce": nonce(),
-            "watch_port": _free_port(),
+            "watch_port": get_free_port(),  # type: ignore[no-untyped-call]
             "restarts": self.restarts_used,
             "counted_step": self.counted_step,
             "reached_step": self.reached_step,
@@ -194,23 +197,26 @@ class NodeRendezvous(RendezvousHandler):
             if len(cards) < least:
                 enough_since = None
                 continue
+
             enough_since = enough_since or now
             is_last_call_over = now - enough_since > self._last_call_s(len(cards))
             if len(cards) == self.node.num_nodes or is_last_call_over:
                 break
+
         name = nonce()
         wrapped = None
         if keys is not None:
             # Without a common secret this node makes one, and encrypts it for each of the others.
             self.ranks_secret = new_secret()
             wrapped = wrap_secret(keys, self.ranks_secret, cards, name)
-        joined = Round(name, dict(sorted(cards.items())), wrapped)
-        content = {"name": name, "cards": list(joined.cards.values()), "keys": wrapped}
+
+        self._last_list = dict(sorted(cards.items()))
+        content = {"name": name, "cards": list(self._last_list.values()), "keys": wrapped}
         self.membership.publish(ROUND, content)
-        self._last_list = joined.cards
-        return joined
+        return Round(name, self._last_list, wrapped)
 
     def _last_call_s(self, num_joined: int) -> float:
+        """How long enough nodes wait for the rest."""
         limit_s = float(self.node.last_call_s)
         # A living node would join right after this round, and all ranks would restart.
         if num_joined < self.membership.count_alive():
@@ -233,21 +239,20 @@ class NodeRendezvous(RendezvousHandler):
                 raise self._job_over()
             yield now
             time.sleep(self._poll_s)
+
         late = self.membership.names(self.membership.missing()) or "the others"
-        waited = f"node {self.node.node_rank} waited {self.node.join_timeout_s} s"
         raise self._error(
-            f"{waited} at {self.node.endpoint}: {late} did not join",
+            f"node {self.node.node_rank} waited {self.node.join_timeout_s} s at {self.node.endpoint}: "
+            f"{late} did not join",
             "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
         )
 
     def _job_over(self) -> DrumlineError:
-        over = "another node ended the job"
-        if self.round is None:
-            over = "the job is over, or another node ended it"
-        failure = None
+        what = (
+            f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
+        )
         with contextlib.suppress(dist.DistError):  # node 0 may have left, with its store
-            failure = self.membership.failure()
-        what = failure or f"{over}; node {self.node.node_rank} cannot join it"
+            what = self.membership.failure() or what
         return self._error(what, "read the output of the others")
 
     def _check_replaced(self) -> None:
@@ -259,10 +264,9 @@ class NodeRendezvous(RendezvousHandler):
     def _new_cards(self, listed: Mapping[int, NodeCard]) -> dict[int, NodeCard]:
         """Of the other nodes that join, at the last read of heartbeats. A card that is on the list
         belongs to that round: its node makes another one to join the next."""
-        cards = self.membership.joining_cards()
         return {
             rank: card
-            for rank, card in cards.items()
+            for rank, card in self.membership.joining_cards().items()
             if has_fields(card, CARD) and listed.get(rank) != card
         }
 
@@ -271,6 +275,7 @@ class NodeRendezvous(RendezvousHandler):
         return list(self._new_cards(joined.cards))
 
     def _lost(self, joined: Round) -> list[int]:
+        """Nodes of this round that have sent no heartbeat for too long."""
         limit_s = self.node.silence_s
         return [rank for rank in joined.cards if self.membership.is_silent(rank, for_s=limit_s)]
 
@@ -284,23 +289,27 @@ class NodeRendezvous(RendezvousHandler):
         is lost or has left. What is wrong is raised on all nodes."""
         closed = unreachable_nodes(joined.cards, self.node.node_rank)
         store.set(f"probed/{self.node.node_rank}", json.dumps(closed))
+
+        num_readers = 0
         if self._leads:
             num_readers = len(joined.cards) - 1
             decision = announce(store, DECISION, lambda: self._decide(store, joined))
         else:
-            num_readers = 0
             decision = self._decision_of_node_0(store)
+
         try:
             return bool(follow(store, DECISION, decision, num_readers=num_readers, read_s=LINGER_S))
         except PreflightError as error:
             raise self._error(error.what, error.next_step) from error
 
     def _decision_of_node_0(self, store: SealedStore) -> dict[str, Any]:
+        """On the other nodes: wait for it."""
         # However short the join timeout is: nodes probe each other, and one may be lost.
         limit_s = max(self.node.join_timeout_s, CLOSED_S + self.node.silence_s)
         until = time.monotonic() + limit_s
         while time.monotonic() <= until:
             self._check_replaced()
+
             is_closed = self.is_closed()
             # Read after that: the first node that raises what was decided closes the job.
             decision = document(store.peek(DECISION) or b"")
@@ -309,23 +318,27 @@ class NodeRendezvous(RendezvousHandler):
             if is_closed:
                 raise self._job_over()
             time.sleep(self._poll_s)
+
         raise self._error(
             f"{self.membership.name(0)} did not decide within {limit_s:g} s whether ranks can start",
             "read its output",
         )
 
     def _decide(self, store: SealedStore, joined: Round) -> bool:
+        """On node 0: whether ranks can start, when all have probed each other."""
         keys = [f"probed/{rank}" for rank in joined.cards]
         while (texts := store.peek_all(keys)) is None:
             self.membership.read()
             if self._lost(joined) or self._waiting(joined) or self._is_left(joined):
                 return False
             time.sleep(self._poll_s)
+
         probed = [document(text) or {} for text in texts]
         check_data_ports(joined.cards, dict(zip(joined.cards, probed, strict=True)))
         return True
 
     def _ranks_secret(self, joined: Round, keys: KeyPair | None) -> str:
+        """The secret of this round: from the common one, or as node 0 has made it."""
         if self.secret is not None:
             nonces = [card["nonce"] for card in joined.cards.values()]
             return derived(self.secret, "ranks", *nonces)
@@ -346,10 +359,9 @@ class NodeRendezvous(RendezvousHandler):
     @property
     def missing(self) -> list[int]:
         """Nodes that the job continues without."""
-        present = self.members
-        if not present:
+        if self.round is None:
             return []
-        return [rank for rank in range(self.node.num_nodes) if rank not in present]
+        return [rank for rank in range(self.node.num_nodes) if rank not in self.round.cards]
 
     def warn_of_missing_nodes(self) -> None:
         """At the end, warn if the job ended with fewer nodes."""
@@ -357,9 +369,8 @@ class NodeRendezvous(RendezvousHandler):
             print_message(f"warning: the job ended on {self._nodes_left()}")
 
     def _nodes_left(self) -> str:
-        left = self.node.num_nodes - len(self.missing)
-        all_nodes = self.node.num_nodes
-        return f"{left} of {all_nodes} nodes, without {self.membership.names(self.missing)}"
+        missing = self.membership.names(self.missing)
+        return f"{len(self.members)} of {self.node.num_nodes} nodes, without {missing}"
 
     def num_nodes_waiting(self) -> int:
         """Also not 0 when a node is lost: otherwise the ranks would wait for its ranks in the next
@@ -370,9 +381,11 @@ class NodeRendezvous(RendezvousHandler):
             again = [rank for rank in self._waiting(self.round) if rank in self.members]
             self.restart_reason = f"{self.membership.names(again)} restarted"
             return len(again)
+
         with self.explained():
             if self._ask.is_due():
                 self._read_state()
+
             waiting = self._waiting(self.round)
             lost = self._lost(self.round)
             if lost and self.node.max_restarts == 0 and not self.node.may_shrink:
@@ -380,6 +393,7 @@ class NodeRendezvous(RendezvousHandler):
                     f"{self._reason(waiting, lost)}, and no restart is left",
                     "check what ended it, and start all nodes again",
                 )
+
             if waiting or lost:
                 self.restart_reason = self._reason(waiting, lost)
                 self.has_lost_node = bool(lost)
@@ -392,6 +406,7 @@ class NodeRendezvous(RendezvousHandler):
         return self.num_nodes_waiting() > 0
 
     def _read_state(self) -> None:
+        """Read heartbeats, and whether another node has ended the job."""
         self.membership.read()
         if failure := self.membership.failure():
             self.membership.set_state(DONE)
@@ -399,6 +414,7 @@ class NodeRendezvous(RendezvousHandler):
         self._check_replaced()
 
     def _reason(self, waiting: list[int], lost: list[int]) -> str:
+        """Why ranks are restarted."""
         new = [rank for rank in waiting if rank in self.missing]
         if new:
             return f"{self.membership.names(new)} joined"
@@ -414,52 +430,50 @@ class NodeRendezvous(RendezvousHandler):
         with contextlib.suppress(dist.DistError):
             if not self.is_done:
                 self.is_done = True
-                self._wait = WaitNotice(first_s=FIRST_NOTICE_S)
+                self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
                 self.membership.set_state(DONE)
-            if running := self._running_nodes():
-                self._report_wait(self._wait, running)
-                return True
+            return self._must_wait()
         return False
-
-    def _report_wait(self, notice: WaitNotice, running: list[int]) -> None:
-        if notice.is_due():
-            print_message(
-                f"the ranks here are done; waiting for those of {self.membership.names(running)}"
-            )
 
     def wait_for_others(self) -> None:
         """Collective: ranks exit at different times, and the first node must not close the store
         too soon."""
-        notice = WaitNotice(first_s=FIRST_NOTICE_S)
+        self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
         with contextlib.suppress(dist.DistError):
             self.membership.set_state(DONE)
             self.set_closed()  # a node that joins now is too late, and is informed
-            while running := self._running_nodes():
-                self._report_wait(notice, running)
+            while self._must_wait():
                 time.sleep(POLL_S)
 
-    def publish_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
+    def _must_wait(self) -> bool:
+        """Whether another node still runs, which is reported at intervals."""
+        running = self._running_nodes()
+        if running and self._done_notice.is_due():
+            print_message(
+                f"the ranks here are done; waiting for those of {self.membership.names(running)}"
+            )
+        return bool(running)
+
+    def publish_failure(self, what: str, code: int) -> None:
         """This node ends the job: publish why, before the store is closed."""
         if self.membership.was_replaced:
             return
+
         until = time.monotonic() + LINGER_S
         with contextlib.suppress(dist.DistError):
             self.membership.publish_failure(what, code)
-            while self.node.node_rank == 0 and self._running_nodes() and time.monotonic() < until:
+            while self._leads and self._running_nodes() and time.monotonic() < until:
                 time.sleep(POLL_S)
 
     def _running_nodes(self) -> list[int]:
+        """The others of this round that are not done. This node itself has no heartbeat there."""
         self.membership.read()
         limit_s = self.node.silence_s
         return [
             rank
-            for rank in self._other_nodes
+            for rank in self.members
             if self.membership.is_alive(rank, RUNNING, JOINING, within_s=limit_s)
         ]
-
-    @property
-    def _other_nodes(self) -> list[int]:
-        return [rank for rank in self.members if rank != self.node.node_rank]
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -467,13 +481,14 @@ class NodeRendezvous(RendezvousHandler):
         try:
             yield
         except dist.DistError as error:
-            first = f"the first node, {self.membership.name(0)}"
             raise self._error(
-                f"{first}, is lost or unreachable: nothing answers at {self.node.endpoint}",
+                f"the first node, {self.membership.name(0)}, is lost or unreachable: "
+                f"nothing answers at {self.node.endpoint}",
                 "check what ended it; start all nodes again: a task resumes from its newest checkpoint",
             ) from error
 
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
+        """Its class, and with it the exit code, is that of what ended the job."""
         kind: type[DrumlineError] = TrainingError if self.members else PreflightError
         with contextlib.suppress(dist.DistError):
             kind = HangError if self.membership.failure_code() == ExitCode.HANG else kind
@@ -501,7 +516,3 @@ class NodeRendezvous(RendezvousHandler):
             self.set_closed()
         self.membership.leave()
         return True
-
-
-def _free_port() -> int:
-    return int(get_free_port())  # type: ignore[no-untyped-call]

@@ -128,9 +128,9 @@ class OwnRendezvous(SingleNodeRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         local_info = super().next_rendezvous()
-        self.ranks_secret = (
-            "" if self._secret is None else derived(self._secret, "ranks of nodes that continue")
-        )
+        self.ranks_secret = ""
+        if self._secret is not None:
+            self.ranks_secret = derived(self._secret, "ranks of nodes that continue")
         place = RendezvousStoreInfo(self.node.master_addr, self.node.master_port)
         return RendezvousInfo(local_info.store, 0, 1, place)
 
@@ -145,15 +145,20 @@ def open_rendezvous(
     if continues:
         _warn_without_secret(node, secret)
         return OwnRendezvous(node, secret)
+
     if node.node_rank > 0:
         # A controller that reached all hosts knows that they are up.
         are_up = node.job and not node.may_shrink
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
+
     address = address_of(node)
     host = node.master_addr
-    bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
+    bound = None
+    if node.node_rank == 0:
+        bound = store_binding(host, name="the first node's address")
     store = _open_store(node, host, bound=bound)
+
     # A separate connection: a call that waits in the other does not block heartbeats.
     heartbeats = _open_store(node, local_address(bound) if bound else host)
     membership = Membership(heartbeats, node, secret)
@@ -187,42 +192,47 @@ def wait_for_first_node(
     blocked = wait_for_port(host, int(port), timeout_s=timeout_s, limits=limits, waiting=waiting)
     if blocked is None:
         return
+
     if hosts is None or blocked.lasted_s < limits.get(blocked.reason, math.inf):
         raise PreflightError(
             f"the first node did not answer at {endpoint} within {timeout_s:g} s: {explained(blocked.reason)}",
             next_step="start the node with NODE_RANK 0 there, and open that port to this machine",
         )
+
     source, target = hosts
     if blocked.reason == Reason.UNKNOWN_NAME:
         raise PreflightError(
             f"the name {host} of the first host does not resolve on {source}",
             next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
         )
-    what = f"the rendezvous port {port} is closed from {source} to {target} ({explained_closed(blocked.reason)})"
-    raise PreflightError(what, next_step=OPEN_RENDEZVOUS.format(port=port, host=target))
+
+    reason = explained_closed(blocked.reason)
+    raise PreflightError(
+        f"the rendezvous port {port} is closed from {source} to {target} ({reason})",
+        next_step=OPEN_RENDEZVOUS.format(port=port, host=target),
+    )
 
 
 def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
     """`bound`: on the first node, the only address at which it listens."""
+    timeout_s = max(STORE_TIMEOUT_S, 2 * node.silence_s)
     try:
-        timeout_s = max(STORE_TIMEOUT_S, 2 * node.silence_s)
         return open_tcp_store(host, node.master_port, timeout_s=timeout_s, bound=bound)
-    except (dist.DistError, RuntimeError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            what = f"the rendezvous port {node.master_port} of {socket.gethostname()} is in use"
-            next_step = (
-                "end the process that uses it (another job, or an earlier start of this one?), or choose another: "
-                "--port, --master ADDRESS:PORT or MASTER_PORT"
-            )
-        else:
-            what = (
-                f"no store could be opened at {node.endpoint}: {str(error).strip().splitlines()[0]}"
-            )
-            next_step = (
-                "check what listens there: it must be the launcher of the node with NODE_RANK 0"
-            )
-        raise PreflightError(what, next_step=next_step) from error
+            raise PreflightError(
+                f"the rendezvous port {node.master_port} of {socket.gethostname()} is in use",
+                next_step="end the process that uses it (another job, or an earlier start of this one?), or choose "
+                "another: --port, --master ADDRESS:PORT or MASTER_PORT",
+            ) from error
+
+        reason = str(error).strip().splitlines()[0]
+        raise PreflightError(
+            f"no store could be opened at {node.endpoint}: {reason}",
+            next_step="check what listens there: it must be the launcher of the node with NODE_RANK 0",
+        ) from error
 
 
 def address_of(node: NodePlan) -> str:
+    """Where the other nodes reach this one."""
     return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.master_addr)

@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from msgspec import Meta
+
+from drumline.base.untrusted import from_json
 from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import decoded
 from drumline.launch.ssh.supervisor import LEASE_S
@@ -35,12 +37,14 @@ LAST_FRAME_S = 0.5
 HANG_UP_S = 2.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
+Int = Annotated[int, Meta(gt=-(1 << 53), lt=1 << 53)]
+Number = Annotated[float, Meta(gt=-(1 << 53), lt=1 << 53)]
 # What a host may send, with the type of each field; anything else is ignored, since a host may have
-# another version, or be compromised. A list holds the type of its items, a tuple the allowed types.
+# another version, or be compromised.
 FORMS: dict[str, dict[str, Any]] = {
-    "hello": {"protocol": int},
-    "refused": {"problems": [[str]]},
-    "started": {"ranks": [int], "world_size": int, "start": int, "restarts_left": int},
+    "hello": {"protocol": Int},
+    "refused": {"problems": list[list[str]]},
+    "started": {"ranks": list[Int], "world_size": Int, "start": Int, "restarts_left": Int},
     "diagnosis": {
         "alarm": str,
         "action": str,
@@ -48,43 +52,34 @@ FORMS: dict[str, dict[str, Any]] = {
         "was_printed": bool,
         "is_last": bool,
     },
-    "progress": {"reached_step": int, "counted_step": int},
-    "ended": {"code": int, "last_lines": [str]},
+    "progress": {"reached_step": Int, "counted_step": Int},
+    "ended": {"code": Int, "last_lines": list[str]},
     "failed": {
-        "rank": int,
-        "code": int,
-        "restarts_left": int,
-        "at": (int, float),
-        "last_lines": [str],
+        "rank": Int,
+        "code": Int,
+        "restarts_left": Int,
+        "at": Number,
+        "last_lines": list[str],
     },
-    "lines": {"rank": (int, NoneType), "stream": str, "lines": [str]},
-    "heartbeat": {"number": int, "now": (int, float)},
-    "answer": {"id": int},
+    "lines": {"rank": Int | None, "stream": str, "lines": list[str]},
+    "heartbeat": {"number": Int, "now": Number},
+    "answer": {"id": Int},
 }
-MAX_NUMBER = 1 << 53
+_FRAMES: dict[str, Any] = {kind: TypedDict(kind, form) for kind, form in FORMS.items()}  # type: ignore[operator]
 
 
 def decode_from_host(line: bytes, session: Session) -> Message | None:
     """A frame from a host; None for anything else: a remote shell may print a greeting."""
     try:
         frame = session.decode(line)
+        from_json(_FRAMES[str(frame.get("kind"))], frame)
     except FrameError as error:
         if error.kind == WRONG_SEAL:
             raise
         return None
-    form = FORMS.get(str(frame.get("kind")))
-    fits = form and all(name in frame and _fits(frame[name], form[name]) for name in form)
-    return frame if fits else None
-
-
-def _fits(value: Any, form: Any) -> bool:
-    if isinstance(form, list):
-        return type(value) is list and all(_fits(item, form[0]) for item in value)
-    if isinstance(form, tuple):
-        return any(_fits(value, allowed_type) for allowed_type in form)
-    return type(value) is form and (
-        form not in (int, float) or abs(value) < MAX_NUMBER
-    )  # a NaN is not
+    except (KeyError, ValueError):
+        return None
+    return frame
 
 
 @dataclass(eq=False)
@@ -143,12 +138,15 @@ class HostConnection:
                 )
                 self.reader = self._process.stdout
                 self.writer = self._process.stdin
+
             self._reading = asyncio.create_task(self._read())
         return self._reading
 
     async def close(self) -> None:
+        """End the remote program by closing its stdin."""
         if self._reading is None or self.writer is None:
             return
+
         self.writer.close()
         await asyncio.wait({self._reading}, timeout=CLOSE_S)
         if self.is_open:
@@ -179,6 +177,7 @@ class HostConnection:
             reading.append(
                 _read_lines(self._process.stderr, lambda line: self.stderr.append(decoded(line)))
             )
+
         try:
             await asyncio.gather(*reading)
         except BaseException:
@@ -200,6 +199,7 @@ class HostConnection:
                 latest = list(self._heartbeats.items())[-10:]
                 self._heartbeats = {**dict(latest), number: time.monotonic()}
                 self.send({"kind": "heartbeat", "number": number})
+
             await asyncio.sleep(HEARTBEAT_S)
             if not self.heard_at:
                 self._check_start(notice)
@@ -213,8 +213,9 @@ class HostConnection:
     def _check_start(self, notice: WaitNotice) -> None:
         """ssh limits the time to connect; a remote shell or file system may still block forever."""
         if notice.is_due():
-            waited = f"{notice.waited_s:.0f} s so far"
-            self.on_waiting(f"waiting for {self.host.address} to start, {waited}")
+            self.on_waiting(
+                f"waiting for {self.host.address} to start, {notice.waited_s:.0f} s so far"
+            )
         if notice.waited_s > self.start_timeout_s:
             self.is_stuck = True
             self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
@@ -225,6 +226,7 @@ class HostConnection:
         if frame is None:
             self.stdout.append(decoded(line[:MAX_SHOWN]))
             return
+
         self.heard_at = time.monotonic()
         if frame["kind"] != "heartbeat":
             self.on_frame(frame)

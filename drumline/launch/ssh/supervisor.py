@@ -47,6 +47,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
 SILENT_S = 1.5
 LINK_FILE = "launcher-link.json"
+# The key of the agent's log among those of ranks.
+AGENT = (None, "err")
 
 
 class ControllerLink:
@@ -59,17 +61,14 @@ class ControllerLink:
         self.lease_s = LEASE_S
         self.silent_nodes: tuple[int, ...] = ()
         """The nodes from which the launcher gets no heartbeat."""
-        self._file: Path | None = None
-        self._lock: int | None = None
+        self._folder = make_memory_folder()
+        self._lock = hold(self._folder)
         self._written: LauncherLink | None = None
-        with contextlib.suppress(OSError):
-            self._file = make_memory_folder() / LINK_FILE
-            self._lock = hold(self._file.parent)
 
     @property
     def variables(self) -> dict[str, str]:
         """For the agent and its ranks."""
-        return {} if self._file is None else {LAUNCHER_LINK: str(self._file)}
+        return {LAUNCHER_LINK: str(self._folder / LINK_FILE)}
 
     def share(self, num_nodes: int) -> None:
         """Write for the sidecar from which hosts the launcher gets heartbeats, when that
@@ -77,16 +76,15 @@ class ControllerLink:
         link = LauncherLink(
             is_cut_off=self.waited_s > SILENT_S, silent_nodes=self.silent_nodes, num_nodes=num_nodes
         )
-        if self._file is not None and link != self._written:
+        if link != self._written:
             self._written = link
             with contextlib.suppress(OSError):
-                link.write(self._file)
+                link.write(self._folder / LINK_FILE)
 
     def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        if self._file is not None:
-            shutil.rmtree(self._file.parent, ignore_errors=True)
+        """Remove what was shared."""
+        os.close(self._lock)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def read(self) -> list[dict[str, Any]]:
         """The frames that have arrived; waits a moment if there are none."""
@@ -103,11 +101,16 @@ class ControllerLink:
 
     @property
     def waited_s(self) -> float:
+        """How long ago the last frame arrived."""
         return time.monotonic() - self.heard_at
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.frames.is_closed and self.waited_s < self.lease_s
 
     def wait_for_spec(self) -> dict[str, Any] | None:
         """What to run; None when the connection to the controller has ended."""
-        while not self.frames.is_closed and self.waited_s < self.lease_s:
+        while self.is_alive:
             for frame in self.read():
                 if frame["kind"] == "spec":
                     self.lease_s = frame.get("lease_s", LEASE_S)
@@ -115,6 +118,7 @@ class ControllerLink:
         return None
 
     def drain(self) -> None:
+        """Send what is left, for a limited time."""
         deadline = time.monotonic() + DRAIN_S
         while not self.out.is_empty() and time.monotonic() < deadline:
             select.select([], [1], [], TICK_S)
@@ -146,7 +150,7 @@ class AgentProcess:
 
     def start(self, spec: Mapping[str, Any], node: Mapping[str, Any]) -> None:
         """All hosts have answered: it may start its ranks."""
-        self._send({**spec, "kind": "start", "environment": {}, "node": node})
+        self._send({**spec, "environment": {}, "node": node})
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         assert self.process.stdin
@@ -164,7 +168,7 @@ class Supervisor:
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
         self.followers: dict[tuple[int | None, str], LogFollower] = {
-            (None, "err"): LogFollower(self.node_log, from_end=True)
+            AGENT: LogFollower(self.node_log, from_end=True)
         }
         """By rank (None for the agent) and stream."""
         self.rank_files: dict[int, Path] = {}
@@ -183,6 +187,7 @@ class Supervisor:
         """Run this attempt to its end, which is reported."""
         for number in SIGNALS:
             signal.signal(number, self._end_by_signal)
+
         agent = self.agent.process
         while agent.poll() is None or self.ending:
             self._handle(self.link.read())
@@ -191,12 +196,14 @@ class Supervisor:
             self._send_news()
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
+
         # The agent has ended; end the processes that its ranks left running.
         Termination(self._processes, LOST_GRACE_S).wait()
         self._send_news(is_last=True)
         self._report_end(agent.wait())
 
     def _report_end(self, code: int) -> None:
+        """`code`: of the agent."""
         self._log(*self.error)
         log_end = last_lines(self.node_log) if code else []
         self.out.send(
@@ -231,6 +238,7 @@ class Supervisor:
                 self.agent.start(self.spec, frame["node"])
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"])
+
         if self.link.frames.is_closed:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
@@ -243,11 +251,13 @@ class Supervisor:
             if frame["kind"] == "error":
                 self.error = f"drumline: error: {frame['text']}".splitlines()
                 continue
+
             if frame["kind"] == "started":
                 self._follow(frame["ranks"], frame["start"])
             elif frame["kind"] == "failed":
                 frame["last_lines"] = self._last_lines(frame["rank"], frame["start"])
             self.out.send(**frame)
+
         self._renumber()
         self._send_lines(is_last=is_last)
         self.out.flush()
@@ -260,9 +270,11 @@ class Supervisor:
         return next(filter(None, log_ends), [])
 
     def _send_lines(self, *, is_last: bool) -> None:
+        """Send new lines; `is_last`: all that are left, however many wait."""
         for (rank, stream), follower in self.followers.items():
             if not self.out.has_room() and not is_last:
                 break
+
             if lines := follower.rest() if is_last else follower.read():
                 number = None if rank is None else self.ranks_now.get(rank, rank)
                 self.out.send("lines", rank=number, stream=stream, lines=lines)
@@ -274,26 +286,28 @@ class Supervisor:
             number = read_rank(path)
             if number is None or number == self.ranks_now.get(rank, rank):
                 continue
+
             self._send_lines(is_last=True)  # of its earlier number
             self.ranks_now[rank] = number
             self.followers.pop((rank, "log"), None)
-            for log in self._task_log(number):
-                self.followers[rank, "log"] = LogFollower(log, from_end=True)
+            self._follow_task_log(rank, number)
 
     def _follow(self, ranks: list[int], start: int) -> None:
+        """Follow the files of ranks that have just been started, in place of those before."""
         self._send_lines(is_last=True)  # of an earlier start
-        self.followers = {
-            key: follower for key, follower in self.followers.items() if key[0] is None
-        }
+        self.followers = {AGENT: self.followers[AGENT]}
         self.ranks_now = {}
         self.rank_files = {rank: rank_file(self.logs, rank, start) for rank in ranks}
         for rank in ranks:
-            for stream, path in zip(
-                ("out", "err"), rank_output(self.logs, rank, start), strict=True
-            ):
-                self.followers[rank, stream] = LogFollower(path)
-            for path in self._task_log(rank):
-                self.followers[rank, "log"] = LogFollower(path, from_end=True)
+            out, err = rank_output(self.logs, rank, start)
+            self.followers[rank, "out"] = LogFollower(out)
+            self.followers[rank, "err"] = LogFollower(err)
+            self._follow_task_log(rank, rank)
+
+    def _follow_task_log(self, rank: int, number: int) -> None:
+        """`number`: the rank that it is now."""
+        for log in self._task_log(number):
+            self.followers[rank, "log"] = LogFollower(log, from_end=True)
 
     def _task_log(self, rank: int) -> list[Path]:
         """The log files that a rank of a task writes itself; rank 0 also writes to its stdout."""
@@ -329,13 +343,13 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
     """Wait until the disk that was full has space again, where there was one; False: the launcher
     is gone."""
-    folder = spec.get("full_disk", "")
+    folder = spec["full_disk"]
     if not folder:
         return True
     run = Path(spec["task_logs"]).parent if spec["task_logs"] else None
     size = needed_bytes(run)
     tried_at = 0.0
-    while not link.frames.is_closed and link.waited_s < link.lease_s:
+    while link.is_alive:
         if time.monotonic() - tried_at > SPACE_POLL_S:
             if has_space(Path(folder), size):
                 return True
@@ -360,14 +374,17 @@ def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
     if spec["protocol"] != PROTOCOL:
         link.out.send("refused", problems=[])
         return
+
     if spec["earlier"]:
         # No two attempts of a launch may write to one run folder.
         Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
     if not await_space(spec, link):
         return
+
     if problems := list(refusals(spec)):
         link.out.send("refused", problems=problems)
         return
+
     link.out.send("hello", protocol=PROTOCOL)
     spec["environment"] = {**spec["environment"], **link.variables}
     Supervisor(spec, link).run()

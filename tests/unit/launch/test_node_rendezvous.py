@@ -319,7 +319,7 @@ def test_a_launcher_that_was_replaced_does_not_end_the_job_of_the_other(
     later.membership.join()
     with pytest.raises(PreflightError, match="another launcher has taken NODE_RANK 1 from this"):
         replaced.next_rendezvous()
-    replaced.publish_failure("rank 0 failed")
+    replaced.publish_failure("rank 0 failed", ExitCode.TRAINING_FAILED)
     replaced.shutdown()
     assert not later.is_closed()
     assert later.membership.failure() is None
@@ -428,5 +428,5 @@ def test_a_node_that_joins_when_the_job_is_over_is_refused(nodes: list[NodeRende
         nodes[0].next_rendezvous()
     assert early.value.what == "the job is over, or another node ended it; node 1 cannot join it"
     nodes[0].round = round_of(0, 1)
-    with pytest.raises(TrainingError, match="another node ended the job; node 1 cannot join it"):
+    with pytest.raises(TrainingError, match="another node ended it; node 1 cannot join it"):
         nodes[0].next_rendezvous()
