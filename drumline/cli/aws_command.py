@@ -428,6 +428,6 @@ class _CloudJob:
 
 def _not_installed(node: CloudNode, output: Sequence[str]) -> PreflightError:
     return PreflightError(
-        f"{node.address} ({node.id}): drumline could not be installed: {last_line(output, NOT_INSTALLED)}",
+        f"{node.address} ({node.id}): drumline could not be installed: {last_line(output)}",
         next_step="run the same command again; if it stays, `drumline aws down`, then up",
     )

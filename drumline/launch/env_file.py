@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -21,8 +22,13 @@ from drumline.launch.node_plan import NodePlan
 NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
 OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")
 KNOWN = (*NEEDED, *OPTIONAL)
-# The least and the greatest value of each number.
-NUMBERS = {"NUMBER_OF_GPUS": (1, None), "MASTER_PORT": (1, 65535), "DDP_TIMEOUT_SECONDS": (1, None)}
+ENDLESS = sys.maxsize
+# The allowed values of each number.
+NUMBERS = {
+    "NUMBER_OF_GPUS": range(1, ENDLESS),
+    "MASTER_PORT": range(1, 65536),
+    "DDP_TIMEOUT_SECONDS": range(1, ENDLESS),
+}
 # A name that is closer than this to one of ours is a typo; NCCL_DEBUG and the like are not.
 TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
@@ -62,8 +68,9 @@ def read_env_file(path: Path) -> EnvFile:
         problems.append(f"{path}: missing: {', '.join(missing)}")
     if problems:
         raise UsageError(as_list(f"{plural(len(problems), 'problem')} in {path}:", problems))
+
     least, most = read_counts(values["NUMBER_OF_NODES"]) or (None, None)
-    assert most is not None
+    assert most is not None  # it was checked
     node = NodePlan(
         num_nodes=most,
         min_nodes=least,
@@ -80,10 +87,12 @@ def _read_values(path: Path, values: dict[str, str], places: dict[str, str]) -> 
         where = f"{path}:{number}"
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+
         match = LINE.fullmatch(line.strip())
         if match is None:
             yield f"{where}: the line is not KEY=VALUE"
             continue
+
         key = match["key"]
         value = _unquoted(match["value"])
         if value is None:
@@ -101,32 +110,39 @@ def _near_name(key: str) -> str | None:
     """The name of ours that this one is a typo of."""
     if key in KNOWN:
         return None
-    return next(iter(difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)), None)
+
+    matches = difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
+    return matches[0] if matches else None
 
 
 def _unquoted(value: str) -> str | None:
     """A value as bash would read it, without expansion; None when its quotes do not match."""
     if not value.startswith(("'", '"')):
         return COMMENT.split(value, maxsplit=1)[0].strip()
+
     quoted = QUOTED.fullmatch(value)
     if quoted is None:
         return None
+
     if quoted["plain"] is not None:
         return quoted["plain"]
     return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), quoted["escaped"])
 
 
 def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
+    """Yields what is wrong with a value of ours. An optional one may be empty."""
     set_values = {key: value for key, value in values.items() if value or key in NEEDED}
     counts = read_counts(set_values.get("NUMBER_OF_NODES", ""))
     nodes = counts[1] if counts else None
     if nodes is None and "NUMBER_OF_NODES" in set_values:
         yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {set_values['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
-    limits = {**NUMBERS, "NODE_RANK": (0, None if nodes is None else nodes - 1)}
-    for key, (low, high) in limits.items():
-        number = whole_number(set_values.get(key, str(low)))
-        if number is None or number < low or (high is not None and number > high):
-            allowed = f"from {low} up" if high is None else f"from {low} to {high}"
-            yield f"{places[key]}: {key} is {set_values[key]!r}; a whole number {allowed} is needed"
+    numbers = {**NUMBERS, "NODE_RANK": range(nodes or ENDLESS)}
+    for key, allowed in numbers.items():
+        if key in set_values and whole_number(set_values[key]) not in allowed:
+            limits = f"from {allowed.start} to {allowed[-1]}"
+            if allowed.stop == ENDLESS:
+                limits = f"from {allowed.start} up"
+            yield f"{places[key]}: {key} is {set_values[key]!r}; a whole number {limits} is needed"
+
     if "MASTER_ADDR" in set_values and (wrong := wrong_name(set_values["MASTER_ADDR"])):
         yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"

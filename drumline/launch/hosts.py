@@ -66,10 +66,11 @@ def hosts_from_file(path: Path) -> list[Host]:
         where = f"{path}:{number}"
         description = line.partition("#")[0].strip()
         match = LINE.fullmatch(description)
-        if match is not None:
+        if match:
             entries.append((where, match["name"], match["slots"]))
         elif description:
             problems.append(f"{where}: {description!r} is not understood; {LINE_FORM}")
+
     if not entries and not problems:
         problems.append(f"{path}: no host is in it; {LINE_FORM}")
     return _checked(entries, problems)
@@ -99,6 +100,7 @@ def wrong_port(port: str) -> str | None:
 
 
 def _checked(entries: Sequence[Entry], problems: Sequence[str] = ()) -> list[Host]:
+    """The hosts; raises with all that is wrong with them, after these problems."""
     addresses = set()
     problems = list(problems)
     hosts = []
@@ -106,21 +108,24 @@ def _checked(entries: Sequence[Entry], problems: Sequence[str] = ()) -> list[Hos
         if wrong := wrong_name(name):
             problems.append(f"{where}: {wrong}")
             continue
+
         num_slots = None if slots is None else whole_number(slots)
         if slots is not None and not num_slots:
             problems.append(
                 f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed"
             )
+
         host = Host(name, num_slots)
         hosts.append(host)
         address = host.address.lower()
         if address in addresses:
             problems.append(f"{where}: {address} is listed twice; list it once, with all its slots")
         addresses.add(address)
+
     if problems:
-        raise UsageError(
-            as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems)
-        )
+        heading = f"{plural(len(problems), 'problem')} in the list of hosts:"
+        raise UsageError(as_list(heading, problems))
+
     return hosts
 
 
@@ -129,9 +134,10 @@ def read_counts(text: str) -> tuple[int | None, int | None] | None:
     match = COUNTS.fullmatch(text.strip())
     if match is None or not text.strip():
         return None
+
     least = int(match["least"]) if match["least"] else None
     most = int(match["most"]) if match["most"] else None
-    if 0 in (least, most) or (least is not None and most is not None and least > most):
+    if 0 in (least, most) or (least and most and least > most):
         return None
     return least, most
 
@@ -148,9 +154,13 @@ def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | N
     counts = None if text is None else read_counts(text)
     if counts is None:
         return None
+
     least, most = counts
     if (most or num_nodes) != num_nodes or (least or 1) > num_nodes:
         there_are = "there is" if num_nodes == 1 else "there are"
-        what = f"--nnodes is {text}, but {there_are} {num_nodes} in {known_from}"
-        raise UsageError(what, next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}")
+        raise UsageError(
+            f"--nnodes is {text}, but {there_are} {num_nodes} in {known_from}",
+            next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}",
+        )
+
     return least

@@ -37,6 +37,7 @@ def needed_bytes(run: Path | None) -> int:
         for checkpoint in (run / "checkpoints").iterdir() if run is not None else ():
             files = [path for path in checkpoint.rglob("*") if path.is_file()]
             sizes.append(sum(path.stat().st_size for path in files))
+
     return max(MIN_BYTES, 2 * max(sizes))
 
 
@@ -49,6 +50,7 @@ def has_space(folder: Path, size: int) -> bool:
             os.posix_fallocate(probe.fileno(), 0, size)
     except OSError as error:
         return error.errno not in FULL
+
     return True
 
 

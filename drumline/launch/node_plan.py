@@ -213,6 +213,7 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
     flags = ["--rdzv-backend", "c10d"]
     if not node.endpoint:
         return [*flags, "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+
     # Set which node hosts the rendezvous: torchrun decides by what the name resolves to.
     settings = [f"is_host={'true' if node.node_rank == 0 else 'false'}"]
     if node.join_timeout_s != JOIN_TIMEOUT_S:

@@ -70,6 +70,7 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
             f"--srun: srun did not start this process: {', '.join(missing)} not set",
             next_step="srun --ntasks-per-node=1 drumline launch --srun ..., or drumline launch --slurm",
         )
+
     num_nodes = int(environment["SLURM_STEP_NUM_NODES"])
     tasks = int(environment["SLURM_STEP_NUM_TASKS"])
     if tasks != num_nodes:
@@ -77,8 +78,10 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
             f"--srun: the step has {tasks} tasks on {num_nodes} nodes; it needs one on each, which starts the ranks",
             next_step="srun --ntasks=$SLURM_NNODES --ntasks-per-node=1, and set the ranks of a node with --procs",
         )
+
     if num_nodes == 1:
         return NodePlan(num_procs=num_procs)
+
     node_list = environment["SLURM_STEP_NODELIST"]
     return NodePlan(
         num_nodes=num_nodes,
@@ -181,4 +184,5 @@ def submit(sbatch: str, path: Path) -> str:
             as_list(heading, done.stderr.strip().splitlines()),
             next_step="change the flags of drumline launch, which come before the name of the task or script",
         )
+
     return done.stdout.strip().partition(";")[0]  # in a federation the cluster's name follows

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from drumline.base.background import T, in_background
@@ -19,6 +19,7 @@ from drumline.base.errors import DrumlineError, MissingExtraError, UsageError, d
 from drumline.base.text import without_credentials
 from drumline.base.untrusted import replacing
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE_BYTES = 8 << 20
 """How much of an object is read at a time."""
 Kind = Literal[
@@ -29,7 +30,7 @@ Kind = Literal[
 class StoreError(DrumlineError):
     """A store refused or failed; `kind` is why."""
 
-    def __init__(self, what: str, *, next_step: str, kind: Kind) -> None:
+    def __init__(self, what: str, *, next_step: str, kind: Kind = "other") -> None:
         super().__init__(what, next_step=next_step)
         self.kind = kind
 
@@ -71,20 +72,68 @@ _RIGHTS = {
     "UploadPart": "PutObject",
     "CompleteMultipartUpload": "PutObject",
 }
-# Codes of S3, by what they mean. An answer to HEAD has only the number.
-_NOT_ALLOWED = {"AccessDenied", "AllAccessDisabled", "403"}
-_BAD_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
-_BUSY = {
-    "SlowDown",
-    "RequestTimeout",
-    "Throttling",
-    "ThrottlingException",
-    "RequestLimitExceeded",
-    "TooManyRequests",
-    "429",
-    "503",
-}
-_OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
+
+
+class _Refusal(NamedTuple):
+    """What answers of S3 with one of these codes mean, and what to do."""
+
+    codes: str
+    """An answer to HEAD has only the number."""
+    what: str
+    next_step: str
+    kind: Kind
+
+
+_REFUSALS = (
+    _Refusal(
+        "NoSuchBucket",
+        "there is no bucket {bucket}",
+        "correct the name, or make it: aws s3 mb s3://{bucket}",
+        "missing",
+    ),
+    _Refusal(
+        "NoSuchKey 404",
+        "there is no object {where}",
+        "list what there is with aws s3 ls --recursive",
+        "missing",
+    ),
+    _Refusal(
+        "AccessDenied AllAccessDisabled 403",
+        "access to {where} was denied",
+        "give this user or role the right {right} there",
+        "denied",
+    ),
+    _Refusal(
+        "ExpiredToken InvalidAccessKeyId InvalidToken SignatureDoesNotMatch",
+        "S3 does not accept the credentials for {where} ({code})",
+        "renew them: aws configure, or aws sso login",
+        "credentials",
+    ),
+    _Refusal(
+        "PermanentRedirect AuthorizationHeaderMalformed 301",
+        "the bucket {bucket} is in another region",
+        "set AWS_REGION to the bucket's",
+        "other",
+    ),
+    _Refusal(
+        "RequestTimeTooSkewed",
+        "the clock of this machine is wrong, and S3 refuses {where}",
+        "set it, with NTP",
+        "other",
+    ),
+    _Refusal(
+        "SlowDown RequestTimeout Throttling ThrottlingException RequestLimitExceeded TooManyRequests 429 503",
+        "{where}: S3 answered {status} ({code}) to {attempts} attempts",
+        "try again later",
+        "busy",
+    ),
+)
+_OTHER = _Refusal(
+    "",
+    "S3 refused {right} for {where}: {message} ({code})",
+    "correct what it names",
+    "other",
+)
 
 
 class S3Backend:
@@ -99,6 +148,7 @@ class S3Backend:
             from botocore.config import Config
         except ImportError as error:
             raise MissingExtraError("s3://", extra="storage") from error
+
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         config = Config(
@@ -111,6 +161,7 @@ class S3Backend:
             self._client = boto3.Session().client("s3", config=config)
         except Exception as error:  # a profile that does not exist, an endpoint that is no URL
             raise self.explain(error, f"s3://{bucket}") from None
+
         # In the caller's thread alone: it leaves the processor to training, and threads of a pool
         # delay an exit.
         self._transfer = TransferConfig(
@@ -125,11 +176,8 @@ class S3Backend:
         )
         for page in pages:
             for entry in page.get("Contents", ()):
-                yield (
-                    entry["Key"].removeprefix(self._prefix),
-                    entry["Size"],
-                    str(entry.get("ETag", "")),
-                )
+                name = entry["Key"].removeprefix(self._prefix)
+                yield name, entry["Size"], str(entry.get("ETag", ""))
 
     def put(self, name: str, source: Path | bytes) -> None:
         key = self._prefix + name
@@ -144,6 +192,7 @@ class S3Backend:
         arrived."""
         if self._client.meta.config.request_checksum_calculation != "when_supported":
             return False
+
         head = self._client.head_object(
             Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED"
         )
@@ -183,6 +232,7 @@ class S3Backend:
 
         if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, Exception):
             error = error.__context__  # boto3 keeps only its text
+
         name = type(error).__name__
         network_errors = (
             exceptions.HTTPClientError,
@@ -191,29 +241,40 @@ class S3Backend:
         )
         if isinstance(error, exceptions.ClientError):
             return self._refused(error, where)
+
         if isinstance(error, exceptions.FlexibleChecksumError):
             return corrupt(where, "its checksum differs from the one that S3 has")
+
         if isinstance(error, network_errors):
             return self._unreachable(name, where)
+
         if isinstance(error, OSError):  # of the file that was to be uploaded
-            what = f"{error.filename} could not be uploaded to {where}: {error.strerror}"
-            return StoreError(what, next_step="check the disk of this file", kind="disk")
+            return StoreError(
+                f"{error.filename} could not be uploaded to {where}: {error.strerror}",
+                next_step="check the disk of this file",
+                kind="disk",
+            )
+
         if any(word in name for word in ("Credential", "Token", "SSO", "Profile")):
-            step = "run aws configure or aws sso login, or give the instance a role"
             return StoreError(
                 f"no usable AWS credentials for {where} ({name})",
-                next_step=step,
+                next_step="run aws configure or aws sso login, or give the instance a role",
                 kind="credentials",
             )
+
         if isinstance(error, ValueError):  # its text may hold a password
-            what = f"{where}: boto3 does not accept its settings"
-            return StoreError(what, next_step="correct AWS_ENDPOINT_URL", kind="other")
+            return StoreError(
+                f"{where}: boto3 does not accept its settings",
+                next_step="correct AWS_ENDPOINT_URL",
+            )
+
         if isinstance(error, exceptions.BotoCoreError):
             reason = without_credentials(str(error))
             next_step = "correct the address, s3://bucket/prefix"
             if "://" in reason:
                 next_step = "correct AWS_ENDPOINT_URL"
-            return StoreError(f"{where}: {reason}", next_step=next_step, kind="other")
+            return StoreError(f"{where}: {reason}", next_step=next_step)
+
         raise error
 
     def _unreachable(self, error_name: str, where: str) -> StoreError:
@@ -222,6 +283,7 @@ class S3Backend:
             reason = "timed out"
         elif error_name == "SSLError":
             reason = "TLS failed"
+
         host = urlsplit(self._client.meta.endpoint_url).hostname
         return StoreError(
             f"{where} is unreachable: {reason} ({host})",
@@ -235,55 +297,22 @@ class S3Backend:
     def _refused(self, error: Any, where: str) -> StoreError:
         answer = error.response.get("Error", {})
         code = str(answer.get("Code", ""))
-        message = str(answer.get("Message", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        right = f"s3:{_RIGHTS.get(error.operation_name, error.operation_name)}"
-        if code == "NoSuchBucket":
-            return StoreError(
-                f"there is no bucket {self._bucket}",
-                next_step=f"correct the name, or make it: aws s3 mb s3://{self._bucket}",
-                kind="missing",
-            )
-        if code in ("NoSuchKey", "404"):
-            return StoreError(
-                f"there is no object {where}",
-                next_step="list what there is with aws s3 ls --recursive",
-                kind="missing",
-            )
-        if code in _NOT_ALLOWED:
-            return StoreError(
-                f"access to {where} was denied",
-                next_step=f"give this user or role the right {right} there",
-                kind="denied",
-            )
-        if code in _BAD_CREDENTIALS:
-            return StoreError(
-                f"S3 does not accept the credentials for {where} ({code})",
-                next_step="renew them: aws configure, or aws sso login",
-                kind="credentials",
-            )
-        if code in _OTHER_REGION:
-            return StoreError(
-                f"the bucket {self._bucket} is in another region",
-                next_step="set AWS_REGION to the bucket's",
-                kind="other",
-            )
-        if code == "RequestTimeTooSkewed":
-            return StoreError(
-                f"the clock of this machine is wrong, and S3 refuses {where}",
-                next_step="set it, with NTP",
-                kind="other",
-            )
-        if code in _BUSY or status >= 500:
-            return StoreError(
-                f"{where}: S3 answered {status} ({code}) to {MAX_ATTEMPTS} attempts",
-                next_step="try again later",
-                kind="busy",
-            )
+        facts = {
+            "where": where,
+            "bucket": self._bucket,
+            "right": f"s3:{_RIGHTS.get(error.operation_name, error.operation_name)}",
+            "code": code,
+            "message": answer.get("Message", ""),
+            "status": status,
+            "attempts": MAX_ATTEMPTS,
+        }
+        meaning = "503" if status >= 500 else code
+        refusal = next((row for row in _REFUSALS if meaning in row.codes.split()), _OTHER)
         return StoreError(
-            f"S3 refused {right} for {where}: {message} ({code})",
-            next_step="correct what it names",
-            kind="other",
+            refusal.what.format(**facts),
+            next_step=refusal.next_step.format(**facts),
+            kind=refusal.kind,
         )
 
 
@@ -303,6 +332,7 @@ class FsspecBackend:
             import fsspec
         except ImportError as error:
             raise MissingExtraError(f"{scheme}://", extra="storage") from error
+
         self._is_local = scheme in ("file", "local")
         try:
             # Listings are not cached: another process may write.
@@ -315,8 +345,10 @@ class FsspecBackend:
             ) from error
         except ValueError as error:
             schemes = [*fsspec.available_protocols(), "s3"]
-            what = f"there is no kind of store {scheme}://; {did_you_mean(scheme, schemes)}"
-            raise UsageError(what, next_step="correct the address") from error
+            raise UsageError(
+                f"there is no kind of store {scheme}://; {did_you_mean(scheme, schemes)}",
+                next_step="correct the address",
+            ) from error
         except Exception as error:
             raise self.explain(error, url) from None
 
@@ -333,6 +365,7 @@ class FsspecBackend:
     def _put(self, path: str, source: Path | bytes, moved: Callable[[], None]) -> None:
         if self._has_folders:
             self._files.makedirs(self._files._parent(path), exist_ok=True)
+
         reading = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
         # fsspec would truncate the earlier object first.
         writing = replacing(Path(path)) if self._is_local else self._files.open(path, "wb")
@@ -366,22 +399,37 @@ class FsspecBackend:
         name = type(error).__name__
         if isinstance(error, FileNotFoundError):
             return StoreError(
-                f"there is no object {where}", next_step="correct the address", kind="missing"
+                f"there is no object {where}",
+                next_step="correct the address",
+                kind="missing",
             )
+
         if isinstance(error, PermissionError):
-            step = "give this user the right to list, read, write and delete there"
-            return StoreError(f"access to {where} was denied", next_step=step, kind="denied")
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = f"there is no room left for {where}"
-            return StoreError(what, next_step="free some space there", kind="busy")
+            return StoreError(
+                f"access to {where} was denied",
+                next_step="give this user the right to list, read, write and delete there",
+                kind="denied",
+            )
+
+        if getattr(error, "errno", None) in DISK_FULL:
+            return StoreError(
+                f"there is no room left for {where}",
+                next_step="free some space there",
+                kind="busy",
+            )
+
         if isinstance(error, OSError) or "Timeout" in name:
             reason = getattr(error, "strerror", None) or name
-            step = "check the network, and what the package of this store needs"
             return StoreError(
-                f"{where} is unreachable: {reason}", next_step=step, kind="unreachable"
+                f"{where} is unreachable: {reason}",
+                next_step="check the network, and what the package of this store needs",
+                kind="unreachable",
             )
-        step = "check the address and the credentials that the package of this store uses"
-        return StoreError(f"{where} failed: {name}", next_step=step, kind="other")
+
+        return StoreError(
+            f"{where} failed: {name}",
+            next_step="check the address and the credentials that the package of this store uses",
+        )
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else str(self._root)
@@ -396,4 +444,5 @@ def _answered(call: Callable[[Callable[[], None]], T]) -> T:
         if not moved.is_set():
             raise TimeoutError(errno.ETIMEDOUT, f"no answer for {ANSWER_S:g} s")
         moved.clear()
+
     return work.result()

@@ -8,7 +8,6 @@ unpickled. No torch here.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import time
@@ -23,7 +22,7 @@ from drumline.base.background import T
 from drumline.base.errors import DrumlineError, UsageError
 from drumline.base.text import CREDENTIALS
 from drumline.base.untrusted import DOCUMENT_BYTES, replacing
-from drumline.storage.backends import FsspecBackend, S3Backend, StoreError, corrupt
+from drumline.storage.backends import DISK_FULL, FsspecBackend, S3Backend, StoreError, corrupt
 
 RETRY_AFTER_S = (1.0, 4.0)
 """Before an object is read again whose connection was cut."""
@@ -46,10 +45,12 @@ def open_store(url: str) -> ObjectStore:
             f"the {scheme}:// address holds a user, a password or options, which would be written to logs and files",
             next_step="leave them out: the variables, profile or role of the store itself are used",
         )
+
     if not host and scheme not in _LOCAL:
         raise UsageError(
             f"{url} names no bucket", next_step=f"write it as {scheme}://bucket/prefix"
         )
+
     url = url.rstrip("/")
     if scheme == "s3":
         return ObjectStore(url, S3Backend(host, prefix.strip("/")))
@@ -96,6 +97,7 @@ class ObjectStore:
         with self._explained(name):
             if not reads_all and self._backend.has_checked(name, size):
                 return
+
         self._repeated(
             lambda: self._pass_on([name], _discard, size=size, checksum=checksum, most=size)
         )
@@ -153,11 +155,16 @@ class ObjectStore:
                 os.fsync(file.fileno())
             return digest
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "the disk is full" if is_full else error.strerror
-            next_step = f"{'free some space on' if is_full else 'check'} the disk of {to.parent}"
-            what = f"{self._where(names[0])} could not be written to {to}: {reason}"
-            raise StoreError(what, next_step=next_step, kind="disk") from error
+            reason = error.strerror
+            next_step = f"check the disk of {to.parent}"
+            if error.errno in DISK_FULL:
+                reason = "the disk is full"
+                next_step = f"free some space on the disk of {to.parent}"
+            raise StoreError(
+                f"{self._where(names[0])} could not be written to {to}: {reason}",
+                next_step=next_step,
+                kind="disk",
+            ) from error
 
     def _pass_on(
         self,
@@ -176,12 +183,13 @@ class ObjectStore:
             write(chunk)
             digest.update(chunk)
             count += len(chunk)
+
         if size not in (None, count):
             raise corrupt(self._where(names[0]), f"it has {count:,} bytes in place of {size:,}")
         if checksum not in (None, digest.hexdigest()):
-            raise corrupt(
-                self._where(names[0]), "its checksum differs from the one that was recorded"
-            )
+            reason = "its checksum differs from the one that was recorded"
+            raise corrupt(self._where(names[0]), reason)
+
         return digest.hexdigest()
 
     def _repeated(self, call: Callable[[], T]) -> T:
@@ -192,6 +200,7 @@ class ObjectStore:
                 if not error.may_pass or self._is_stopped:
                     raise
             time.sleep(delay_s)
+
         return call()
 
     def _chunks_up_to(self, most: int | None, names: Sequence[str]) -> Iterator[bytes]:
@@ -202,6 +211,7 @@ class ObjectStore:
             count += len(chunk)
             if most is not None and count > most:
                 raise corrupt(self._where(names[0]), f"it has more than {most:,} bytes")
+
             yield chunk
 
     def _chunks(self, name: str) -> Iterator[bytes]:
@@ -209,12 +219,12 @@ class ObjectStore:
         while True:
             with self._explained(name):
                 chunk = next(chunks, None)
+
             if chunk is None:
                 return
             if self._is_stopped:
-                raise StoreError(
-                    f"{self._where(name)}: stopped", next_step="start again", kind="other"
-                )
+                raise StoreError(f"{self._where(name)}: stopped", next_step="start again")
+
             yield chunk
 
     def _where(self, name: str) -> str:

@@ -64,6 +64,7 @@ class Account:
             self._clients[service] = self._session.client(
                 service, region_name=region, config=config
             )
+
         return self._clients[service]
 
     def call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
@@ -114,6 +115,7 @@ def _refused(error: Mapping[str, str], right: str) -> AwsError:
     else:
         what = f"AWS refused {right}: {message} ({code})"
         step = "correct what it names; docs/aws.md has common cases"
+
     return AwsError(what, next_step=step, code=code)
 
 
@@ -131,12 +133,14 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
         return AwsError(
             f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login"
         )
+
     if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
         step = "check the network and a proxy, and run the same command again"
         return AwsError(
             f"{service} in {region} is unreachable: {without_credentials(str(error))}",
             next_step=step,
         )
+
     return AwsError(
         f"{service}: {without_credentials(str(error))}", next_step="correct what it names"
     )
@@ -149,19 +153,24 @@ def connect(region: str | None, profile: str | None) -> Account:
         from botocore.exceptions import ProfileNotFound
     except ImportError as error:
         raise MissingExtraError("drumline aws", extra="aws") from error
+
     try:
         session = boto3.Session(profile_name=profile, region_name=region)
     except ProfileNotFound as error:
         raise UsageError(
             f"--profile: {error}", next_step="aws configure list-profiles shows them"
         ) from error
+
     chosen = session.region_name
     if chosen is None:
         raise UsageError("no region is set", next_step="give --region, such as --region us-east-1")
+
     regions = []
     for partition in session.get_available_partitions():
         regions += session.get_available_regions("ec2", partition)
+
     if chosen not in regions:
         what = f"there is no region {chosen!r}; {did_you_mean(chosen, regions)}"
         raise UsageError(what, next_step="correct --region")
+
     return Account(session, chosen)

@@ -98,4 +98,5 @@ def missing_for_parallelcluster(settings: ClusterSettings) -> list[str]:
         problems.append(
             "--ssh-from: is missing; ParallelCluster would open ssh of the head node to the whole internet"
         )
+
     return problems

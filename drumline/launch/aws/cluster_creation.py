@@ -30,6 +30,7 @@ def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> 
             f"the cluster {settings.name} is in the state {cluster['StackStatus']}",
             next_step=f"remove it first: drumline aws down --name {settings.name}",
         )
+
     _follow(account, stack, plan, progress)
     if cluster is not None:
         _refill(account, plan)
@@ -85,6 +86,7 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
                 name=settings.name,
                 next_step="correct this, and run the same command again",
             )
+
         if refusal := _refused_launch(account, described):
             raise _after_removal(
                 f"AWS could not start the instances: {refusal}",
@@ -105,6 +107,7 @@ def _refused_launch(account: Account, stack: stacks.Stack) -> str:
         if refused.code == "ValidationError":  # the group does not exist yet
             return ""
         raise
+
     failed = [
         activity
         for activity in answer["Activities"]
@@ -121,6 +124,7 @@ def _cause_of_failure(account: Account, stack: str) -> str:
     causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
     if not causes:
         return "for an unknown reason"
+
     reason = causes[0].get("ResourceStatusReason", "no reason given")
     return f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
 
@@ -148,6 +152,7 @@ def _refill(account: Account, plan: ClusterPlan) -> None:
             f"the time of the cluster {plan.settings.name} is over",
             next_step=f"drumline aws down --name {plan.settings.name}, then up again: the volume is kept",
         )
+
     if group["DesiredCapacity"] < nodes:
         account.call(
             "autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=nodes

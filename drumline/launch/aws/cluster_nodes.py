@@ -64,11 +64,13 @@ def status_lines(account: Account) -> Iterator[str]:
     clusters = _clusters(account)
     for stack in clusters:
         yield from _cluster_lines(account, stack)
+
     names = {tags_of(stack)[TAG] for stack in clusters}
     for volume in kept_volumes(account):
         if (name := tags_of(volume)[TAG]) not in names:
             size = file_size(volume["SizeInBytes"]["Value"])
             yield f"{name}: only its volume {volume['FileSystemId']} is left ({size})"
+
     yield f"{plural(len(clusters), 'cluster')} in {account.region}"
 
 
@@ -105,4 +107,5 @@ def ssh_config(
             lines.append(f"  ProxyCommand {shlex.join(command)}")
         elif node.public_address:
             lines.append(f"  HostName {node.public_address}")
+
     return "\n".join([*lines, "Host *", "  Include ~/.ssh/config", ""])

@@ -11,7 +11,7 @@ import re
 import shutil
 import textwrap
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -27,9 +27,13 @@ from drumline.launch.aws.cluster_settings import ME, ClusterSettings
 from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
 from drumline.launch.templates import render
 
-# Quotas of running vCPUs by the first letters of a type and the market:
-# docs.aws.amazon.com/ec2/latest/instancetypes
-_STANDARD = ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z")
+# The family of a quota by the first letters of a type, where it is not these letters.
+_FAMILIES = {
+    "gr": "g",
+    "vt": "g",
+    **dict.fromkeys(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), "standard"),
+}
+# Quotas of running vCPUs by family and market: docs.aws.amazon.com/ec2/latest/instancetypes
 _QUOTAS: Mapping[tuple[str, str], str] = {
     ("standard", "on-demand"): "L-1216C47A",
     ("standard", "spot"): "L-34B43A08",
@@ -43,7 +47,6 @@ _DLAMI = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
-_UBUNTU_ARCHS = {"x86_64": "amd64", "arm64": "arm64"}
 TEMPLATE = Path(__file__).with_name("cluster.yaml")
 MORE_CARDS = "          # more-network-cards\n"
 # Files of this folder that become part of the user data, which cannot be longer than 16 kB.
@@ -79,6 +82,7 @@ class Hardware:
 
 
 def find_hardware(account: Account, name: str) -> Hardware:
+    """As AWS describes the type in this region."""
     try:
         answer = account.call("ec2", "describe_instance_types", InstanceTypes=[name])
     except AwsError as refused:
@@ -88,8 +92,10 @@ def find_hardware(account: Account, name: str) -> Hardware:
             f"--type: there is no instance type {name!r} in {account.region}",
             next_step="correct it, or give another --region; aws.amazon.com/ec2/instance-types has all types",
         ) from refused
+
     described = answer["InstanceTypes"][0]
     network = described["NetworkInfo"]
+    num_efas = int(network.get("EfaSupported", False))
     gpus = described.get("GpuInfo", {}).get("Gpus", [])
     archs = described["ProcessorInfo"]["SupportedArchitectures"]
     return Hardware(
@@ -98,14 +104,13 @@ def find_hardware(account: Account, name: str) -> Hardware:
         num_vcpus=described["VCpuInfo"]["DefaultVCpus"],
         num_gpus=sum(gpu["Count"] for gpu in gpus),
         gpu=gpus[0]["Name"] if gpus else "",
-        num_efas=network.get("EfaInfo", {}).get(
-            "MaximumEfaInterfaces", int(network.get("EfaSupported", False))
-        ),
+        num_efas=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", num_efas),
         num_cards=network.get("MaximumNetworkCards", 1),
     )
 
 
 def _zones_with(account: Account, instance_type: str) -> list[str]:
+    """The zones of the region that offer the type."""
     offered = account.all(
         "ec2",
         "describe_instance_type_offerings",
@@ -118,14 +123,17 @@ def _zones_with(account: Account, instance_type: str) -> list[str]:
             f"{account.region} does not offer {instance_type}",
             next_step="give another --region or another --type",
         )
+
     return sorted(offer["Location"] for offer in offered)
 
 
 def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: str) -> str:
     """Raise if the nodes are more than the account may ever run; a sentence about the quota. What
     else runs counts too, which AWS does at `up`."""
-    if (code := _quota_code(hardware.name, market)) is None:
+    code = _quota_code(hardware.name, market)
+    if code is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
+
     request = {"ServiceCode": "ec2", "QuotaCode": code}
     quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
     needed = hardware.num_vcpus * num_nodes
@@ -138,19 +146,16 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
             f"ec2/quotas/{code}?region={account.region}; or give fewer --nodes or another --type",
             code="QuotaExceeded",
         )
+
     return f"{described}, {needed} needed"
 
 
 def _quota_code(instance_type: str, market: str) -> str | None:
-    match = re.match(r"([a-z]+)(\d*)", instance_type)
-    if match is None:
-        return None
-    letters = match[1]
-    number = int(match[2] or 0)
-    family = "standard" if letters in _STANDARD else letters
-    family = {"gr": "g", "vt": "g"}.get(family, family)
-    if family == "p" and market == "spot" and number >= 5:
-        family = f"p{number}"
+    """None: drumline does not know it."""
+    letters, number = re.findall(r"([a-z]+)(\d*)", instance_type)[0]
+    family = _FAMILIES.get(letters, letters)
+    if family == "p" and market == "spot" and int(number) >= 5:
+        family += number
     return _QUOTAS.get((family, market))
 
 
@@ -161,10 +166,13 @@ class Image:
 
 
 def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
+    """The given image, or the newest default one."""
     if ami is None:
-        arch = hardware.arch if hardware.num_gpus else _UBUNTU_ARCHS[hardware.arch]
-        name = (_DLAMI if hardware.num_gpus else _UBUNTU).format(arch=arch)
+        name = _UBUNTU.format(arch=hardware.arch.replace("x86_64", "amd64"))
+        if hardware.num_gpus:
+            name = _DLAMI.format(arch=hardware.arch)
         ami = str(account.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
+
     images = account.call("ec2", "describe_images", ImageIds=[ami])["Images"]
     return Image(id=ami, root_device=images[0].get("RootDeviceName") or "/dev/sda1")
 
@@ -177,14 +185,15 @@ def choose_zone(
     if named_zone is None:
         # Local Zones, whose names are longer, are elsewhere, cost more, and have no EFS.
         ordinary_zones = [zone for zone in zones if len(zone) == len(account.region) + 1]
-        return min(
-            ordinary_zones or zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone)
-        )
+        # Zones are sorted, so of equal ones the first is chosen.
+        return min(ordinary_zones or zones, key=lambda zone: spot_prices.get(zone, float("inf")))
+
     if named_zone not in zones:
-        what = f"{named_zone} does not offer {instance_type}; {join_names(zones)} do"
         raise UsageError(
-            what, next_step="give one of these as --zone (or a subnet in it), or another --type"
+            f"{named_zone} does not offer {instance_type}; {join_names(zones)} do",
+            next_step="give one of these as --zone (or a subnet in it), or another --type",
         )
+
     return named_zone
 
 
@@ -196,11 +205,12 @@ class ClusterPlan:
     settings: ClusterSettings
     hardware: Hardware
     parameters: Mapping[str, str]
-    costs: tuple[prices.Cost, ...]
+    costs: Sequence[prices.Cost]
     volume_price: float | None
-    notes: tuple[str, ...]
+    notes: Sequence[str]
 
     def template(self) -> str:
+        """Of the stack."""
         cards = "".join(_card_lines(self.hardware)) if self.has_cards else ""
         return template_text().replace(MORE_CARDS, cards)
 
@@ -209,6 +219,7 @@ class ClusterPlan:
         return not _has_one_card(self.settings, self.hardware)
 
     def lines(self) -> list[str]:
+        """What the user confirms."""
         text = render(
             "aws/plan.txt.j2",
             plan=self,
@@ -235,39 +246,45 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         raise UsageError(
             "no instance type is set", next_step="give --type, such as --type g6.12xlarge"
         )
+
     hardware = find_hardware(account, settings.type)
     if settings.efa and not hardware.num_efas:
         raise UsageError(
             f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type"
         )
+
     stack = find_cluster(account, settings)
     before = parameters_of(stack) if stack else {}
     subnet = _subnet(account, settings.subnet)
     is_public = _is_public(settings, hardware, subnet)
     check_way_in(settings, hardware, is_public=is_public)
     check_way_out(account, settings, subnet, is_public=is_public)
+
     market = prices.spot_prices(account, settings.type) if settings.spot else {}
     named_zone = subnet.get("AvailabilityZone") or settings.zone or before.get("Zone")
     zone = choose_zone(account, settings.type, named_zone, market)
+    price = market.get(zone)
+    if not settings.spot:
+        price = prices.listed_price(account, "instance", instanceType=settings.type)
+    _check_ceiling(settings, price)
+
     # The nodes of a cluster that is up are part of what is in use.
     if stack:
         quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
     else:
         quota = check_quota(account, hardware, settings.nodes, settings.market)
-    price = (
-        market.get(zone)
-        if settings.spot
-        else prices.listed_price(account, "instance", instanceType=settings.type)
-    )
-    _check_ceiling(settings, price)
-    image = find_image(account, settings.ami, hardware)
-    if settings.key is not None:
-        account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
-    copied = []
+
+    notes = [
+        quota,
+        f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
+    ]
     if settings.copies_drumline:
-        copied.append(
+        notes.append(
             f"launch copies this installation to the nodes: drumline {version('drumline')}"
         )
+
+    image = find_image(account, settings.ami, hardware)
+    account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
     parameters = {
         **_parameters(account, settings, hardware, subnet),
         "Zone": zone,
@@ -279,13 +296,9 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         settings=settings,
         hardware=hardware,
         parameters=parameters,
-        costs=tuple(_costs(account, settings, parameters, price)),
+        costs=list(_costs(account, settings, parameters, price)),
         volume_price=prices.listed_price(account, "volume"),
-        notes=(
-            quota,
-            f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
-            *copied,
-        ),
+        notes=notes,
     )
 
 
@@ -295,6 +308,7 @@ def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
 
 
 def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
+    """Whether the instances get public addresses. `subnet`: an existing one, or empty."""
     gives_public_addresses = not subnet or bool(subnet.get("MapPublicIpOnLaunch"))
     return _has_one_card(settings, hardware) and gives_public_addresses
 
@@ -344,14 +358,18 @@ def _volume_parameters(
     parameters = {"VolumeId": volume, "MountTargetAddress": "", "MountTargetGroup": ""}
     if not volume:
         return parameters
+
     targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
-    here = next((target for target in targets if target.get("AvailabilityZoneName") == zone), None)
-    if here is not None:
-        target = {"MountTargetId": here["MountTargetId"]}
-        groups = account.call("efs", "describe_mount_target_security_groups", **target)[
-            "SecurityGroups"
-        ]
-        parameters |= {"MountTargetAddress": here["IpAddress"], "MountTargetGroup": groups[0]}
+    for target in targets:
+        if target.get("AvailabilityZoneName") == zone:
+            groups = account.call(
+                "efs",
+                "describe_mount_target_security_groups",
+                MountTargetId=target["MountTargetId"],
+            )
+            parameters["MountTargetAddress"] = target["IpAddress"]
+            parameters["MountTargetGroup"] = groups["SecurityGroups"][0]
+
     return parameters
 
 
@@ -361,19 +379,25 @@ def own_network() -> str:
         with urllib.request.urlopen(ADDRESS_URL, timeout=10) as answer:
             return f"{answer.read(64).decode().strip()}/32"
     except (OSError, ValueError) as error:
-        what = f"this machine's public address is not known: {ADDRESS_URL}: {error}"
-        raise AwsError(what, next_step="give it: --ssh-from ADDRESS/32") from error
+        raise AwsError(
+            f"this machine's public address is not known: {ADDRESS_URL}: {error}",
+            next_step="give it: --ssh-from ADDRESS/32",
+        ) from error
 
 
 def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
+    """As AWS describes an existing one; empty for a new VPC."""
     if subnet is None:
         return {}
+
     return dict(account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"][0])
 
 
 def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
+    """Raise if the price of an instance is above --max-price, or unknown."""
     if settings.max_price is None:
         return
+
     if price is None or price > settings.max_price:
         now = f"costs {prices.dollars(price)} an hour" if price else "has no known price"
         raise UsageError(
@@ -392,15 +416,16 @@ def _costs(
         yield prices.Cost(instances, price, nodes, highest_price=settings.max_price)
     else:
         yield prices.fixed_cost(instances, price, nodes)
+
     month = prices.listed_price(account, "disk")
     disk_price = None if month is None else month / prices.HOURS_A_MONTH
-    yield prices.fixed_cost(
-        f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk
-    )
+    disks = f"{nodes} x disk of {settings.disk} GiB"
+    yield prices.fixed_cost(disks, disk_price, nodes * settings.disk)
+
     if parameters["PublicAddress"] == "true":
-        yield prices.fixed_cost(
-            f"{nodes} x public address", prices.listed_price(account, "address"), nodes
-        )
+        address_price = prices.listed_price(account, "address")
+        yield prices.fixed_cost(f"{nodes} x public address", address_price, nodes)
+
     if parameters["NatGateway"] == "true":
         what = "NAT gateway until `down`, without what passes through it"
         yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)
@@ -431,6 +456,7 @@ def check_way_in(settings: ClusterSettings, hardware: Hardware, *, is_public: bo
             "no --key is set, and `drumline aws launch` connects by ssh",
             next_step="give --key NAME, an EC2 key pair, with --ssh-from me or --ssm",
         )
+
     if settings.ssm:
         check_session_manager("--ssm")
     elif settings.ssh_from is None:
@@ -446,9 +472,8 @@ def _check_private_address(settings: ClusterSettings, hardware: Hardware) -> Non
     """From outside, instances without a public address are reached through a VPN, or not at all."""
     ssh_from = settings.ssh_from or ME
     if settings.subnet is None or ssh_from == ME or ip_network(ssh_from).is_global:
-        where = (
-            settings.subnet or f"a new VPC, with {plural(hardware.num_cards, 'network card')} each"
-        )
+        cards = plural(hardware.num_cards, "network card")
+        where = settings.subnet or f"a new VPC, with {cards} each"
         raise UsageError(
             f"the instances get no public address in {where}, so --ssh-from {ssh_from} cannot reach them",
             next_step="give --ssm in place of --ssh-from, or a --subnet and the network of your VPN; or --no-efa",
@@ -456,6 +481,7 @@ def _check_private_address(settings: ClusterSettings, hardware: Hardware) -> Non
 
 
 def check_session_manager(why: str) -> None:
+    """Raise unless its programs are on this machine. `why`: what needs them."""
     missing = [program for program in SESSION_PROGRAMS if shutil.which(program) is None]
     if missing:
         raise UsageError(
@@ -471,6 +497,7 @@ def check_way_out(
     whether they can."""
     if not subnet:
         return
+
     target = _default_route(account, subnet)
     if target is None or (target.startswith("igw-") and not is_public):
         way_out = "its route table has no working route for it"
@@ -485,14 +512,16 @@ def check_way_out(
 def _default_route(account: Account, subnet: Mapping[str, Any]) -> str | None:
     """Where the subnet sends what is for the internet: `igw-...`, or another gateway; None:
     nowhere."""
-    by_subnet = [{"Name": "association.subnet-id", "Values": [subnet["SubnetId"]]}]
-    main = [
-        {"Name": "vpc-id", "Values": [subnet["VpcId"]]},
-        {"Name": "association.main", "Values": ["true"]},
-    ]
-    tables = account.all("ec2", "describe_route_tables", "RouteTables", Filters=by_subnet)
-    tables = tables or account.all("ec2", "describe_route_tables", "RouteTables", Filters=main)
+    by_subnet = {"association.subnet-id": subnet["SubnetId"]}
+    main = {"vpc-id": subnet["VpcId"], "association.main": "true"}
+    tables = _route_tables(account, by_subnet) or _route_tables(account, main)
     for route in tables[0]["Routes"] if tables else ():
         if route.get("DestinationCidrBlock") == EVERYWHERE and route.get("State") != "blackhole":
             return str(route.get("GatewayId") or "another gateway")
+
     return None
+
+
+def _route_tables(account: Account, values: Mapping[str, str]) -> list[Any]:
+    filters = [{"Name": name, "Values": [value]} for name, value in values.items()]
+    return account.all("ec2", "describe_route_tables", "RouteTables", Filters=filters)

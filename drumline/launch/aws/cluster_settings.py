@@ -149,15 +149,15 @@ class ClusterSettings:
 
 
 def _flags(group: str) -> FlagTable:
+    """The flags of one group of the help."""
     kinds = get_type_hints(ClusterSettings, include_extras=True)
-    return {
-        setting.name.replace("_", "-"): (
-            without_none(kinds[setting.name]),
-            *setting.metadata["texts"],
-        )
-        for setting in fields(ClusterSettings)
-        if setting.metadata["group"] == group
-    }
+    table = {}
+    for setting in fields(ClusterSettings):
+        if setting.metadata["group"] == group:
+            kind = without_none(kinds[setting.name])
+            table[setting.name.replace("_", "-")] = (kind, *setting.metadata["texts"])
+
+    return table
 
 
 WHERE: FlagTable = {
@@ -180,9 +180,11 @@ def settings_from(
     """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get
     this folder before they install anything."""
     values = _from_file(Path(flags["config"]), problems) if "config" in flags else {}
-    names = {setting.name for setting in fields(ClusterSettings)}
-    by_field = {flag.replace("-", "_"): value for flag, value in flags.items()}
-    values |= {name: value for name, value in by_field.items() if name in names}
+    for setting in fields(ClusterSettings):
+        flag = setting.name.replace("_", "-")
+        if flag in flags:
+            values[setting.name] = flags[flag]
+
     settings = ClusterSettings(**values)
     problems += _wrong_settings(settings)
     if settings.install is not None:
@@ -206,10 +208,12 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
         return {}
+
     section = document.get(CLUSTER_SECTION)
     if not isinstance(section, dict):
         problems.append(f"{path}: there is no section [{CLUSTER_SECTION}]")
         return {}
+
     kinds = {
         name.replace("-", "_"): kind for name, (kind, *_) in SETTINGS.items() if name != "config"
     }
@@ -221,6 +225,7 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
             values[name] = from_value(kinds[name], value)
         except Mismatch as mismatch:
             problems.append(f"{path}: {CLUSTER_SECTION}.{name}: {mismatch}")
+
     return values
 
 

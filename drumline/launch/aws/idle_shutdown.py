@@ -37,9 +37,11 @@ def main(argv: list[str] | None = None) -> None:
 def is_busy() -> bool:
     if float(LOAD.read_text(encoding="ascii").split()[0]) >= BUSY_LOAD:
         return True
+
     program = shutil.which("nvidia-smi")
     if program is None:
         return False
+
     done = subprocess.run(
         [program, *QUERY], capture_output=True, encoding="utf-8", errors="replace", check=False
     )

@@ -38,6 +38,7 @@ def node_requirements(install: str | None) -> list[str]:
     packages = [word for word in words if word != THIS_INSTALLATION]
     if not copies_drumline(install):
         return packages
+
     names = {name_of(word) for word in packages}
     return [word for word in third_party_requirements() if name_of(word) not in names] + packages
 
@@ -52,6 +53,7 @@ def name_of(word: str) -> str | None:
         name = path.rpartition("/")[2].partition("-")[0]
     else:
         name = _project_name(Path(path))
+
     return re.sub(r"[-_.]+", "-", name).lower() if name else None
 
 
@@ -95,6 +97,7 @@ def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
                 f"the nodes; write {THIS_INSTALLATION} for this installation, or NAME@URL"
             )
             return
+
     if not is_copied and THIS_INSTALLATION not in map(name_of, packages):
         yield (
             f"--install: without {THIS_INSTALLATION} the nodes cannot train; add {THIS_INSTALLATION} for this "

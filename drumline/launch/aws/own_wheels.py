@@ -3,8 +3,6 @@ took its names there could run code as root on every node."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.metadata
 import io
 import re
@@ -46,16 +44,18 @@ def build_wheel() -> Wheel:
         path = _metadata_folder(installed) / name
         if path.is_file():
             contents[f"{stem}.dist-info/{name}"] = path.read_bytes()
+
     contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
-    record = [_record_line(name, content) for name, content in contents.items()]
-    record.append(f"{stem}.dist-info/RECORD,,\n")
-    contents[f"{stem}.dist-info/RECORD"] = "".join(record).encode()
+    record_name = f"{stem}.dist-info/RECORD"
+    contents[record_name] = "".join(f"{name},,\n" for name in [*contents, record_name]).encode()
+
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in contents.items():
             entry = zipfile.ZipInfo(name, FILE_TIME)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+
     return Wheel(f"{stem}-{TAG}.whl", file.getvalue())
 
 
@@ -65,6 +65,7 @@ def _installed() -> importlib.metadata.Distribution:
     for installed in importlib.metadata.distributions(name=DRUMLINE):
         if (_metadata_folder(installed) / "METADATA").is_file():
             return installed
+
     raise UsageError(
         "this installation of drumline cannot be copied: no drumline-*.dist-info has its METADATA",
         next_step="install drumline again with pip 23 or newer",
@@ -72,19 +73,16 @@ def _installed() -> importlib.metadata.Distribution:
 
 
 def _metadata_folder(installed: importlib.metadata.Distribution) -> Path:
+    """Its `*.dist-info`, which need not exist."""
     return Path(str(installed.locate_file(f"{DRUMLINE}-{installed.version}.dist-info")))
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
+    """Each file of the package: its name in a wheel, and its content."""
     folder = Path(drumline.__file__).parent
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield f"{DRUMLINE}/{path.relative_to(folder).as_posix()}", path.read_bytes()
-
-
-def _record_line(name: str, content: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-    return f"{name},sha256={digest},{len(content)}\n"
 
 
 def pack(wheel: Wheel) -> bytes:
@@ -106,6 +104,7 @@ def third_party_requirements() -> list[str]:
         match = PROJECT_NAME.match(requirement)
         if is_for_nodes(line) and match is not None and match[0] not in OUR_NAMES:
             requirements[match[0]] = requirement.strip()
+
     return [_pinned(name, requirement) for name, requirement in requirements.items()]
 
 

@@ -36,6 +36,7 @@ def find_cluster(account: Account, settings: ClusterSettings) -> Stack | None:
     stack = find_stack(account, settings.stack)
     if stack is None or is_cluster(stack):
         return stack
+
     raise UsageError(
         f"the stack {settings.stack} in {account.region}, made {made_at(stack)}, is not a cluster of drumline: it has "
         f"no tag {TAG}={settings.name}; it was left alone",
@@ -90,10 +91,10 @@ def polls(account: Account, stack: str, progress: Progress) -> Iterator[Stack | 
     while True:
         yield find_stack(account, stack)
         answer = account.call("cloudformation", "describe_stack_events", StackName=stack)
-        events = answer["StackEvents"]
         event = "waiting for AWS"
-        if events:
-            event = f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}"
+        for newest in answer["StackEvents"][:1]:
+            event = f"{newest['LogicalResourceId']}: {newest['ResourceStatus']}"
+
         if event != step:
             progress(event)
         step = event
@@ -118,6 +119,7 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
         if resource["ResourceStatus"] == "DELETE_FAILED":
             name = f"{resource['LogicalResourceId']} ({resource.get('PhysicalResourceId')})"
             left.append(f"{name}: {resource.get('ResourceStatusReason')}")
+
     return AwsError(
         as_list("AWS could not delete:", left),
         next_step="remove what of yours uses it, such as an interface in its security group; then run down again",
@@ -127,11 +129,10 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
 
 def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
     """What `status` needs: the most that an hour may cost; no tag where that is unknown."""
-    parts = {
-        NODES_PRICE_TAG: [cost.most_an_hour for cost in costs if cost.ends_with_nodes],
-        STACK_PRICE_TAG: [cost.most_an_hour for cost in costs if not cost.ends_with_nodes],
+    totals = {
+        NODES_PRICE_TAG: total(cost.most_an_hour for cost in costs if cost.ends_with_nodes),
+        STACK_PRICE_TAG: total(cost.most_an_hour for cost in costs if not cost.ends_with_nodes),
     }
-    totals = {tag: total(amounts) for tag, amounts in parts.items()}
     return {tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None}
 
 
@@ -141,9 +142,9 @@ def price_words(stack: Stack, now: datetime) -> str:
     tags = tags_of(stack)
     if NODES_PRICE_TAG not in tags or STACK_PRICE_TAG not in tags:
         return "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"
+
     made = stack["CreationTime"]
-    end = parameters_of(stack).get("EndsAt")
-    nodes_until = now if end is None else min(now, datetime.fromisoformat(end))
+    nodes_until = min(now, datetime.fromisoformat(parameters_of(stack)["EndsAt"]))
     nodes_price = float(tags[NODES_PRICE_TAG]) * _hours(nodes_until - made)
     stack_price = float(tags[STACK_PRICE_TAG]) * _hours(now - made)
     return f"at most {dollars(nodes_price + stack_price)}, beside EFS and traffic"

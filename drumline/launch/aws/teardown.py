@@ -29,33 +29,21 @@ class Billed:
 
 
 class _BilledKind(NamedTuple):
-    """Whatever of it has the cluster's tag is on the bill, unless its state is a free one."""
+    """Whatever of it has the cluster's tag is on the bill, unless it is about to end."""
 
     kind: str
     operation: str
     answer_list: str
     id_field: str
-    free_states: tuple[str, ...] = ()
 
 
 _BILLED_KINDS = (
-    _BilledKind(
-        "instance",
-        "describe_instances",
-        "Reservations",
-        "InstanceId",
-        ("terminated", "shutting-down"),
-    ),
-    _BilledKind("disk", "describe_volumes", "Volumes", "VolumeId", ("deleting",)),
+    _BilledKind("instance", "describe_instances", "Reservations", "InstanceId"),
+    _BilledKind("disk", "describe_volumes", "Volumes", "VolumeId"),
     _BilledKind("address", "describe_addresses", "Addresses", "AllocationId"),
-    _BilledKind(
-        "NAT gateway",
-        "describe_nat_gateways",
-        "NatGateways",
-        "NatGatewayId",
-        ("deleted", "deleting", "failed"),
-    ),
+    _BilledKind("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId"),
 )
+_FREE_STATES = ("terminated", "shutting-down", "deleting", "deleted", "failed")
 
 
 def take_down(
@@ -65,10 +53,11 @@ def take_down(
     stack = stacks.find_cluster(account, settings)
     if stack is not None:
         _delete_stack(account, str(stack["StackId"]), progress)
-    never_came_up = stack is not None and stack["StackStatus"] == "CREATE_IN_PROGRESS"
+
     for volume in kept_volumes(account, settings.name):
-        if delete_data or (never_came_up and _is_newer(volume, stack)):
+        if delete_data or _never_came_up(stack, volume):
             _delete_volume(account, str(volume["FileSystemId"]), progress)
+
     return _kept(account, settings.name, progress)
 
 
@@ -84,18 +73,18 @@ def finish_rollback(
 def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: bool) -> list[str]:
     """What `down` would remove and another identity made, with who and when."""
     stack = stacks.find_cluster(account, settings)
-    removed = [] if stack is None else [(f"the cluster {settings.name}", stack)]
+    removed = {} if stack is None else {f"the cluster {settings.name}": stack}
     if delete_data:
-        volumes = kept_volumes(account, settings.name)
-        removed += [
-            (f"the volume {volume['FileSystemId']}, with its data,", volume) for volume in volumes
-        ]
+        for volume in kept_volumes(account, settings.name):
+            removed[f"the volume {volume['FileSystemId']}, with its data,"] = volume
+
     if not removed:
         return []
+
     identity = account.identity()
     return [
         f"{what} was made by {stacks.owner_of(described)} at {stacks.made_at(described)}, and you are {identity}"
-        for what, described in removed
+        for what, described in removed.items()
         if stacks.owner_of(described) != identity
     ]
 
@@ -107,15 +96,21 @@ def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed
         named = ", ".join(f"{item.kind} {item.id}" for item in left if item.kind != "volume")
         if not named:
             return left
+
         progress(f"waiting for {named}")
         time.sleep(stacks.POLL_S)
-    next_step = "run down again in a minute; if they stay, delete them in the EC2 console"
-    raise AwsError(f"still on the bill of {name}: {named}", next_step=next_step)
+
+    raise AwsError(
+        f"still on the bill of {name}: {named}",
+        next_step="run down again in a minute; if they stay, delete them in the EC2 console",
+    )
 
 
-def _is_newer(volume: Mapping[str, Any], stack: stacks.Stack | None) -> bool:
-    """Whether it was made for this stack; if that never came up it has no data."""
-    return stack is not None and bool(volume["CreationTime"] >= stack["CreationTime"])
+def _never_came_up(stack: stacks.Stack | None, volume: Mapping[str, Any]) -> bool:
+    """Whether the volume was made for a stack that was still being created: it has no data."""
+    if stack is None or stack["StackStatus"] != "CREATE_IN_PROGRESS":
+        return False
+    return bool(volume["CreationTime"] >= stack["CreationTime"])
 
 
 def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> None:
@@ -132,24 +127,28 @@ def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> No
 
 
 def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> None:
-    targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
-    for target in targets:
+    for target in _mount_targets(account, volume):
         account.call("efs", "delete_mount_target", MountTargetId=target["MountTargetId"])
-    while targets:
+    while _mount_targets(account, volume):
         progress(f"waiting for the mount targets of {volume}")
         time.sleep(stacks.POLL_S)
-        targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
     account.call("efs", "delete_file_system", FileSystemId=volume)
+
+
+def _mount_targets(account: Account, volume: str) -> list[Any]:
+    answer = account.call("efs", "describe_mount_targets", FileSystemId=volume)
+    return list(answer["MountTargets"])
 
 
 def billed(account: Account, name: str) -> Iterator[Billed]:
     """All that has the cluster's tag and costs money, asked from each service itself."""
     for billed_kind in _BILLED_KINDS:
         for resource in _tagged_resources(account, name, billed_kind):
-            if _state(resource) not in billed_kind.free_states:
+            if _state(resource) not in _FREE_STATES:
                 yield Billed(billed_kind.kind, str(resource[billed_kind.id_field]))
+
     for volume in kept_volumes(account, name):
-        if volume["LifeCycleState"] not in ("deleting", "deleted"):
+        if volume["LifeCycleState"] not in _FREE_STATES:
             size = int(volume["SizeInBytes"]["Value"])
             yield Billed("volume", str(volume["FileSystemId"]), size)
 
@@ -160,6 +159,7 @@ def _tagged_resources(account: Account, name: str, billed_kind: _BilledKind) -> 
     filters = {parameter: [{"Name": f"tag:{TAG}", "Values": [name]}]}
     if operation == "describe_addresses":  # it has no pages
         return list(account.call("ec2", operation, **filters)[billed_kind.answer_list])
+
     resources = account.all("ec2", operation, billed_kind.answer_list, **filters)
     if operation == "describe_instances":
         return [instance for reservation in resources for instance in reservation["Instances"]]
@@ -176,11 +176,14 @@ def kept_lines(account: Account, settings: ClusterSettings, volumes: list[Billed
         size = "size not counted yet"
         if volume.size:
             size = f"{file_size(volume.size)}, as EFS last counted"
+
         month = listed_price(account, "volume")
         cost = "whose price is unknown"
         if month is not None:
             cost = f"which costs {dollars(month)} for a GB a month"
+
         yield f"kept the volume {volume.id} ({size}), {cost}; up uses it again"
         yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"
+
     kinds = "no instance, disk, address or NAT gateway"
     yield f"nothing else of {settings.name} is on the bill: {kinds} has its tag in {account.region}"

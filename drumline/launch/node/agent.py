@@ -285,6 +285,7 @@ class NodeAgent(LocalElasticAgent):
                 variables |= self.supervision.script_watch.variables()
             if self.rendezvous.sidecars:
                 variables[rank_environment.WATCH_NODES] = ",".join(self.rendezvous.sidecars)
+
         return variables
 
     def _why_restarted(self) -> str:
@@ -374,6 +375,7 @@ class NodeAgent(LocalElasticAgent):
         if nodes.reached_step > nodes.counted_step:
             nodes.restarts_used = 0
             self._remaining_restarts = self._worker_group.spec.max_restarts
+
         self._report_progress()
 
     def _limit_restarts(self, records: Iterable[FailureRecord]) -> None:
@@ -501,6 +503,7 @@ def run_agent(
         if result.is_failed() and not agent.were_preempted(result):
             _publish_failure(rendezvous, result, diagnosis)
         rendezvous.shutdown()
+
     return result, diagnosis
 
 

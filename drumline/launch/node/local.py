@@ -36,9 +36,11 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.master_addr)
     use_private_cache()
+
     # Until there are ranks to pass a signal on to; the guard ends the other processes.
     interrupted = startup.INTERRUPTED_EARLY if program.is_task else STOPPED
     _exit_on_signals(STOPPED_EARLY, interrupted, is_task=program.is_task)
+
     os.environ[JOB_ENV] = supervision.job
     watch = WatchFolder(supervision.job)
     code = None
@@ -82,21 +84,16 @@ def _run_guarded(
     # Otherwise the agent would print its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
     num_procs = node.num_procs or startup.default_procs()
     limit_threads(num_procs)
-    handled = [
-        number.name
-        for number in startup.ENDING_SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    if len(handled) < len(startup.ENDING_SIGNALS):  # under nohup torch would end with the terminal
-        os.environ.setdefault(HANDLED_SIGNALS, ",".join(handled))
+    _ignore_in_torch()
     if node.num_nodes > 1:  # from here on the other nodes are informed
         startup.set_handler(signal.SIGINT, signal.default_int_handler)
         startup.set_handler(signal.SIGTERM, signal.SIG_DFL)
-    is_here = (
-        supervision.folder is None
-    )  # the user sees this output; otherwise the controller reports
+
+    # Whether the user sees this output; otherwise the controller reports.
+    is_here = supervision.folder is None
     try:
         result, diagnosis = run_agent(node, num_procs, program, supervision, watch)
     except Preempted as preempted:
@@ -110,20 +107,29 @@ def _run_guarded(
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            print_message(
-                startup.interrupted(run, program.words)
-                if program.is_task and program.can_resume
-                else STOPPED
-            )
+            is_resumable = program.is_task and program.can_resume
+            print_message(startup.interrupted(run, program.words) if is_resumable else STOPPED)
         return ExitCode.INTERRUPTED
+
     if not result.is_failed():
         return ExitCode.SUCCESS
+
     rank, failure = first_failure(result, diagnosis)
     if is_here:
         report_failure(rank, failure.exitcode, program, diagnosis, watch.current)
     if diagnosis is not None and diagnosis.is_hang:
         return ExitCode.HANG
     return exit_code_of(failure.exitcode, is_task=program.is_task)
+
+
+def _ignore_in_torch() -> None:
+    """Have torch's agent ignore the signals that are ignored here: under nohup it would end with
+    the terminal."""
+    ending_signals = startup.ENDING_SIGNALS
+    handled = [
+        number.name for number in ending_signals if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    os.environ.setdefault(HANDLED_SIGNALS, ",".join(handled))
 
 
 def limit_threads(num_procs: int) -> None:
@@ -156,17 +162,20 @@ def report_failure(
             print_message(HANG_ENDED)
         write_error(os.environ, ErrorRecord(diagnosis.sentence, None, Place()))
         return
+
     has_reported = program.is_task and code >= 0
     if has_reported or (folder is not None and not claim_report(folder)):
         return
+
+    how = how_it_ended(code)
     if not program.is_task:
-        script = program.words[0]
-        how = how_it_ended(code)
-        print_message(f"{script} failed on rank {rank} ({how}); the other ranks were stopped")
-    else:
-        log = Path(program.run or "", "logs", f"rank-{rank:05d}.log")
-        what = f"rank {rank} was {how_it_ended(code)}; the others were stopped"
-        next_step = f"read {log}"
-        hint = [f"try: {next_step}"] if program.run and log.exists() else []
-        print_message(what, *hint)
-        write_error(os.environ, ErrorRecord(what, next_step if hint else None, Place()))
+        print_message(
+            f"{program.words[0]} failed on rank {rank} ({how}); the other ranks were stopped"
+        )
+        return
+
+    what = f"rank {rank} was {how}; the others were stopped"
+    log = Path(program.run or "", "logs", f"rank-{rank:05d}.log")
+    next_step = f"read {log}" if program.run and log.exists() else None
+    print_message(what, *([f"try: {next_step}"] if next_step else []))
+    write_error(os.environ, ErrorRecord(what, next_step, Place()))

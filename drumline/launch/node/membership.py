@@ -121,6 +121,7 @@ class Membership:
                 f"{node.node_rank}; or another job uses {node.endpoint}",
                 next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
             )
+
         self._seal_launch(job)
 
     def publish(self, key: str, content: Mapping[str, Any]) -> None:
@@ -135,6 +136,7 @@ class Membership:
         published = None
         with contextlib.suppress(dist.DistError):
             published = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
+
         check_secret(self.store, "node 0")
         if published is not None:
             return published
@@ -144,6 +146,7 @@ class Membership:
         if self.store.foreign:
             what += f" of this job: its {SECRET_ENV} differs"
             next_step = f"set the same {SECRET_ENV} on all nodes, and check what listens there"
+
         raise PreflightError(what, next_step=next_step)
 
     def _seal_launch(self, job: Mapping[str, Any]) -> None:
@@ -194,6 +197,7 @@ class Membership:
         finally:
             self._waiting = None  # before its line is cleared: the thread would show it again
             waiting.clear()
+
         self.set_state(RUNNING)
 
     def set_state(self, state: str) -> None:

@@ -133,6 +133,7 @@ class NodeRendezvous(RendezvousHandler):
             with self.membership.joining():
                 info = self._join()
             self.membership.read()
+
         if self.missing:
             print_message(f"warning: training continues on {self._nodes_left()}")
         return info
@@ -237,6 +238,7 @@ class NodeRendezvous(RendezvousHandler):
             self._check_replaced()
             if self.is_closed():
                 raise self._job_over()
+
             yield now
             time.sleep(self._poll_s)
 
@@ -317,6 +319,7 @@ class NodeRendezvous(RendezvousHandler):
                 return decision
             if is_closed:
                 raise self._job_over()
+
             time.sleep(self._poll_s)
 
         raise self._error(
@@ -342,8 +345,10 @@ class NodeRendezvous(RendezvousHandler):
         if self.secret is not None:
             nonces = [card["nonce"] for card in joined.cards.values()]
             return derived(self.secret, "ranks", *nonces)
+
         if self._leads or keys is None:
             return self.ranks_secret
+
         who = f"node {self.node.node_rank} on {self.membership.heartbeat.host}"
         return unwrap_secret(keys, joined.keys, self.node.node_rank, joined.name, who=who)
 
@@ -397,6 +402,7 @@ class NodeRendezvous(RendezvousHandler):
             if waiting or lost:
                 self.restart_reason = self._reason(waiting, lost)
                 self.has_lost_node = bool(lost)
+
         return len(waiting) + len(lost)
 
     def is_node_waiting(self) -> bool:
@@ -427,12 +433,14 @@ class NodeRendezvous(RendezvousHandler):
         restart all."""
         if self.is_leaving:
             return False
+
         with contextlib.suppress(dist.DistError):
             if not self.is_done:
                 self.is_done = True
                 self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
                 self.membership.set_state(DONE)
             return self._must_wait()
+
         return False
 
     def wait_for_others(self) -> None:

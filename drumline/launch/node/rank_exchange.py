@@ -51,6 +51,7 @@ class RankFiles(LogsSpecs):
         return {rank: record for rank, record in records.items() if record is not None}
 
     def _failure_file(self, rank: int) -> Path:
+        """Of that rank in this start."""
         return self.scratch / f"failure-{rank}-{self.num_starts - 1}.json"
 
     def reports_save(self, rank: int) -> bool:
@@ -65,6 +66,7 @@ class RankFiles(LogsSpecs):
         """The stderr file of that rank in this start; None: it writes to the screen."""
         if self.folder is None:
             return None
+
         _, stderr = rank_output(self.folder, rank, self.num_starts - 1)
         return stderr
 
@@ -77,10 +79,12 @@ class RankFiles(LogsSpecs):
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
             error_file = str(self.scratch / f"error-{rank}-{start}.json")
+
             variables.update(self.variables)
             variables["TORCHELASTIC_ERROR_FILE"] = error_file
             variables[rank_environment.FAILURE_FILE] = str(self._failure_file(rank))
             variables[rank_environment.SAVED_FILE] = str(self._saved_file(rank))
+
             dest.error_files[local_rank] = error_file
             # An empty name does not redirect the stream.
             dest.stdouts[local_rank] = ""
@@ -93,6 +97,7 @@ class RankFiles(LogsSpecs):
                 variables[rank_environment.RANK_FILE] = str(number_file)
                 dest.stdouts[local_rank] = str(stdout)
                 dest.stderrs[local_rank] = str(stderr)
+
         dest.filtered_stdout = str(self.scratch / "filtered")
         dest.filtered_stderr = dest.filtered_stdout
         return dest
@@ -113,6 +118,8 @@ class Preempted(Exception):  # noqa: N818  # no error
 
 
 class RankSignals:
+    """Passes signals on to the ranks of this node, and tells how they ended after one."""
+
     def __init__(
         self,
         rank_processes: Callable[[], Iterable[Popen[Any]]],
@@ -139,6 +146,7 @@ class RankSignals:
             # Only for signals that torch handles: the others are ignored.
             if is_terminating_handler(signal.getsignal(number)):
                 signal.signal(number, self._end)
+
         if self.preempt_signal:  # it came while ranks were being started, so some did not get it
             self._preempt(self.preempt_signal, None)
 
@@ -163,11 +171,13 @@ class RankSignals:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
+
         self._end_signal = signal.Signals(number)
         self._end_signal_at = time.monotonic()
         self.raise_end_signal()
 
     def raise_end_signal(self) -> None:
+        """If one came, have torch's agent end the ranks."""
         if self._end_signal is not None:
             raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
@@ -184,12 +194,14 @@ class RankSignals:
             raise Preempted(was_reported=True, was_signalled=number is not None)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
+
         codes = self._exit_codes()
         allowed: set[int | None] = {ExitCode.SUCCESS, ExitCode.PREEMPTED}
         if self._is_task:
             # One that has not begun has no handler yet, and nothing to save; a script may have
             # something.
             allowed.add(-number)
+
         if codes <= allowed and codes != {ExitCode.SUCCESS}:
             raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
 

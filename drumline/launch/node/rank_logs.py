@@ -52,6 +52,7 @@ class LogFollower:
         """The lines that are complete by now."""
         if self._lag() <= max_lag:
             return self._take(self._new_bytes())
+
         lines = self._take(self._new_bytes(KEPT_OF_LAG))
         skipped = max(0, self._lag() - KEPT_OF_LAG)
         self._offset += skipped
@@ -61,31 +62,35 @@ class LogFollower:
     def rest(self) -> list[str]:
         """The remaining lines, when the writer has exited; the last line may be incomplete."""
         lines = self.read(MAX_REST)
+
         # A process that a rank left running may write faster than this reads.
         end = _size(self.path)
         while self._offset < end and (new_bytes := self._new_bytes()):
             lines += self._take(new_bytes)
+
         if self._partial:
             lines.append(decoded(self._partial))
         self._partial = b""
         return lines
 
     def _new_bytes(self, most: int = MAX_READ) -> bytes:
-        if self._lag() <= 0:
-            return b""
+        """What was written since the last call; empty if the file cannot be read."""
         try:
             with open_regular(self.path) as file:
                 file.seek(self._offset)
                 data = file.read(most)
         except OSError:
             return b""
+
         self._offset += len(data)
         return data
 
     def _lag(self) -> int:
+        """How many bytes are not read yet."""
         return _size(self.path) - self._offset
 
     def _take(self, data: bytes) -> list[str]:
+        """The lines that are complete with these bytes."""
         *whole, self._partial = (self._partial + data).split(b"\n")
         is_due = time.monotonic() - self._shown_at > PROGRESS_EVERY_S
         if b"\r" in self._partial and is_due:
@@ -94,6 +99,7 @@ class LogFollower:
         elif len(self._partial) > MAX_READ:  # a line without an end
             whole.append(self._partial)
             self._partial = b""
+
         if whole:
             self._shown_at = time.monotonic()
         return [decoded(line) for line in whole]
@@ -121,22 +127,23 @@ def last_lines(path: Path) -> list[str]:
             lines = [decoded(line) for line in file.read().splitlines()][-LAST_LINES:]
     except OSError:
         return []
-    begins = [number for number, line in enumerate(lines) if _is_traceback(line)]
-    return lines[begins[0] if begins else max(0, len(lines) - WITHOUT_TRACEBACK) :]
+
+    for number, line in enumerate(lines):
+        if _is_traceback(line):
+            return lines[number:]
+
+    return lines[-WITHOUT_TRACEBACK:]
 
 
 def failure_time(err: Path | None) -> float:
     """When a rank that has just exited failed: a process may take long to exit after its last
     output."""
     now = time.monotonic()
-    try:
-        ago_s = time.time() - err.stat().st_mtime if err else 0.0
-    except OSError:
+    if err is None or not any(map(_is_traceback, last_lines(err))):
         return now
-    is_last_word = (
-        err is not None and 0 < ago_s < LAST_WORDS_S and any(map(_is_traceback, last_lines(err)))
-    )
-    return now - ago_s if is_last_word else now
+
+    ago_s = time.time() - err.stat().st_mtime
+    return now - ago_s if 0 < ago_s < LAST_WORDS_S else now
 
 
 def _is_traceback(line: str) -> bool:

@@ -42,31 +42,31 @@ class Standby:
     def fill(self, *, at_once: bool = False) -> None:
         """Start one more, if it is time: one by one, so that training ranks keep their cores.
         `at_once`: all."""
+        if not at_once and time.monotonic() < self._fill_at:
+            return
+
         missing = self._count - len(self._waiting)
-        for _ in range(
-            missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))
-        ):
-            reading, writing = os.pipe()
-            # The program is there for `ps`.
-            words = [
-                "-m",
-                "drumline.launch.node.standby",
-                str(reading),
-                ",".join(self._modules),
-                *self._program,
-            ]
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, *words],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[reading],
-                    start_new_session=True,
-                )
-                self._waiting.append((process, writing))
-            except OSError:  # no memory for one more, most likely: the rank starts without
-                os.close(writing)
-            os.close(reading)
-            self._fill_at = time.monotonic() + AFTER_S / 2
+        for _ in range(missing if at_once else min(missing, 1)):
+            self._start_one()
+
+        self._fill_at = time.monotonic() + AFTER_S / 2
+
+    def _start_one(self) -> None:
+        reading, writing = os.pipe()
+        modules = ",".join(self._modules)
+        try:
+            process = subprocess.Popen(
+                # The program is there for `ps`.
+                [sys.executable, "-m", __spec__.name, str(reading), modules, *self._program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[reading],
+                start_new_session=True,
+            )
+            self._waiting.append((process, writing))
+        except OSError:  # no memory for one more, most likely: the rank starts without
+            os.close(writing)
+
+        os.close(reading)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -97,6 +97,7 @@ class Standby:
         cores."""
         if args != (sys.executable, *self._program):
             return None
+
         order = {"env": dict(env), "files": [file.name if file else None for file in (out, err)]}
         while self._waiting:
             process, writing = self._waiting.pop(0)
@@ -105,6 +106,7 @@ class Standby:
                     pipe.write(json.dumps(order).encode())
                 if process.poll() is None:
                     return process
+
         return None
 
     def close(self) -> None:
@@ -124,10 +126,13 @@ def main(pipe: str, modules: str, *program: str) -> None:
             from drumline.rank.torch_internals import load_compiler
 
             load_compiler()  # torch does so with the first optimizer
+
     with open(int(pipe), "rb") as file:  # noqa: PTH123
         order = json.loads(file.read() or b"{}")
+
     if not order:  # not needed
         return
+
     begin_now()
     os.environ.update(order["env"])
     for number, path in enumerate(order["files"], start=1):
@@ -135,6 +140,7 @@ def main(pipe: str, modules: str, *program: str) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
             os.dup2(descriptor, number)
             os.close(descriptor)
+
     sys.argv = list(program[1:])
     runpy.run_module(program[1], run_name="__main__", alter_sys=True)
 

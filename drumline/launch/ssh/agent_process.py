@@ -19,6 +19,7 @@ from drumline.base.errors import DrumlineError, ExitCode
 from drumline.base.processes import end_with_parent
 from drumline.base.rank_environment import ScriptWatch
 from drumline.base.startup import load_torch_quietly
+from drumline.base.untrusted import from_json
 from drumline.launch.node.local import limit_threads, run_node
 from drumline.launch.node.standby import Standby
 from drumline.launch.node_plan import NodePlan, Program, Supervision
@@ -26,35 +27,40 @@ from drumline.net.frames import FrameWriter
 
 
 def main(fd: int, supervisor: int) -> int:
+    """`fd`: the pipe to the supervisor, whose pid is `supervisor`; the agent's exit code."""
     if not end_with_parent(supervisor):
         return 1
+
     os.set_inheritable(fd, False)
     logging.disable(logging.CRITICAL)  # our messages replace those of torch's agent
     spec: dict[str, Any] = json.loads(sys.stdin.readline())
-    program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
+    program = from_json(Program, spec["program"])
     num_procs = spec["node"]["num_procs"]
     standby = None
     if spec["standby"] and program.is_task and num_procs is not None:
         limit_threads(num_procs)
         standby = Standby(program.python_arguments(), count=num_procs)
         standby.fill(at_once=True)  # they load torch while this process does
+
     load_torch_quietly()
     import drumline.launch.node.agent  # noqa: F401 - most of the time it takes to start
 
     start = sys.stdin.readline()
     if not start:  # ended before it
         return ExitCode.INTERRUPTED
+
     spec = json.loads(start)
+    script_watch = spec["script_watch"] and from_json(ScriptWatch, spec["script_watch"])
     status = FrameWriter(fd)
     supervision = Supervision(
         **{name: spec[name] for name in ("job", "grace_s", "secret", "first_start")},
         folder=Path(spec["logs"]),
         report=status.send,
-        script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
+        script_watch=script_watch,
         standby=standby,
     )
     try:
-        return run_node(NodePlan(**spec["node"]), program, supervision)
+        return run_node(from_json(NodePlan, spec["node"]), program, supervision)
     except DrumlineError as error:
         status.send("error", text=str(error))
         return error.exit_code

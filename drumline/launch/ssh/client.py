@@ -16,17 +16,17 @@ from drumline.launch.hosts import Host
 
 CONNECT_TIMEOUT_S = 10
 ALIVE_INTERVAL_S = 5
-OPTIONS = (
-    "BatchMode=yes",  # never ask for a password
-    f"ConnectTimeout={CONNECT_TIMEOUT_S}",
+SSH_OPTIONS = (
+    "-oBatchMode=yes",  # never ask for a password
+    f"-oConnectTimeout={CONNECT_TIMEOUT_S}",
     # A cut connection stays open in ssh. Where we send heartbeats of our own
     # (`host_connection.py`), ssh has more time.
-    f"ServerAliveInterval={ALIVE_INTERVAL_S}",
-    "ServerAliveCountMax=5",
+    f"-oServerAliveInterval={ALIVE_INTERVAL_S}",
+    "-oServerAliveCountMax=5",
     # An existing shared connection may be used; one that we open is not shared, and ends with us.
-    "ControlMaster=no",
-    "ForwardAgent=no",
-    "ForwardX11=no",
+    "-oControlMaster=no",
+    "-oForwardAgent=no",
+    "-oForwardX11=no",
 )
 SSH_FAILED = 255
 # ssh's messages, what each means, and what to do; the first match counts.
@@ -86,8 +86,11 @@ OF_COMMAND = (
     ),
 )
 STUCK = (
-    "ssh connects, but nothing starts",
-    "check what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
+    (
+        r"",
+        "ssh connects, but nothing starts",
+        "check what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
+    ),
 )
 
 
@@ -100,6 +103,7 @@ def ssh_client(flag_value: str | None, environment: Mapping[str, str]) -> list[s
         raise UsageError(
             f"--ssh {text!r} cannot be read: {error}", next_step="close its quotes"
         ) from error
+
     return words or ["ssh"]
 
 
@@ -108,14 +112,15 @@ def ssh_words(
 ) -> list[str]:
     """The local command that runs a command on that host, in that folder. Secrets go through its
     stdin: anyone who can list processes can read a command line, on either host."""
-    options = [word for option in OPTIONS for word in ("-o", option)]
     # ssh passes one text to the remote shell, so it is quoted as a whole.
     remote = shlex.join(["env", f"--chdir={cwd}", *command])
-    return [*client, *options, "-T", "--", host.name, remote]
+    return [*client, *SSH_OPTIONS, "-T", "--", host.name, remote]
 
 
 def remote_module(module: str, python: str, python_path: str | None) -> list[str]:
-    return [*([f"PYTHONPATH={python_path}"] if python_path else []), python, "-m", module]
+    """The words that run it, as arguments of `env`."""
+    words = [python, "-m", module]
+    return [f"PYTHONPATH={python_path}", *words] if python_path else words
 
 
 def no_client(word: str, error: OSError) -> PreflightError:
@@ -135,17 +140,24 @@ def ssh_problem(
 ) -> SshProblem:
     """Why a command over ssh failed. `is_stuck`: it did not start, and was ended."""
     place = {"host": host, "python": python, "cwd": cwd}
-    explanations = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
-    last = last_line(output, code)
+    explanations: Sequence[tuple[str, str, str]] = OF_COMMAND
+    if is_stuck:
+        explanations = STUCK
+    elif code == SSH_FAILED:
+        explanations = OF_SSH
+
+    last = last_line(output) or f"exit code {code}"
     for pattern, what, step in explanations:
         if re.search(pattern.replace("{python}", re.escape(python)), "\n".join(output)):
             return SshProblem(f"{what.format(**place)} ({last})", step.format(**place))
+
     what = "ssh could not log in" if code == SSH_FAILED else "its program exited"
     return SshProblem(f"{what} ({last})", f"check what `ssh {host}` says")
 
 
-def last_line(output: Sequence[str], code: int | None) -> str:
-    return next((line.strip() for line in reversed(output) if line.strip()), f"exit code {code}")
+def last_line(output: Sequence[str]) -> str:
+    """The last one that is not blank; empty if there is none."""
+    return next((line.strip() for line in reversed(output) if line.strip()), "")
 
 
 def not_reached(
@@ -159,10 +171,9 @@ def not_reached(
 def was_lost(host: Host, code: int | None, output: Sequence[str]) -> DrumlineError:
     """The error for a host on which ranks ran. The host may be up: only the connection is known to
     be lost."""
-    closed = code is None or code < 0 or code == SSH_FAILED
-    unknown = "it was closed" if closed else f"its supervisor exited with {code}"
-    why = next((line for line in reversed(output) if line.strip()), unknown)
+    is_closed = code is None or code < 0 or code == SSH_FAILED
+    unknown = "it was closed" if is_closed else f"its supervisor exited with {code}"
     return TrainingError(
-        f"the connection to {host.name} was lost: {why}",
+        f"the connection to {host.name} was lost: {last_line(output) or unknown}",
         next_step="check that it is up and its network works; its part of the job has ended, or will within seconds",
     )

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -44,7 +44,7 @@ REPORT_S = 10.0
 # Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous
 # failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
-# What a supervisor of another version lacks: it refuses without a reason.
+# A supervisor of another version refuses without a reason.
 OTHER_VERSION = ["it has another version of drumline", "install the same version on all hosts"]
 # Signals that ask a run to save and stop; other signals only end it.
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -67,10 +67,12 @@ class DiagnosisNotice:
             self._printed = frame["sentence"]
             self._printed_start = max(self._printed_start, start)
             return False
+
         # A host that was cut off reports late what the others have reported.
         is_late = start <= self._printed_start
         if frame["is_last"] or is_late:
             return False
+
         self._printed_start = start
         self._waiting = frame["sentence"]
         return True
@@ -97,41 +99,45 @@ class SilenceWatch:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             silent_nodes = [
-                number
-                for number, remote in enumerate(self.attempt.remotes)
-                if self.silence_s(remote) > SILENT_S
+                self.attempt.remotes.index(remote) for remote in self.silent_hosts(SILENT_S)
             ]
             if silent_nodes != self.silent_nodes:
                 self.silent_nodes = silent_nodes
                 for remote in self.attempt.remaining:
                     self.send_silent_nodes(remote)
-            self.report()
+
+            self._report()
 
     def send_silent_nodes(self, remote: Remote) -> None:
         remote.connection.send({"kind": "silent", "nodes": self.silent_nodes})
 
-    def silence_s(self, remote: Remote) -> float:
-        """How long a host with running ranks has sent nothing."""
-        attempt = self.attempt
-        heard_at = remote.connection.heard_at
-        has_ranks = attempt.has_started and remote.is_running and remote in attempt.remaining
-        return time.monotonic() - heard_at if has_ranks and heard_at else 0.0
+    def silent_hosts(self, limit_s: float) -> list[Remote]:
+        """Hosts with running ranks that have sent nothing for so long."""
+        if not self.attempt.has_started:
+            return []
 
-    def silent_names(self) -> list[str]:
-        remaining = self.attempt.remaining
-        return [remote.name for remote in remaining if self.silence_s(remote) > SILENT_S]
+        begin = time.monotonic() - limit_s
+        return [
+            remote
+            for remote in self.attempt.remaining
+            if remote.is_running and 0 < remote.connection.heard_at < begin
+        ]
 
-    def report(self) -> None:
-        for remote in self.attempt.remaining:
-            silence_s = self.silence_s(remote)
-            if silence_s > REPORT_S and remote.name not in self._named:
+    def _report(self) -> None:
+        """Name each of them once on the screen."""
+        for remote in self.silent_hosts(REPORT_S):
+            if remote.name not in self._named:
                 self._named.add(remote.name)
-                what = f"no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
-                lost = f"it counts as lost after {self.attempt.job.lease_s:g} s"
-                self.attempt.screen.report(f"warning: {what}; {lost}", is_error=True)
+                silence_s = time.monotonic() - remote.connection.heard_at
+                self.attempt.warn(
+                    f"no heartbeat from {remote.name} for {silence_s:.0f} s on this machine; "
+                    f"it counts as lost after {self.attempt.job.lease_s:g} s"
+                )
 
 
 class Controller:
+    """One attempt, from the first login to the end of all hosts' parts."""
+
     def __init__(
         self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float] | None = None
     ) -> None:
@@ -141,7 +147,7 @@ class Controller:
         self.screen = screen
         self._connections: list[HostConnection] = []
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
-        self.reconnect: Reconnect = Reconnect(job, screen, last_heard or {})
+        self.reconnect = Reconnect(job, screen, last_heard or {})
         self.silence = SilenceWatch(self)
         self.diagnoses = DiagnosisNotice(screen)
         self.lost = ""
@@ -175,18 +181,20 @@ class Controller:
         self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
+        """Close all connections, also those of hosts that were replaced."""
         await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    def warn(self, text: str) -> None:
+        self.screen.report(f"warning: {text}", is_error=True)
 
     # Reaching the hosts
 
-    def _remote(
-        self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None
-    ) -> Remote:
+    def _remote(self, number: int, host: Host, job: HostsJob | None = None) -> Remote:
         """`job`: what runs there, if it is not what runs on all."""
         job = job or self.job
         connection = HostConnection(
             host,
-            job.supervisor_command(host, tries),
+            job.supervisor_command(host),
             job.nodes[0].join_timeout_s,
             partial(self.screen.report, is_error=True),
             lease_s=job.lease_s,
@@ -195,6 +203,7 @@ class Controller:
         return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
     async def _run_node(self, number: int) -> None:
+        """One host's part of the job: on the host itself, then on those that replace it."""
         search = Search()
         while True:
             remote = self.remotes[number]
@@ -202,36 +211,38 @@ class Controller:
             self._check_over()
             if remote.code is not None or remote.was_refused:
                 return
+
             is_given_up = self.is_ending or remote in self.dropped
             host = None if is_given_up else self.reconnect.next_host(remote, search)
             if host is not None:
                 await asyncio.sleep(RETRY_S)
-                self.remotes[number] = self._remote(number, host, tries=search.tries[host])
+                self.remotes[number] = self._remote(number, host)
                 continue
+
             if remote not in self.dropped:
                 self._lost(remote)
             if not await self._may_join_again(remote):
                 return
-            search.tries[remote.host] += 1
-            self.remotes[number] = self._joining_again(
-                number, remote, tries=search.tries[remote.host]
-            )
+
+            self.remotes[number] = self._joining_again(number, remote)
 
     async def _may_join_again(self, lost: Remote) -> bool:
         """After a pause, while others continue without this host: whether to try whether it answers
         again."""
         if not self.job.program.continues or lost not in self.dropped:
             return False
+
         self._check_over()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_over.wait(), JOIN_AGAIN_S)
+
         return not self._is_over.is_set()
 
-    def _joining_again(self, number: int, lost: Remote, *, tries: int) -> Remote:
+    def _joining_again(self, number: int, lost: Remote) -> Remote:
         """Its ranks find the others themselves. Until it answers, the job continues without it as
         before."""
         job = self.job.joining_again(lost.num_starts)
-        remote = self._remote(number, lost.host, tries=tries, job=job)
+        remote = self._remote(number, lost.host, job)
         remote.num_starts = lost.num_starts
         self.dropped[self.dropped.index(lost)] = remote
         return remote
@@ -242,6 +253,7 @@ class Controller:
         have_ended = all(remote.code is not None or remote.was_refused for remote in self.remaining)
         if not self.is_ending and not have_ended:
             return
+
         self._is_over.set()
         for remote in self.dropped:
             remote.give_up()
@@ -253,10 +265,12 @@ class Controller:
             if self.is_ending or is_too_late:  # before its turn came
                 remote.was_refused = True
                 return
+
             running = asyncio.create_task(remote.run())
             begun = asyncio.create_task(remote.begun.wait())
             await asyncio.wait({running, begun}, return_when=asyncio.FIRST_COMPLETED)
             begun.cancel()
+
         try:
             await running
         except OSError as error:
@@ -270,12 +284,14 @@ class Controller:
         have_answered = all(remote.has_begun for remote in self.remaining)
         if self.has_started or self.is_ending or not have_answered:
             return
+
         self.has_started = True
         for remote in self.remotes:
             if remote.is_running:
                 self._send_start(remote)
 
     def _send_start(self, remote: Remote) -> None:
+        """With the hosts that have answered, some of which may be spares."""
         nodes = self.job.placed([peer.host for peer in self.remotes])
         node = nodes[self.remotes.index(remote)]
         remote.connection.send({"kind": "start", "node": asdict(node)})
@@ -283,32 +299,32 @@ class Controller:
     # What they report
 
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
-        kind = frame["kind"]
-        if kind == "hello" and remote in self.dropped:
-            self._join_again(remote)
-        elif kind == "hello":
-            self._start_all()
-        elif kind == "refused":
-            self._refuses(remote, frame["problems"] or [OTHER_VERSION])
-        elif kind == "started":
-            self.diagnoses.print_waiting()  # a restart may take less than SETTLE_S
-            self._started(frame["world_size"])
-        elif kind == "ended" and not self.is_ending and frame["code"]:
-            self._agent_failed(remote, frame["code"])
-        elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:
-            settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
-            self._later(settle_s, self._end, self.job.grace_s)
-        elif kind == "diagnosis":
-            is_new = self.diagnoses.add(frame, remote.num_starts)
-            if is_new:
-                self._later(SETTLE_S, self.diagnoses.print_waiting)
+        match frame["kind"]:
+            case "hello" if remote in self.dropped:
+                self._join_again(remote)
+            case "hello":
+                self._start_all()
+            case "refused":
+                self._refuses(remote, frame["problems"] or [OTHER_VERSION])
+            case "started":
+                self.diagnoses.print_waiting()  # a restart may take less than SETTLE_S
+                self._started(frame["world_size"])
+            case "ended" if frame["code"] and not self.is_ending:
+                self._agent_failed(remote, frame["code"])
+            case "failed" if not frame["restarts_left"] and not self.job.program.continues:
+                settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
+                self._later(settle_s, self._end, self.job.grace_s)
+            case "diagnosis":
+                is_new = self.diagnoses.add(frame, remote.num_starts)
+                if is_new:
+                    self._later(SETTLE_S, self.diagnoses.print_waiting)
 
     def _refuses(self, remote: Remote, problems: list[list[str]]) -> None:
+        """`problems`: for each what is wrong, and what to do."""
         for problem in problems:
             what, next_step = (*problem, "", "")[:2]
             if remote in self.dropped:
-                warning = f"warning: {remote.name} cannot join again: {what}"
-                self.screen.report(warning, is_error=True)
+                self.warn(f"{remote.name} cannot join again: {what}")
             else:
                 self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
 
@@ -330,8 +346,9 @@ class Controller:
         num_started = sum(len(remote.ranks) for remote in members)
         if num_started < num_ranks or num_ranks == self.num_ranks:
             return
+
         self.num_ranks = num_ranks
-        names = f" ({', '.join(remote.name for remote in members)})" if self.job.spares else ""
+        names = f" ({_names(members)})" if self.job.spares else ""
         self.screen.report(f"{num_ranks} ranks run on {plural(len(members), 'host')}{names}")
 
     def _agent_failed(self, remote: Remote, code: int) -> None:
@@ -339,19 +356,23 @@ class Controller:
         by_signal = code < 0 or code == ExitCode.INTERRUPTED or self.job.program.continues
         if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
+
         self.ended_first = self.ended_first or remote
         if remote.end_reason:
             self._restart_all(f"drumline ended the job on {remote.name}: {remote.end_reason}")
         elif code < 0:
             how = how_it_ended(code)
             self._restart_all(f"the launcher's agent on {remote.name} was {how}")
-        if not self.is_ending and code in RESTARTABLE and self.may_restart:
-            silent_names = self.silence.silent_names()
+
+        if self.is_ending:
+            return
+
+        if code in RESTARTABLE and self.may_restart:
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
-            if silent_names:  # that is why
-                self._agent_ended = f"no heartbeat from {', '.join(silent_names)} on this machine"
+            if silent := self.silence.silent_hosts(SILENT_S):  # that is why
+                self._agent_ended = f"no heartbeat from {_names(silent)} on this machine"
             self._later(SETTLE_S, self._restart_all, self._agent_ended)
-        elif not self.is_ending:
+        else:
             self._later(SETTLE_S, self._end, self.job.grace_s)
 
     def _lost(self, remote: Remote) -> None:
@@ -364,9 +385,11 @@ class Controller:
             return
         else:
             error = self._unreachable(remote)
+
         if self._continues_without(remote, error.what):
             self._start_all()
             return
+
         if remote.has_begun:
             self._restart_all(error.what)
         if not self.lost:
@@ -384,6 +407,7 @@ class Controller:
         )
         if not self.job.earlier:
             return error
+
         # It answered before.
         what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
         return TrainingError(what, next_step=error.next_step)
@@ -397,19 +421,19 @@ class Controller:
         is_needed = remote is self.remotes[0] and not self.job.program.continues
         if least is None or is_needed or self.is_ending or len(left) < least:
             return False
+
         self.dropped.append(remote)
-        names = ", ".join(peer.name for peer in running)
-        outlook = f"the job continues with {names}" if names else "the others are done"
-        self.screen.report(f"warning: {why}; {outlook}", is_error=True)
+        outlook = f"the job continues with {_names(running)}" if running else "the others are done"
+        self.warn(f"{why}; {outlook}")
         return True
 
     # Ending
 
     @property
     def reached_step(self) -> int:
-        return max(
-            self.job.nodes[0].reached_step, *(remote.reached_step for remote in self.remotes)
-        )
+        """The furthest step of all hosts, over all attempts."""
+        steps = [remote.reached_step for remote in self.remotes]
+        return max(self.job.nodes[0].reached_step, *steps)
 
     @property
     def restarts_left(self) -> int:
@@ -417,9 +441,10 @@ class Controller:
         whether it can be helped. A host that is lost after progress leaves all of them."""
         node = self.job.nodes[0]
         failed = [remote for remote in self.remotes if remote.failures]
-        counted_step = max(node.reached_step, *(remote.counted_step for remote in self.remotes))
-        if not failed and self.reached_step > counted_step:
+        counted_steps = [remote.counted_step for remote in self.remotes]
+        if not failed and self.reached_step > max(node.reached_step, *counted_steps):
             return node.max_restarts
+
         counts = [remote.restarts_left for remote in failed or self.remotes]
         known_counts = [count for count in counts if count is not None]
         return min(known_counts, default=node.max_restarts - node.restarts_used)
@@ -429,8 +454,9 @@ class Controller:
         """Whether another attempt is allowed, and is not known to fail in the same way."""
         if self.end_signal is not None or self.problems:
             return False
-        diagnoses = [remote.diagnosis for remote in self.remotes if remote.diagnosis is not None]
-        is_final = any(diagnosis.is_final for diagnosis in diagnoses)
+
+        diagnoses = [remote.diagnosis for remote in self.remotes]
+        is_final = any(diagnosis and diagnosis.is_final for diagnosis in diagnoses)
         return not is_final and self.restarts_left > 0
 
     def _restart_all(self, why: str) -> None:
@@ -441,29 +467,38 @@ class Controller:
             self._end(0)
 
     def _fail(self, error: DrumlineError) -> None:
+        """End the job; the error is printed last."""
         self.problems.append(error)
         self._end(self.job.grace_s)
 
     def interrupted(self, number: signal.Signals) -> None:
+        """A signal to this process: end the job; at the second one at once."""
         if self.end_signal is not None:
             self.screen.report("ending all ranks at once", is_error=True)
             self._end(0)
             return
+
         self.end_signal = number
         why = f"preempted by {number.name}" if number in PREEMPT_SIGNALS else "interrupted"
         # Not in the pause between two attempts.
         if any(remote.is_running for remote in self.remotes):
             grace = f"they have {self.job.grace_s:g} s; once more to end them at once"
             self.screen.report(f"{why}; ending the ranks ({grace})", is_error=True)
+
         self._end(self.job.grace_s)
 
     def _end(self, grace_s: float) -> None:
         """Ask all running hosts to end; those that do not answer in time are given up."""
         if self.is_ending and grace_s:
             return
+
         self.is_ending = True
         self._is_over.set()
         for remote in self.remotes:
             if remote.is_running:
                 remote.end(grace_s)
                 self._later(grace_s + ENDING_S, remote.give_up)
+
+
+def _names(remotes: Iterable[Remote]) -> str:
+    return ", ".join(remote.name for remote in remotes)

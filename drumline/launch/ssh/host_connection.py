@@ -79,6 +79,7 @@ def decode_from_host(line: bytes, session: Session) -> Message | None:
         return None
     except (KeyError, ValueError):
         return None
+
     return frame
 
 
@@ -140,6 +141,7 @@ class HostConnection:
                 self.writer = self._process.stdin
 
             self._reading = asyncio.create_task(self._read())
+
         return self._reading
 
     async def close(self) -> None:
@@ -216,6 +218,7 @@ class HostConnection:
             self.on_waiting(
                 f"waiting for {self.host.address} to start, {notice.waited_s:.0f} s so far"
             )
+
         if notice.waited_s > self.start_timeout_s:
             self.is_stuck = True
             self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
@@ -248,5 +251,6 @@ async def _read_lines(
             lines.add(data)
             while (line := lines.pop()) is not None:
                 receive(line)
+
     if rest := lines.clear():
         receive(rest)

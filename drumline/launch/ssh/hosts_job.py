@@ -14,7 +14,7 @@ from drumline.base.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts, silence_limit_s
-from drumline.launch.ssh.client import ALIVE_INTERVAL_S, CONNECT_TIMEOUT_S, remote_module, ssh_words
+from drumline.launch.ssh.client import ALIVE_INTERVAL_S, remote_module, ssh_words
 from drumline.launch.ssh.supervisor import PROTOCOL
 
 # Variables that configure communication libraries, and must be the same on all ranks.
@@ -28,8 +28,8 @@ NAMES = (
 )
 # What a supervisor gets as it is.
 SENT_FIELDS = ("job", "earlier", "grace_s", "lease_s", "secret", "first_start", "standby")
-# ssh's limit for the first try to reconnect, in seconds; each further try has one more.
-RECONNECT_TIMEOUT_S = 2
+# ssh's limit for each try to reach a host that answered before.
+RECONNECT_TIMEOUT_S = 5
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -79,27 +79,27 @@ class HostsJob:
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
         """The first frame to a supervisor."""
+        restarted = {RESTARTED: "1"} if self.earlier else {}
         return {
             **{name: getattr(self, name) for name in SENT_FIELDS},
             "kind": "spec",
             "protocol": PROTOCOL,
             "node": asdict(node),
             "program": asdict(self.program),
-            "environment": {**self.environment, **({RESTARTED: "1"} if self.earlier else {})},
+            "environment": {**self.environment, **restarted},
             "logs": str(self.logs),
             "full_disk": self.full_disks.get(node.address or "", ""),
             "task_logs": self.task_logs and str(self.task_logs),
             "script_watch": self.script_watch and asdict(self.script_watch),
         }
 
-    def supervisor_command(self, host: Host, tries: int) -> list[str]:
-        """The local command that runs a supervisor there, after so many tries."""
+    def supervisor_command(self, host: Host) -> list[str]:
+        """The local command that runs a supervisor there."""
         client = list(self.client)
-        if self.earlier:  # a host that answered before is tried often
-            timeout_s = min(RECONNECT_TIMEOUT_S + tries, CONNECT_TIMEOUT_S)
-            client += ["-o", f"ConnectTimeout={timeout_s}"]
+        if self.earlier:
+            client.append(f"-oConnectTimeout={RECONNECT_TIMEOUT_S}")
         # Our own heartbeats notice a cut before ssh does. ssh uses the first option of a name.
-        client += ["-o", f"ServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}"]
+        client.append(f"-oServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}")
         supervisor = remote_module("drumline.launch.ssh.supervisor", self.python, self.python_path)
         return ssh_words(client, host, supervisor, cwd=self.cwd)
 
@@ -164,4 +164,5 @@ def variables_for_ranks(
     for word in flag_values:
         name, equals, value = word.partition("=")
         chosen[name] = value if equals else environment[name]
+
     return chosen

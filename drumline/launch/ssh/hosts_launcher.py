@@ -43,18 +43,18 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     """Run attempts until one ends by itself, or another could not help."""
     screen.report(f"{plural(len(job.hosts), 'host')}; logs in {job.logs} on each")
     current = Controller(job, screen)
-    loop = asyncio.get_running_loop()
-    # Under nohup SIGHUP stays ignored.
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-
     was_signalled = asyncio.Event()
 
     def handle(number: signal.Signals) -> None:
         current.interrupted(number)
         was_signalled.set()
 
+    loop = asyncio.get_running_loop()
+    # Under nohup SIGHUP stays ignored.
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         loop.add_signal_handler(number, handle, number)
+
     await current.run()
     pause_s = 0.0
     while current.end_signal is None:
@@ -62,24 +62,30 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
             why = why_to_resume(current) if job.keep_going else ""
             if not why:
                 break
+
             screen.report(why, is_error=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(was_signalled.wait(), pause_s)
+
         await current.close()
         if was_signalled.is_set():
             break
+
         if current.lost:
-            current = _restarted(current, max_restarts=job.nodes[0].max_restarts)
+            current = _restarted(current)
         else:  # it counts as no restart
             restarts_used = current.job.nodes[0].restarts_used
             current = _next_attempt(current, restarts_used, _full_disks(current))
+
         begun_at = time.monotonic()
         await current.run()
         pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
+
     code = conclude(current)  # a signal while the connections close does not change how it ended
     await current.close()
     for number in handled:
         loop.remove_signal_handler(number)
+
     return code
 
 
@@ -90,8 +96,10 @@ def why_to_resume(ended: Controller) -> str:
         return ""
     if all(remote.was_preempted for remote in ended.remaining):
         return "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts"
+
     for host, folder in _full_disks(ended).items():
         return waiting_sentence(folder, host=host)
+
     return ""
 
 
@@ -101,28 +109,27 @@ def _full_disks(ended: Controller) -> dict[str, str]:
     return {failure.host: failure.full_disk for failure in failures if failure.full_disk}
 
 
-def _restarted(lost: Controller, *, max_restarts: int) -> Controller:
+def _restarted(lost: Controller) -> Controller:
+    """The next attempt, after a host or its agent was lost."""
+    max_restarts = lost.job.nodes[0].max_restarts
     used = max_restarts - lost.restarts_left + 1
-    is_task = lost.job.program.is_task
-    how = (
-        "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"
-    )
-    lost.screen.report(
-        f"warning: {lost.lost}; restarting all ranks (restart {used} of {max_restarts}), {how}",
-        is_error=True,
-    )
+    how = "the script starts from the beginning"
+    if lost.job.program.is_task:
+        how = "resuming from the newest checkpoint"
+    lost.warn(f"{lost.lost}; restarting all ranks (restart {used} of {max_restarts}), {how}")
     return _next_attempt(lost, used, {})
 
 
 def _next_attempt(
     ended: Controller, restarts_used: int, full_disks: Mapping[str, str]
 ) -> Controller:
+    num_starts = [remote.num_starts for remote in ended.remotes]
     job = ended.job.again(
         [remote.host for remote in ended.remotes],
         ended.reconnect.spares,
         restarts_used=restarts_used,
         reached_step=ended.reached_step,
-        first_start=max(ended.job.first_start, *(remote.num_starts for remote in ended.remotes)),
+        first_start=max(ended.job.first_start, *num_starts),
         full_disks=full_disks,
     )
     return Controller(job, ended.screen, ended.reconnect.last_heard)
@@ -142,20 +149,26 @@ def conclude(controller: Controller) -> int:
 
 
 def _report_end(controller: Controller) -> int:
+    """Print how it ended; the exit code."""
     for error in controller.problems:
         what, *further_lines = error.lines()
         controller.screen.report_last(f"error: {what}", *further_lines)
+
     stopped_code = _report_stop(controller)
     if stopped_code is not None:
         return stopped_code
+
     failed_code = _report_failures(controller)
     if failed_code is not None:
         return failed_code
+
     if controller.problems:
         return controller.problems[0].exit_code
+
     first = controller.ended_first
     if first is None or first.code is None:
         return ExitCode.SUCCESS
+
     if not any(remote.failures for remote in controller.remaining):
         controller.screen.report_last(*first.end_lines())
     return exit_code_of(first.code, is_task=True)
@@ -164,23 +177,26 @@ def _report_end(controller: Controller) -> int:
 def _report_stop(controller: Controller) -> int | None:
     """The exit code of a job that was preempted or interrupted; None: it was not."""
     screen = controller.screen
-    is_task = controller.job.program.is_task
+    program = controller.job.program
     end_signal = controller.end_signal
     # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for
     # no save.
-    have_saved = is_task and all(remote.was_preempted for remote in controller.remaining)
-    if have_saved and (end_signal is None or end_signal in PREEMPT_SIGNALS):
+    have_saved = program.is_task and all(remote.was_preempted for remote in controller.remaining)
+    if have_saved and end_signal in (None, *PREEMPT_SIGNALS):
         source = end_signal.name if end_signal else "a signal or a notice to a rank"
         screen.report_last(
             f"preempted by {source}; the ranks have saved: rerun the same command to resume"
         )
         return ExitCode.PREEMPTED
+
     if end_signal is None:
         return None
-    if is_task and end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
+
+    if program.is_task and end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
         screen.report_last(STOPPED_BETWEEN)
         return ExitCode.PREEMPTED
-    screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
+
+    screen.report_last(interrupted(None, program.words) if program.is_task else STOPPED)
     return ExitCode.INTERRUPTED
 
 
@@ -190,34 +206,35 @@ def _report_failures(controller: Controller) -> int | None:
     remaining = controller.remaining
     is_task = controller.job.program.is_task
     diagnoses = [remote.diagnosis for remote in remaining if remote.diagnosis is not None]
-    diagnosis = diagnoses[0] if diagnoses else None
+    diagnosis = next(iter(diagnoses), None)
     failures = in_order(
         [failure for remote in remaining for failure in remote.failures],
-        blamed=None if diagnosis is None else diagnosis.rank,
+        blamed=diagnosis.rank if diagnosis else None,
     )
     if not failures:
         return None
+
     first_code = failures[0].code
     # A rank's own last lines remain the last.
     if diagnosis is not None and diagnosis.explains_more(first_code, is_task=True):
         controller.screen.report_last(diagnosis.sentence)
         return ExitCode.HANG if diagnosis.is_hang else exit_code_of(first_code, is_task=is_task)
+
     # A lost host was lost some time after its last frame.
     heard_at = [remote.connection.heard_at for remote in remaining if remote.code is None]
     lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].failed_at
     for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
         controller.screen.report_last(*lines)
+
     return None if lost_first else exit_code_of(first_code, is_task=is_task)
 
 
 def _is_between_starts(controller: Controller) -> bool:
     """With --keep-going: whether no rank runs, because a disk is full, or because the next attempt
     has not begun."""
-    if not controller.job.keep_going:
-        return False
-    return bool(_full_disks(controller)) or (
-        bool(controller.job.earlier) and not controller.has_started
-    )
+    job = controller.job
+    has_begun = controller.has_started or not job.earlier
+    return job.keep_going and (not has_begun or bool(_full_disks(controller)))
 
 
 def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> list[RankFailure]:
@@ -243,12 +260,12 @@ def last_messages(
     later = list(failures)
     if not lost_first:
         first = later.pop(0)
-        if first.error or first.last_lines:
+        if error := first.error or last_line(first.last_lines):
             above = f"try: read the lines above that begin with [{first.host} {first.rank}]"
-            error = first.error or last_line(first.last_lines, first.code)
             yield f"{first} failed first: {error}", above
         else:
             yield (f"{first} failed first",)
+
     parts = [f"{failure} failed after it" for failure in later[:3]]
     if len(later) > 3:
         parts.append(f"{len(later) - 3} more failed")

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.client import SSH_FAILED
+from drumline.launch.ssh.client import SSH_FAILED, last_line
 from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
@@ -101,15 +100,15 @@ class Remote:
     def was_preempted(self) -> bool:
         """Whether its ranks were preempted. An agent that exits long after them is ended by the
         controller."""
-        return self.code == ExitCode.PREEMPTED or {failure.code for failure in self.failures} == {
-            int(ExitCode.PREEMPTED)
-        }
+        rank_codes = {failure.code for failure in self.failures}
+        return self.code == ExitCode.PREEMPTED or rank_codes == {ExitCode.PREEMPTED}
 
     async def run(self) -> None:
         """Run it under the supervisor, to the end."""
         self.connection.on_frame = self._receive
         closed = await self.connection.open()
         self.connection.send(self.spec)
+
         ended = asyncio.create_task(self.ended.wait())
         await asyncio.wait({closed, ended}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
@@ -129,21 +128,20 @@ class Remote:
 
     def end_lines(self) -> tuple[str, ...]:
         """How its part of the job ended, when no rank was the cause."""
-        how = how_it_ended(self.code or 0)
         if self.end_reason:
             return (
                 f"drumline ended the job on {self.name}: {self.end_reason}",
                 f"try: read the log of {self.name}",
             )
-        if self.code is not None and self.code < 0:
+
+        code = self.code or 0
+        if code < 0:
             return (
-                f"the launcher's agent on {self.name} was {how}, which ended its ranks",
+                f"the launcher's agent on {self.name} was {how_it_ended(code)}, which ended its ranks",
                 f"try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on {self.name})",
             )
-        return (
-            f"the job failed on {self.name} ({how}){':' if self.agent_lines else ''}",
-            *self.agent_lines,
-        )
+
+        return f"the job failed on {self.name} ({how_it_ended(code)})", *self.agent_lines
 
     def _receive(self, frame: Mapping[str, Any]) -> None:
         if frame["kind"] == "lines":
@@ -155,56 +153,63 @@ class Remote:
             self.on_frame(self, frame)
 
     def _remember(self, frame: Mapping[str, Any]) -> None:
-        kind = frame["kind"]
-        if kind == "hello":
-            self.begun.set()
-            self.connection.stderr.clear()  # a banner, most likely
-        elif kind == "refused":
-            self.was_refused = True
-            self.ended.set()
-        elif kind == "started":
-            self.ranks = frame["ranks"]
-            self.world_size = frame["world_size"]
-            self.failures = []
-            self.num_starts = frame["start"] + 1
-            self.restarts_left = frame["restarts_left"]
-            self.diagnosis = None
-        elif kind == "progress":
-            self.reached_step = frame["reached_step"]
-            self.counted_step = frame["counted_step"]
-        elif kind == "diagnosis":
-            names = [attribute.name for attribute in fields(SidecarDiagnosis)]
-            self.diagnosis = SidecarDiagnosis(
-                **{name: frame[name] for name in names if name in frame}
+        match frame["kind"]:
+            case "hello":
+                self.begun.set()
+                self.connection.stderr.clear()  # a banner, most likely
+            case "refused":
+                self.was_refused = True
+                self.ended.set()
+            case "started":
+                self.ranks = frame["ranks"]
+                self.world_size = frame["world_size"]
+                self.failures = []
+                self.num_starts = frame["start"] + 1
+                self.restarts_left = frame["restarts_left"]
+                self.diagnosis = None
+            case "progress":
+                self.reached_step = frame["reached_step"]
+                self.counted_step = frame["counted_step"]
+            case "diagnosis":
+                names = SidecarDiagnosis.__dataclass_fields__.keys() & frame.keys()
+                self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names})
+            case "ended":
+                self.code = frame["code"]
+                self.agent_lines = frame["last_lines"]
+                self.end_reason = str(frame.get("end_reason", ""))
+                self.ended.set()
+            case "failed":
+                self._remember_failure(frame)
+
+    def _remember_failure(self, frame: Mapping[str, Any]) -> None:
+        """An agent may report a failure again, with those that came after it."""
+        if any(failure.rank == frame["rank"] for failure in self.failures):
+            return
+
+        self.restarts_left = frame["restarts_left"]
+        self.failures.append(
+            RankFailure(
+                host=self.name,
+                rank=frame["rank"],
+                code=frame["code"],
+                failed_at=frame["at"] - self.connection.clock_ahead_s,
+                last_lines=tuple(frame["last_lines"]),
+                is_follower=bool(frame.get("follows")),
+                error=str(frame.get("error", "")),
+                full_disk=str(frame.get("full_disk", "")),
             )
-        elif kind == "ended":
-            self.code = frame["code"]
-            self.agent_lines = frame["last_lines"]
-            self.end_reason = str(frame.get("end_reason", ""))
-            self.ended.set()
-        elif kind == "failed" and frame["rank"] not in (failure.rank for failure in self.failures):
-            self.restarts_left = frame["restarts_left"]
-            self.failures.append(
-                RankFailure(
-                    host=self.name,
-                    rank=frame["rank"],
-                    code=frame["code"],
-                    failed_at=frame["at"] - self.connection.clock_ahead_s,
-                    last_lines=tuple(frame["last_lines"]),
-                    is_follower=bool(frame.get("follows")),
-                    error=str(frame.get("error", "")),
-                    full_disk=str(frame.get("full_disk", "")),
-                )
-            )
+        )
 
 
 @dataclass
 class Search:
+    """For a host that answers, for one host's part of an attempt."""
+
     notice: WaitNotice = field(default_factory=WaitNotice)
-    tries: Counter[Host] = field(default_factory=Counter)
-    """How often each host was tried, over all rounds."""
     tried: list[Host] = field(default_factory=list)
     """The hosts of this round: each is tried once."""
+    named: set[Host] = field(default_factory=set)
+    """The spares that were reported."""
 
 
 class Reconnect:
@@ -223,12 +228,12 @@ class Reconnect:
         """After this long without a frame the ranks of a host have ended: its supervisor may
         receive heartbeats until the controller hangs up, and then gives the ranks their grace
         period."""
-        return (
-            self.job.lease_s + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
-        )
+        grace_s = max(self.job.grace_s, LOST_GRACE_S)
+        return self.job.lease_s + HEARTBEAT_S + HANG_UP_S + grace_s + 1.0
 
     @property
     def limit_s(self) -> float:
+        """How long to try a lost host, and then the spares."""
         return max(RECONNECT_S, self.surely_ended_s + SPARE_S)
 
     def next_host(self, remote: Remote, search: Search) -> Host | None:
@@ -237,29 +242,33 @@ class Reconnect:
             return None
         if self.job.earlier and search.notice.waited_s > self.limit_s:
             return None
-        search.tries[remote.host] += 1
+
         search.tried.append(remote.host)
         lost_at = self.last_heard.get(remote.host, float("-inf"))
         spare = next((host for host in self.spares if host not in search.tried), None)
         if spare is not None and time.monotonic() - lost_at > self.surely_ended_s:
-            self._replace(remote, spare, is_first=not search.tries[spare])
+            self._replace(remote, spare, search)
             return spare
+
         if not self.job.earlier:
             return None
+
         if search.notice.is_due():
             names = " or ".join(host.address for host in search.tried)
             waited = f"{search.notice.waited_s:.0f} s so far, at most {self.limit_s:g}"
             self.screen.report(f"waiting for {names} to answer again: {waited}", is_error=True)
+
         search.tried.clear()
         return remote.host
 
-    def _replace(self, remote: Remote, spare: Host, *, is_first: bool) -> None:
+    def _replace(self, remote: Remote, spare: Host, search: Search) -> None:
         self.spares.remove(spare)
         if self.job.earlier:  # it may be up again when it is needed
             self.spares.append(remote.host)
-        if is_first:
-            why = next(
-                (line for line in reversed(remote.connection.stderr) if line.strip()), "no answer"
-            )
+
+        if spare not in search.named:
+            why = last_line(remote.connection.stderr) or "no answer"
             what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
             self.screen.report(what, is_error=True)
+
+        search.named |= {spare, remote.host}

@@ -30,7 +30,6 @@ class Screen:
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
         self._num_dropped = 0
-        self._num_noted = 0
         self._num_written = 0
         self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
         self._thread.start()
@@ -41,8 +40,9 @@ class Screen:
 
     def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> None:
         """Show lines of a rank or a host."""
+        stream = "err" if is_error else "out"
         for line in lines:
-            self._put("err" if is_error else "out", f"[{one_line(label)}] {coloured_line(line)}\n")
+            self._put(stream, f"[{one_line(label)}] {coloured_line(line)}\n")
 
     def report_last(self, text: str, *further_lines: str) -> None:
         """Print one of the last messages, on stderr. The job is over: a slow screen may block us
@@ -64,12 +64,12 @@ class Screen:
             self._waiting.put(item, timeout=CLOSE_S)
 
     def _put(self, stream: str, text: str) -> None:
+        """Without waiting: what has no room in the queue is left out."""
         try:
-            if count := self._num_dropped - self._num_noted:
-                self._waiting.put_nowait(
-                    ("err", paragraph(f"{count:,} lines are not shown; the logs have them"))
-                )
-                self._num_noted = self._num_dropped
+            if self._num_dropped:
+                notice = f"{self._num_dropped:,} lines are not shown; the logs have them"
+                self._waiting.put_nowait(("err", paragraph(notice)))
+                self._num_dropped = 0
             self._waiting.put_nowait((stream, text))
         except queue.Full:
             self._num_dropped += 1

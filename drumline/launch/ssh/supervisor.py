@@ -74,7 +74,9 @@ class ControllerLink:
         """Write for the sidecar from which hosts the launcher gets heartbeats, when that
         changes."""
         link = LauncherLink(
-            is_cut_off=self.waited_s > SILENT_S, silent_nodes=self.silent_nodes, num_nodes=num_nodes
+            is_cut_off=self.waited_s > SILENT_S,
+            silent_nodes=self.silent_nodes,
+            num_nodes=num_nodes,
         )
         if link != self._written:
             self._written = link
@@ -97,6 +99,7 @@ class ControllerLink:
                 self.silent_nodes = tuple(frame["nodes"])
             if frame["kind"] == "heartbeat":
                 self.out.send("heartbeat", number=frame["number"], now=time.monotonic())
+
         return frames
 
     @property
@@ -106,6 +109,7 @@ class ControllerLink:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the controller still sends."""
         return not self.frames.is_closed and self.waited_s < self.lease_s
 
     def wait_for_spec(self) -> dict[str, Any] | None:
@@ -143,6 +147,7 @@ class AgentProcess:
                 pass_fds=[writing],
                 start_new_session=True,
             )
+
         os.close(writing)
         self.status = FrameReader(reading, max_bytes=MAX_PIPE_BYTES)
         """Starts and failures of its ranks."""
@@ -160,6 +165,8 @@ class AgentProcess:
 
 
 class Supervisor:
+    """One attempt on this node: its agent, the processes of its ranks, and what they write."""
+
     def __init__(self, spec: dict[str, Any], link: ControllerLink) -> None:
         self.spec = spec
         self.link = link
@@ -211,6 +218,7 @@ class Supervisor:
         )
 
     def _end_by_signal(self, number: int, _: FrameType | None) -> None:
+        """As when the host is shut down."""
         self.end(self.spec["grace_s"], f"ended by {signal_name(number)}")
 
     def end(self, grace_s: float, why: str = "") -> None:
@@ -221,6 +229,7 @@ class Supervisor:
                 self.end_reason = why
                 self._log(f"drumline: {why}")
             self.ending = Termination(self._processes, grace_s)
+
         self.ending.shorten(grace_s)
 
     def _log(self, *lines: str) -> None:
@@ -233,6 +242,7 @@ class Supervisor:
         return {*job_processes(self.spec["job"]), *descendants(os.getpid())}
 
     def _handle(self, frames: list[dict[str, Any]]) -> None:
+        """Do what the controller asks for; end the attempt when it is lost."""
         for frame in frames:
             if frame["kind"] == "start":
                 self.agent.start(self.spec, frame["node"])
@@ -346,6 +356,7 @@ def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
     folder = spec["full_disk"]
     if not folder:
         return True
+
     run = Path(spec["task_logs"]).parent if spec["task_logs"] else None
     size = needed_bytes(run)
     tried_at = 0.0
@@ -355,6 +366,7 @@ def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
                 return True
             tried_at = time.monotonic()
         link.read()
+
     return False
 
 
@@ -378,6 +390,7 @@ def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
     if spec["earlier"]:
         # No two attempts of a launch may write to one run folder.
         Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
+
     if not await_space(spec, link):
         return
 
