@@ -42,6 +42,8 @@ ESCAPES = {"n": "\n", "t": "\t"}
 
 @dataclass(frozen=True)
 class EnvFile:
+    """What a `.env` file says."""
+
     node: NodePlan
     variables: Mapping[str, str] = field(repr=False)
     """All of the file, for the ranks' environment. May hold secrets: never printed."""

@@ -28,6 +28,8 @@ COUNTS_FORM = "a number of nodes (3), or the smallest and the largest (2:3)"
 
 @dataclass(frozen=True)
 class Host:
+    """A machine that ssh reaches."""
+
     name: str
     """As ssh takes it: `node-a`, or `me@node-a`."""
     slots: int | None = None
@@ -44,6 +46,7 @@ def listed_hosts(text: str | None, file: str | None) -> list[Host]:
 
 
 def hosts_from_flag(text: str) -> list[Host]:
+    """The hosts of `a,me@b:4`."""
     return _checked(_parts(text, "--hosts"))
 
 
@@ -54,11 +57,13 @@ def spares_from_flag(text: str, hosts: Sequence[Host]) -> list[Host]:
 
 
 def _parts(text: str, where: str) -> list[Entry]:
+    """The entries of a flag, not checked yet."""
     parts = (part.strip().partition(":") for part in text.split(","))
     return [(where, name, slots if colon else None) for name, colon, slots in parts]
 
 
 def hosts_from_file(path: Path) -> list[Host]:
+    """The hosts of a hostfile; raises with all that is wrong, each with its line."""
     entries: list[Entry] = []
     problems = []
     lines = read_lines(path, f"the hostfile {path}", flag="--hostfile")
@@ -88,6 +93,7 @@ def read_lines(path: Path, what: str, *, flag: str) -> list[str]:
 
 
 def wrong_name(name: str) -> str | None:
+    """What is wrong with the name of a host; None: nothing."""
     if not name:
         return "a host's name is missing"
     if name.startswith("-"):
@@ -96,6 +102,7 @@ def wrong_name(name: str) -> str | None:
 
 
 def wrong_port(port: str) -> str | None:
+    """The same for a port."""
     return None if 0 < (whole_number(port) or 0) < 65536 else f"{port!r} is not a port"
 
 
@@ -143,6 +150,7 @@ def read_counts(text: str) -> tuple[int | None, int | None] | None:
 
 
 def wrong_counts(text: str) -> str | None:
+    """The same for `--nnodes`."""
     if read_counts(text):
         return None
     return f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"

@@ -25,6 +25,8 @@ NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesJob:
+    """What a manifest is made from."""
+
     name: str
     image: str
     program: Program
@@ -46,10 +48,12 @@ class KubernetesJob:
 
     @property
     def has_secret(self) -> bool:
+        """Whether its pods share a secret, which a plain script has no use for."""
         return self.num_nodes > 1 and self.has_launcher
 
     @property
     def secret(self) -> str:
+        """The name of its Secret."""
         return f"{self.name}-secret"
 
 
@@ -67,6 +71,7 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
 
 
 def wrong_object_name(flag: str, name: str) -> str | None:
+    """What is wrong with the value of this flag; None: nothing."""
     if NAME.fullmatch(name):
         return None
     return f"{flag}: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"

@@ -99,6 +99,7 @@ def split_endpoint(text: str) -> tuple[str, str]:
 
 
 def wrong_endpoint(text: str) -> str | None:
+    """What is wrong with `ADDR[:PORT]`; None: nothing."""
     address, port = split_endpoint(text)
     return wrong_name(address) or wrong_port(port)
 
@@ -112,6 +113,8 @@ def silence_limit_s(cut_s: int) -> int:
 
 @dataclass(frozen=True)
 class Program:
+    """What each rank runs."""
+
     words: tuple[str, ...]
     """A script and its arguments, or the arguments of `drumline`."""
     is_task: bool = False
@@ -128,6 +131,7 @@ class Program:
     were read."""
 
     def python_arguments(self) -> list[str]:
+        """Python's own arguments for a rank."""
         if self.profile:
             mode = "watched" if self.is_watched else "plain"
             return ["-m", SCRIPT_RUNNER, "--profile", *self.profile, mode, *self.words]
@@ -136,6 +140,7 @@ class Program:
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)
 
     def torchrun_arguments(self) -> list[str]:
+        """The same for torchrun."""
         # The `--` keeps torchrun from parsing the rest: it reads `--run` as a prefix of its own
         # `--run-path`.
         return ["-m", "--", "drumline", *self.words] if self.is_task else ["--", *self.words]
@@ -210,6 +215,7 @@ def torchrun_command(node: NodePlan, program: Program) -> list[str]:
 
 
 def _rendezvous_flags(node: NodePlan) -> list[str]:
+    """How torchrun finds the other nodes."""
     flags = ["--rdzv-backend", "c10d"]
     if not node.endpoint:
         return [*flags, "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]

@@ -97,6 +97,8 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
+    """What a batch file is made from."""
+
     name: str
     command: Sequence[str]
     """What each node runs."""
@@ -129,6 +131,7 @@ def wrong_values(options: Mapping[str, str], flags: Sequence[str]) -> Iterator[s
 
 
 def batch_text(job: BatchJob) -> str:
+    """The batch file that sbatch takes."""
     cpus = [] if job.num_cpus is None else [f"--cpus-per-task={job.num_cpus}"]
     no_kill = ["--no-kill"] if job.may_shrink else []
     flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
@@ -176,7 +179,11 @@ def submit(sbatch: str, path: Path) -> str:
     """The job's number."""
     command = [sbatch, "--parsable", str(path)]
     done = subprocess.run(
-        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     if done.returncode != 0:
         heading = f"sbatch rejected {path} (exit code {done.returncode}):"

@@ -165,7 +165,9 @@ class S3Backend:
         # In the caller's thread alone: it leaves the processor to training, and threads of a pool
         # delay an exit.
         self._transfer = TransferConfig(
-            use_threads=False, multipart_threshold=64 << 20, multipart_chunksize=32 << 20
+            use_threads=False,
+            multipart_threshold=64 << 20,
+            multipart_chunksize=32 << 20,
         )
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
@@ -180,6 +182,7 @@ class S3Backend:
                 yield name, entry["Size"], str(entry.get("ETag", ""))
 
     def put(self, name: str, source: Path | bytes) -> None:
+        """Upload an object, in parts if it is large."""
         key = self._prefix + name
         if isinstance(source, bytes):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=source)
@@ -194,17 +197,21 @@ class S3Backend:
             return False
 
         head = self._client.head_object(
-            Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED"
+            Bucket=self._bucket,
+            Key=self._prefix + name,
+            ChecksumMode="ENABLED",
         )
         has_checksum = any(field.startswith("ChecksumCRC") for field in head)
         return has_checksum and bool(head["ContentLength"] == size)
 
     def chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of an object, piece by piece."""
         answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
         with closing(answer["Body"]) as body:
             yield from body.iter_chunks(PIECE_BYTES)
 
     def delete(self, names: list[str]) -> None:
+        """Delete objects; one that is missing is no error."""
         from botocore.exceptions import ClientError
 
         for start in range(0, len(names), _DELETED_AT_ONCE):
@@ -217,16 +224,20 @@ class S3Backend:
                 raise ClientError({"Error": refused[0]}, "DeleteObject")
 
     def delete_unfinished(self, under: str) -> None:
+        """Delete the parts of uploads that were killed."""
         listing = self._client.get_paginator("list_multipart_uploads")
         pages = listing.paginate(Bucket=self._bucket, Prefix=self._under(under))
         # Listed before the first is deleted, which would change the pages.
         uploads = [upload for page in pages for upload in page.get("Uploads", ())]
         for upload in uploads:
             self._client.abort_multipart_upload(
-                Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                Bucket=self._bucket,
+                Key=upload["Key"],
+                UploadId=upload["UploadId"],
             )
 
     def explain(self, error: Exception, where: str) -> StoreError:
+        """The error to raise for what boto3 has raised."""
         from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
 
@@ -278,6 +289,7 @@ class S3Backend:
         raise error
 
     def _unreachable(self, error_name: str, where: str) -> StoreError:
+        """The error when there is no answer."""
         reason = "the connection failed or was cut"
         if "Timeout" in error_name:
             reason = "timed out"
@@ -292,9 +304,11 @@ class S3Backend:
         )
 
     def _under(self, name: str) -> str:
+        """The beginning of the keys below that name."""
         return f"{self._prefix}{name}/" if name else self._prefix
 
     def _refused(self, error: Any, where: str) -> StoreError:
+        """The error for an answer with a code."""
         answer = error.response.get("Error", {})
         code = str(answer.get("Code", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -363,6 +377,7 @@ class FsspecBackend:
         _answered(partial(self._put, self._path(name), source))
 
     def _put(self, path: str, source: Path | bytes, moved: Callable[[], None]) -> None:
+        """Copy the bytes piece by piece, and call `moved` after each."""
         if self._has_folders:
             self._files.makedirs(self._files._parent(path), exist_ok=True)
 
@@ -395,6 +410,7 @@ class FsspecBackend:
         """Nothing is known of them."""
 
     def explain(self, error: Exception, where: str) -> StoreError:
+        """The error to raise for what fsspec, or the package of the store, has raised."""
         # Only the name of the exception: its text may hold a signed address.
         name = type(error).__name__
         if isinstance(error, FileNotFoundError):
@@ -432,6 +448,7 @@ class FsspecBackend:
         )
 
     def _path(self, name: str) -> str:
+        """The path of an object as fsspec takes it."""
         return f"{self._root.rstrip('/')}/{name}" if name else str(self._root)
 
 

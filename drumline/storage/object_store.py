@@ -99,7 +99,7 @@ class ObjectStore:
                 return
 
         self._repeated(
-            lambda: self._pass_on([name], _discard, size=size, checksum=checksum, most=size)
+            lambda: self._pass_on([name], _discard, size=size, checksum=checksum, most=size),
         )
 
     def read(self, name: str, *, most: int = DOCUMENT_BYTES) -> bytes:
@@ -148,6 +148,7 @@ class ObjectStore:
         checksum: str | None,
         most: int | None,
     ) -> str:
+        """One try of `fetch`."""
         try:
             with replacing(to) as file:
                 digest = self._pass_on(names, file.write, size=size, checksum=checksum, most=most)
@@ -193,6 +194,7 @@ class ObjectStore:
         return digest.hexdigest()
 
     def _repeated(self, call: Callable[[], T]) -> T:
+        """Call it again after a failure that may pass."""
         for delay_s in RETRY_AFTER_S:
             try:
                 return call()
@@ -215,6 +217,7 @@ class ObjectStore:
             yield chunk
 
     def _chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of one object, piece by piece."""
         chunks = self._backend.chunks(name)
         while True:
             with self._explained(name):
@@ -232,6 +235,7 @@ class ObjectStore:
 
     @contextmanager
     def _explained(self, name: str = "") -> Iterator[None]:
+        """Errors in this block become a StoreError."""
         try:
             yield
         except DrumlineError:

@@ -53,6 +53,7 @@ class Account:
         self._clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
+        """boto3's client of this service, made at its first use."""
         if service not in self._clients:
             from botocore.config import Config
 
@@ -62,7 +63,9 @@ class Account:
             )
             region = PRICES_REGION if service == "pricing" else self.region
             self._clients[service] = self._session.client(
-                service, region_name=region, config=config
+                service,
+                region_name=region,
+                config=config,
             )
 
         return self._clients[service]
@@ -70,7 +73,9 @@ class Account:
     def call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """One request; a refusal is an AwsError."""
         answer = self._explained(
-            service, operation, lambda client: getattr(client, operation)(**arguments)
+            service,
+            operation,
+            lambda client: getattr(client, operation)(**arguments),
         )
         return dict(answer)
 
@@ -91,6 +96,7 @@ class Account:
         return _NOT_IN_A_TAG.sub("_", _GENERATED_SESSION.sub("", name))[:_TAG_LENGTH]
 
     def _explained(self, service: str, operation: str, request: Any) -> Any:
+        """What the request answers; its failure becomes an AwsError."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -104,6 +110,7 @@ class Account:
 
 
 def _refused(error: Mapping[str, str], right: str) -> AwsError:
+    """AWS has answered, and refuses. `right`: what the call needs in a policy."""
     code = error.get("Code", "")
     message = error.get("Message", "no reason given")
     if code in _NOT_ALLOWED:
@@ -120,6 +127,7 @@ def _refused(error: Mapping[str, str], right: str) -> AwsError:
 
 
 def _not_sent(error: Exception, service: str, region: str) -> AwsError:
+    """The request has got no answer."""
     from botocore import exceptions
 
     no_credentials = (

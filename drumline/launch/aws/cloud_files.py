@@ -26,6 +26,8 @@ EFA_TYPES = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class CloudFile:
+    """What a file for another tool is made from."""
+
     name: str
     settings: ClusterSettings
     flags: Sequence[str]
@@ -39,6 +41,7 @@ class CloudFile:
 
 
 def skypilot_text(file: CloudFile) -> str:
+    """The YAML that `sky launch` takes."""
     settings = file.settings
     resources = {
         "infra": _skypilot_place(settings),
@@ -71,6 +74,7 @@ def _skypilot_place(settings: ClusterSettings) -> str | None:
 
 
 def parallelcluster_text(file: CloudFile) -> str:
+    """The YAML that `pcluster create-cluster` takes."""
     settings = file.settings
     has_efa = settings.efa
     if has_efa is None:

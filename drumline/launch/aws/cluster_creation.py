@@ -37,6 +37,7 @@ def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> 
 
 
 def _request(plan: ClusterPlan) -> dict[str, Any]:
+    """The arguments of `create_stack`."""
     tags = {
         stacks.TAG: plan.settings.name,
         stacks.OWNER_TAG: plan.parameters.get("Owner", ""),
@@ -56,6 +57,7 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
+    """Raise if the cluster that exists was made with other settings."""
     before = stacks.parameters_of(stack)
     # By default these are the versions that are installed here, which may have been updated since.
     moving = MOVING if plan.settings.install is not None else (*MOVING, "Requirements")
@@ -101,7 +103,9 @@ def _refused_launch(account: Account, stack: stacks.Stack) -> str:
     stack of the same name had a group of the same name, whose activities AWS may still list."""
     try:
         answer = account.call(
-            "autoscaling", "describe_scaling_activities", AutoScalingGroupName=stack["StackName"]
+            "autoscaling",
+            "describe_scaling_activities",
+            AutoScalingGroupName=stack["StackName"],
         )
     except AwsError as refused:
         if refused.code == "ValidationError":  # the group does not exist yet
@@ -130,7 +134,11 @@ def _cause_of_failure(account: Account, stack: str) -> str:
 
 
 def _after_removal(
-    what: str, remove: Callable[[], object], *, name: str, next_step: str
+    what: str,
+    remove: Callable[[], object],
+    *,
+    name: str,
+    next_step: str,
 ) -> AwsError:
     """Why the cluster could not be made, and whether all of it is removed: AWS was asked."""
     try:
@@ -155,5 +163,8 @@ def _refill(account: Account, plan: ClusterPlan) -> None:
 
     if group["DesiredCapacity"] < nodes:
         account.call(
-            "autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=nodes
+            "autoscaling",
+            "set_desired_capacity",
+            AutoScalingGroupName=name,
+            DesiredCapacity=nodes,
         )

@@ -27,6 +27,8 @@ SSH_PORT = 22
 
 @dataclass(frozen=True, kw_only=True)
 class CloudNode:
+    """An instance of a cluster."""
+
     id: str
     address: str
     """Private: what the other nodes reach it at."""
@@ -61,6 +63,7 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
 
 
 def status_lines(account: Account) -> Iterator[str]:
+    """All clusters of the region, and volumes that are left of others."""
     clusters = _clusters(account)
     for stack in clusters:
         yield from _cluster_lines(account, stack)
@@ -75,6 +78,7 @@ def status_lines(account: Account) -> Iterator[str]:
 
 
 def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
+    """One cluster: its state, what it has cost, who made it, and its nodes."""
     parameters = parameters_of(stack)
     name = tags_of(stack)[TAG]
     now = datetime.now(UTC)
@@ -90,7 +94,11 @@ def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
 
 
 def ssh_config(
-    account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, profile: str | None
+    account: Account,
+    nodes: Sequence[CloudNode],
+    *,
+    by_ssm: bool,
+    profile: str | None,
 ) -> str:
     """For OpenSSH: a node has its private address as its name here too, and is reached by another
     way."""

@@ -161,6 +161,8 @@ def _quota_code(instance_type: str, market: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
+    """What the nodes boot."""
+
     id: str
     root_device: str
 
@@ -178,7 +180,10 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
 
 
 def choose_zone(
-    account: Account, instance_type: str, named_zone: str | None, spot_prices: Mapping[str, float]
+    account: Account,
+    instance_type: str,
+    named_zone: str | None,
+    spot_prices: Mapping[str, float],
 ) -> str:
     """The named zone, if it offers the type; otherwise the cheapest, or the first, that does."""
     zones = _zones_with(account, instance_type)
@@ -202,6 +207,8 @@ def choose_zone(
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
+    """What `up` makes, and what it costs."""
+
     settings: ClusterSettings
     hardware: Hardware
     parameters: Mapping[str, str]
@@ -216,6 +223,7 @@ class ClusterPlan:
 
     @property
     def has_cards(self) -> bool:
+        """Whether the instances get several network interfaces."""
         return not _has_one_card(self.settings, self.hardware)
 
     def lines(self) -> list[str]:
@@ -314,8 +322,12 @@ def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[st
 
 
 def _parameters(
-    account: Account, settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]
+    account: Account,
+    settings: ClusterSettings,
+    hardware: Hardware,
+    subnet: Mapping[str, Any],
 ) -> dict[str, str]:
+    """Those of the stack that follow from the settings."""
     has_one_card = _has_one_card(settings, hardware)
     has_efa = has_one_card and settings.efa is not False and hardware.num_efas > 0
     ends = datetime.now(UTC) + timedelta(hours=settings.hours)
@@ -407,7 +419,10 @@ def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
 
 
 def _costs(
-    account: Account, settings: ClusterSettings, parameters: Mapping[str, str], price: float | None
+    account: Account,
+    settings: ClusterSettings,
+    parameters: Mapping[str, str],
+    price: float | None,
 ) -> Iterator[prices.Cost]:
     """What is paid by the hour."""
     nodes = settings.nodes
@@ -443,6 +458,7 @@ def _card_lines(hardware: Hardware) -> Iterator[str]:
 
 
 def _flag(value: bool) -> str:
+    """As CloudFormation takes it."""
     return "true" if value else "false"
 
 
@@ -491,7 +507,11 @@ def check_session_manager(why: str) -> None:
 
 
 def check_way_out(
-    account: Account, settings: ClusterSettings, subnet: Mapping[str, Any], *, is_public: bool
+    account: Account,
+    settings: ClusterSettings,
+    subnet: Mapping[str, Any],
+    *,
+    is_public: bool,
 ) -> None:
     """The nodes install packages and report to AWS; in an existing subnet, its routes decide
     whether they can."""
@@ -523,5 +543,6 @@ def _default_route(account: Account, subnet: Mapping[str, Any]) -> str | None:
 
 
 def _route_tables(account: Account, values: Mapping[str, str]) -> list[Any]:
+    """Those with these values, by the name of a filter."""
     filters = [{"Name": name, "Values": [value]} for name, value in values.items()]
     return account.all("ec2", "describe_route_tables", "RouteTables", Filters=filters)

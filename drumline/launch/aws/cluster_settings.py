@@ -35,6 +35,8 @@ def _flag(group: str, default: T, takes: str, help_text: str) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
+    """The settings, each with its group, its value and its text in the help."""
+
     name: str = _flag(
         "where",
         "train",
@@ -42,13 +44,22 @@ class ClusterSettings:
         "The cluster's name; everything that belongs to it is tagged with it [train].",
     )
     region: str | None = _flag(
-        "where", None, "REGION", "The region [boto3's own default: AWS_REGION or ~/.aws/config]."
+        "where",
+        None,
+        "REGION",
+        "The region [boto3's own default: AWS_REGION or ~/.aws/config].",
     )
     profile: str | None = _flag(
-        "where", None, "NAME", "The profile of ~/.aws/config [boto3's own default]."
+        "where",
+        None,
+        "NAME",
+        "The profile of ~/.aws/config [boto3's own default].",
     )
     type: str = _flag(
-        "cluster", "", "TYPE", "The instance type, such as g6.12xlarge or p5.48xlarge."
+        "cluster",
+        "",
+        "TYPE",
+        "The instance type, such as g6.12xlarge or p5.48xlarge.",
     )
     nodes: Count = _flag("cluster", 2, "N", "The number of instances [2].")
     spot: bool = _flag(
@@ -108,7 +119,10 @@ class ClusterSettings:
         "ssh through Session Manager, with no open port; needs the session-manager-plugin here.",
     )
     subnet: str | None = _flag(
-        "reach", None, "SUBNET", "An existing subnet, with a way to the internet [a new VPC]."
+        "reach",
+        None,
+        "SUBNET",
+        "An existing subnet, with a way to the internet [a new VPC].",
     )
     volume: str | None = _flag(
         "reach",
@@ -131,6 +145,7 @@ class ClusterSettings:
 
     @property
     def stack(self) -> str:
+        """The name of the CloudFormation stack."""
         return f"{STACK_PREFIX}{self.name}"
 
     @property
@@ -145,6 +160,7 @@ class ClusterSettings:
 
     @property
     def market(self) -> Literal["spot", "on-demand"]:
+        """As prices and quotas call it."""
         return "spot" if self.spot else "on-demand"
 
 
@@ -203,6 +219,7 @@ def account_and_settings(
 
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The section [aws] of a TOML file."""
     try:
         document = parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=True).decode())
     except (OSError, ValueError) as error:
@@ -230,6 +247,7 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
+    """What is wrong with these values, or with two of them together."""
     if not NAME.fullmatch(settings.name):
         yield f"--name: {settings.name!r} is not at most 30 lowercase letters, digits and dashes, a letter first"
     if settings.ssh_from not in (None, ME):

@@ -21,6 +21,7 @@ QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Note whether the node is busy, and end it if it was not for long enough."""
     parser = argparse.ArgumentParser(description="End this instance if it was idle for long.")
     parser.add_argument("--instance", required=True)
     parser.add_argument("--region", required=True)
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def is_busy() -> bool:
+    """Whether its CPUs or its GPUs work."""
     if float(LOAD.read_text(encoding="ascii").split()[0]) >= BUSY_LOAD:
         return True
 
@@ -43,7 +45,11 @@ def is_busy() -> bool:
         return False
 
     done = subprocess.run(
-        [program, *QUERY], capture_output=True, encoding="utf-8", errors="replace", check=False
+        [program, *QUERY],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     return any(float(line) >= BUSY_GPU_PERCENT for line in done.stdout.split() if line.isdigit())
 

@@ -28,6 +28,7 @@ NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?(@|==)")
 
 
 def copies_drumline(install: str | None) -> bool:
+    """Whether the nodes get this installation, over ssh."""
     return install is None or THIS_INSTALLATION in install.split()
 
 
@@ -58,6 +59,7 @@ def name_of(word: str) -> str | None:
 
 
 def _project_name(folder: Path) -> str:
+    """What the pyproject.toml of a folder calls it; empty: there is none."""
     try:
         document = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode())
     except (OSError, ValueError):

@@ -31,6 +31,8 @@ EXTRA_MARKER = re.compile(r"""\bextra == ["']([^"']*)["']""")
 
 @dataclass(frozen=True)
 class Wheel:
+    """A wheel in memory."""
+
     name: str
     content: bytes
 

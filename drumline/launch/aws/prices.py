@@ -57,15 +57,21 @@ class Cost:
 
     @property
     def an_hour(self) -> float | None:
+        """USD now; None: unknown."""
         return None if self.unit_price is None else self.unit_price * self.units
 
     @property
     def most_an_hour(self) -> float | None:
+        """USD at most; None: unknown."""
         return None if self.highest_price is None else self.highest_price * self.units
 
 
 def fixed_cost(
-    what: str, price: float | None, units: float = 1.0, *, ends_with_nodes: bool = True
+    what: str,
+    price: float | None,
+    units: float = 1.0,
+    *,
+    ends_with_nodes: bool = True,
 ) -> Cost:
     """Of the price list: it stays as it is."""
     return Cost(what, price, units, highest_price=price, ends_with_nodes=ends_with_nodes)
@@ -86,7 +92,11 @@ def listed_price(account: Account, name: str, **attributes: str) -> float | None
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()
     ]
     entries = account.all(
-        "pricing", "get_products", "PriceList", ServiceCode=product.service, Filters=filters
+        "pricing",
+        "get_products",
+        "PriceList",
+        ServiceCode=product.service,
+        Filters=filters,
     )
     prices = [price for entry in entries for price in _prices(json.loads(entry), product.unit)]
     return max(prices, default=None)

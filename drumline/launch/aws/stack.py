@@ -56,14 +56,17 @@ def owner_of(described: Mapping[str, Any]) -> str:
 
 
 def made_at(described: Mapping[str, Any]) -> str:
+    """When a stack or a volume was made."""
     return f"{described['CreationTime'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of whatever AWS has described."""
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
 
 
 def parameters_of(stack: Stack) -> dict[str, str]:
+    """What the stack was made with."""
     return {
         parameter["ParameterKey"]: str(parameter["ParameterValue"])
         for parameter in stack.get("Parameters", ())
@@ -80,7 +83,9 @@ def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str,
 def group_of(account: Account, stack: str) -> Mapping[str, Any]:
     """Its Auto Scaling group, which has the same name."""
     answer = account.call(
-        "autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack]
+        "autoscaling",
+        "describe_auto_scaling_groups",
+        AutoScalingGroupNames=[stack],
     )
     return dict(answer["AutoScalingGroups"][0])
 
@@ -111,8 +116,12 @@ def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None
 
 
 def _not_deleted(account: Account, stack: str) -> AwsError:
+    """Names what is left, and why."""
     resources = account.all(
-        "cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack
+        "cloudformation",
+        "list_stack_resources",
+        "StackResourceSummaries",
+        StackName=stack,
     )
     left = []
     for resource in resources:

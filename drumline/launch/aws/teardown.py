@@ -47,7 +47,11 @@ _FREE_STATES = ("terminated", "shutting-down", "deleting", "deleted", "failed")
 
 
 def take_down(
-    account: Account, settings: ClusterSettings, progress: stacks.Progress, *, delete_data: bool
+    account: Account,
+    settings: ClusterSettings,
+    progress: stacks.Progress,
+    *,
+    delete_data: bool,
 ) -> list[Billed]:
     """What is kept. The same again, or after an `up` that was killed, does what is left to do."""
     stack = stacks.find_cluster(account, settings)
@@ -62,7 +66,10 @@ def take_down(
 
 
 def finish_rollback(
-    account: Account, settings: ClusterSettings, stack: str, progress: stacks.Progress
+    account: Account,
+    settings: ClusterSettings,
+    stack: str,
+    progress: stacks.Progress,
 ) -> list[Billed]:
     """Wait until AWS has deleted a stack that could not be created. What is kept; an AwsError names
     what is still on the bill."""
@@ -127,6 +134,7 @@ def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> No
 
 
 def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> None:
+    """With its data. AWS first deletes its mount targets, which takes a while."""
     for target in _mount_targets(account, volume):
         account.call("efs", "delete_mount_target", MountTargetId=target["MountTargetId"])
     while _mount_targets(account, volume):
@@ -154,6 +162,7 @@ def billed(account: Account, name: str) -> Iterator[Billed]:
 
 
 def _tagged_resources(account: Account, name: str, billed_kind: _BilledKind) -> list[Any]:
+    """Those with the cluster's tag, whatever their state."""
     operation = billed_kind.operation
     parameter = "Filter" if operation == "describe_nat_gateways" else "Filters"
     filters = {parameter: [{"Name": f"tag:{TAG}", "Values": [name]}]}
@@ -172,6 +181,7 @@ def _state(described: Mapping[str, Any]) -> str:
 
 
 def kept_lines(account: Account, settings: ClusterSettings, volumes: list[Billed]) -> Iterator[str]:
+    """What `down` has kept, and that nothing else is left."""
     for volume in volumes:
         size = "size not counted yet"
         if volume.size:

@@ -63,6 +63,8 @@ ENDING_CODES = FINAL_CODES | {ExitCode.PREEMPTED}
 
 
 class FailedRank(NamedTuple):
+    """A rank that has exited with an error in this start."""
+
     failed_at: float
     rank: int
     code: int
@@ -104,7 +106,9 @@ class NodeAgent(LocalElasticAgent):
         self.supervision = supervision
         self.watch = watch
         self.signals = RankSignals(
-            lambda: self._processes().values(), self.rendezvous, is_task=is_task
+            lambda: self._processes().values(),
+            self.rendezvous,
+            is_task=is_task,
         )
         self._failed_first: list[int] = []
         """Global ranks in the order of their failures in this start, without those that the agent
@@ -230,7 +234,10 @@ class NodeAgent(LocalElasticAgent):
             self._report_killed(running, grace_s, death_sig)
 
     def _report_killed(
-        self, local_ranks: list[int], grace_s: float, death_sig: signal.Signals
+        self,
+        local_ranks: list[int],
+        grace_s: float,
+        death_sig: signal.Signals,
     ) -> None:
         """Name those of these ranks that torch had to kill."""
         codes = self.exit_codes()
@@ -289,6 +296,7 @@ class NodeAgent(LocalElasticAgent):
         return variables
 
     def _why_restarted(self) -> str:
+        """A node that joined or is lost, or the number of this restart."""
         if not self._failed:
             return self.rendezvous.restart_reason
 
@@ -296,6 +304,7 @@ class NodeAgent(LocalElasticAgent):
         return f"restart {max_restarts - self._remaining_restarts} of {max_restarts}"
 
     def _how_restarted(self) -> str:
+        """Where the ranks continue."""
         if isinstance(self.rendezvous, OwnRendezvous):
             return "they join the other nodes after a round, or resume from the newest checkpoint"
         if self.is_task:
@@ -305,6 +314,7 @@ class NodeAgent(LocalElasticAgent):
     # Monitoring ranks
 
     def _follow_progress(self, now: float) -> None:
+        """At each look at the ranks: report their step now and then, and fill the standby."""
         if now - self._progress_at > PROGRESS_S:
             self._read_progress()
             self._report_progress()
@@ -314,14 +324,18 @@ class NodeAgent(LocalElasticAgent):
             standby.fill()
 
     def _read_progress(self) -> None:
+        """Note the furthest step that the ranks have reached."""
         nodes = self.rendezvous
         nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step())
 
     def _report_progress(self) -> None:
+        """To the controller."""
         self._progress_at = time.monotonic()
         nodes = self.rendezvous
         self.supervision.report(
-            "progress", reached_step=nodes.reached_step, counted_step=nodes.counted_step
+            "progress",
+            reached_step=nodes.reached_step,
+            counted_step=nodes.counted_step,
         )
 
     def _note_exits(self, worker_group: WorkerGroup) -> None:
@@ -453,6 +467,7 @@ class NodeAgent(LocalElasticAgent):
 
 
 def exit_codes_of(result: RunResult) -> set[int]:
+    """Those of the ranks of this node that failed."""
     return {failure.exitcode for failure in result.failures.values()}
 
 
@@ -467,7 +482,11 @@ def first_failure(
 
 
 def run_agent(
-    node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
+    node: NodePlan,
+    num_procs: int,
+    program: Program,
+    supervision: Supervision,
+    watch: WatchFolder,
 ) -> tuple[RunResult, SidecarDiagnosis | None]:
     """Run the ranks of this node to their end; raises Preempted, or SignalException when this
     process must exit."""
@@ -513,6 +532,7 @@ def _worker_spec(
     program: Program,
     rendezvous: SingleNodeRendezvous | NodeRendezvous,
 ) -> WorkerSpec:
+    """What torch's agent starts, and how often."""
     # torch's knowledge of this machine: which cores are near which GPU. Without files of its own:
     # it would leave a folder in the temporary directory.
     no_files = DefaultLogsSpecs(log_dir=os.devnull)

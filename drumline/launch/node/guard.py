@@ -56,6 +56,7 @@ class Guard:
 
 
 def main(job: str, grace_s: str, folder: str) -> None:
+    """The guard itself: wait for the launcher, then end what is left of the job."""
     # Slurm and terminals signal every process of the job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -73,8 +73,12 @@ def _exit_on_signals(when_preempted: str, when_interrupted: str, *, is_task: boo
 
 
 def _run_guarded(
-    node: NodePlan, program: Program, supervision: Supervision, watch: WatchFolder
+    node: NodePlan,
+    program: Program,
+    supervision: Supervision,
+    watch: WatchFolder,
 ) -> int:
+    """Run the ranks with torch's agent, and report how they ended."""
     startup.load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 

@@ -83,7 +83,9 @@ class Membership:
         self._left = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(
-            target=self._send_heartbeats, name="drumline-heartbeat", daemon=True
+            target=self._send_heartbeats,
+            name="drumline-heartbeat",
+            daemon=True,
         )
 
     def check_job(self) -> None:
@@ -289,9 +291,11 @@ class Membership:
         return f"node {rank} ({host})" if host else f"node {rank}"
 
     def names(self, ranks: Iterable[int]) -> str:
+        """Several nodes, for a message."""
         return ", ".join(map(self.name, ranks))
 
     def _send_heartbeats(self) -> None:
+        """A thread: until this node leaves, send heartbeats and keep what is written once."""
         while not self._left.wait(HEARTBEAT_S):
             # When the store has closed, the thread that waits in it gets the same error, and
             # reports it. Another client may make one call fail.
@@ -304,6 +308,7 @@ class Membership:
                     self._report_missing(waiting)
 
     def _report_missing(self, waiting: WaitNotice) -> None:
+        """While this node waits: name the nodes that have not joined."""
         if missing := self.missing():
             waiting.report(
                 f"waiting at {self.node.endpoint} for {self.names(missing)}, {waiting.waited_s:.0f} s so far"
@@ -332,6 +337,7 @@ class Membership:
         self.heartbeat = new
 
     def _taken(self, stored: bytes) -> PreflightError:
+        """`stored`: the heartbeat of the launcher that has this rank."""
         rank = self.node.node_rank
         holder = decoded(NodeHeartbeat, stored)
         host = holder.host if holder else "another host"

@@ -64,6 +64,7 @@ class Round:
 
     @classmethod
     def decode(cls, text: bytes) -> Round | None:
+        """None for anything else: without a secret, anyone can write there."""
         content = document(text, name=str, cards=list)
         if content is None or not all(has_fields(card, CARD) for card in content["cards"]):
             return None
@@ -76,7 +77,11 @@ class NodeRendezvous(RendezvousHandler):
     """Nodes in the order of their NODE_RANK."""
 
     def __init__(
-        self, store: dist.Store, node: NodePlan, address: str, membership: Membership
+        self,
+        store: dist.Store,
+        node: NodePlan,
+        address: str,
+        membership: Membership,
     ) -> None:
         """`store`: a connection that may block while it waits for a value."""
         self.store = store
@@ -128,6 +133,7 @@ class NodeRendezvous(RendezvousHandler):
         return [] if self.round is None else list(self.round.cards)
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """Collective: torch's agent joins the next round here."""
         self.is_done = False
         with self.explained():
             with self.membership.joining():
@@ -250,6 +256,8 @@ class NodeRendezvous(RendezvousHandler):
         )
 
     def _job_over(self) -> DrumlineError:
+        """What to raise when the rendezvous is closed: the failure of another node, if one is
+        known."""
         what = (
             f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
         )
@@ -258,6 +266,7 @@ class NodeRendezvous(RendezvousHandler):
         return self._error(what, "read the output of the others")
 
     def _check_replaced(self) -> None:
+        """Raise if another launcher has this node's rank."""
         if self.membership.was_replaced:
             raise self._error(
                 f"another launcher has taken NODE_RANK {self.node.node_rank} from this one"
@@ -508,9 +517,11 @@ class NodeRendezvous(RendezvousHandler):
         self.membership.leave()
 
     def is_closed(self) -> bool:
+        """Whether the job is over: no node joins it any more."""
         return self.membership.store.peek(CLOSED) == b"1"
 
     def set_closed(self) -> None:
+        """End the job for all nodes."""
         # The job is not over for the launcher that has replaced this one.
         if not self.membership.was_replaced:
             self.membership.store.set(CLOSED, "1")
@@ -519,6 +530,7 @@ class NodeRendezvous(RendezvousHandler):
         return RUN_ID
 
     def shutdown(self) -> bool:
+        """End the job, and leave."""
         with contextlib.suppress(dist.DistError):
             self.membership.set_state(DONE)
             self.set_closed()

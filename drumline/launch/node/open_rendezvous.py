@@ -170,6 +170,7 @@ def open_rendezvous(
 
 
 def _warn_without_secret(node: NodePlan, secret: str | None) -> None:
+    """Jobs of several nodes listen on the network."""
     if secret is None:
         print_message(
             f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Try: "

@@ -29,7 +29,11 @@ class Standby:
     """One process for each rank of this node, after enough calls of `fill`."""
 
     def __init__(
-        self, program: Sequence[str], *, count: int, modules: Sequence[str] = RANK_MODULES
+        self,
+        program: Sequence[str],
+        *,
+        count: int,
+        modules: Sequence[str] = RANK_MODULES,
     ) -> None:
         """`program`: Python's arguments for a rank; `modules`: what is imported before."""
         self._program = tuple(program)
@@ -52,6 +56,7 @@ class Standby:
         self._fill_at = time.monotonic() + AFTER_S / 2
 
     def _start_one(self) -> None:
+        """Start a process that waits at the end of a pipe."""
         reading, writing = os.pipe()
         modules = ",".join(self._modules)
         try:
@@ -80,7 +85,9 @@ class Standby:
             handler: Any, args: tuple[str, ...], env: dict[str, str]
         ) -> subprocess.Popen[bytes]:
             return self._take(args, env, handler._stdout, handler._stderr) or cold(
-                handler, args, env
+                handler,
+                args,
+                env,
             )
 
         SubprocessHandler._popen = start  # type: ignore[method-assign, assignment]
@@ -91,7 +98,11 @@ class Standby:
             self._fill_at = time.monotonic() + AFTER_S
 
     def _take(
-        self, args: tuple[str, ...], env: Mapping[str, str], out: Any, err: Any
+        self,
+        args: tuple[str, ...],
+        env: Mapping[str, str],
+        out: Any,
+        err: Any,
     ) -> subprocess.Popen[bytes] | None:
         """None if there is none, or if the rank must be started in another way, such as on chosen
         cores."""

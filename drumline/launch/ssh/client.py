@@ -108,7 +108,11 @@ def ssh_client(flag_value: str | None, environment: Mapping[str, str]) -> list[s
 
 
 def ssh_words(
-    client: Sequence[str], host: Host, command: Sequence[str], *, cwd: PurePath
+    client: Sequence[str],
+    host: Host,
+    command: Sequence[str],
+    *,
+    cwd: PurePath,
 ) -> list[str]:
     """The local command that runs a command on that host, in that folder. Secrets go through its
     stdin: anyone who can list processes can read a command line, on either host."""
@@ -124,6 +128,7 @@ def remote_module(module: str, python: str, python_path: str | None) -> list[str
 
 
 def no_client(word: str, error: OSError) -> PreflightError:
+    """The error when this machine cannot start ssh."""
     what = f"{word} cannot be started: {error.strerror}"
     return PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh")
 
@@ -136,7 +141,13 @@ class SshProblem(NamedTuple):
 
 
 def ssh_problem(
-    host: str, code: int, output: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+    host: str,
+    code: int,
+    output: Sequence[str],
+    *,
+    python: str,
+    cwd: str,
+    is_stuck: bool = False,
 ) -> SshProblem:
     """Why a command over ssh failed. `is_stuck`: it did not start, and was ended."""
     place = {"host": host, "python": python, "cwd": cwd}
@@ -161,7 +172,13 @@ def last_line(output: Sequence[str]) -> str:
 
 
 def not_reached(
-    host: Host, code: int, output: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+    host: Host,
+    code: int,
+    output: Sequence[str],
+    *,
+    python: str,
+    cwd: str,
+    is_stuck: bool = False,
 ) -> DrumlineError:
     """The error for a host on which no supervisor started."""
     problem = ssh_problem(host.name, code, output, python=python, cwd=cwd, is_stuck=is_stuck)

@@ -78,6 +78,7 @@ class DiagnosisNotice:
         return True
 
     def print_waiting(self) -> None:
+        """Print it, unless a host has printed it meanwhile."""
         sentence = self._waiting
         self._waiting = ""
         if sentence and sentence != self._printed:
@@ -86,6 +87,8 @@ class DiagnosisNotice:
 
 
 class SilenceWatch:
+    """Which hosts have sent nothing for some time."""
+
     def __init__(self, attempt: Controller) -> None:
         self.attempt = attempt
         self.silent_nodes: list[int] = []
@@ -139,7 +142,10 @@ class Controller:
     """One attempt, from the first login to the end of all hosts' parts."""
 
     def __init__(
-        self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float] | None = None
+        self,
+        job: HostsJob,
+        screen: Screen,
+        last_heard: Mapping[Host, float] | None = None,
     ) -> None:
         """`last_heard`: the lost hosts of the previous attempt, and when their last frame
         arrived."""
@@ -169,6 +175,7 @@ class Controller:
 
     @property
     def remaining(self) -> list[Remote]:
+        """The hosts that the job needs, or continues with."""
         return [remote for remote in self.remotes if remote not in self.dropped]
 
     async def run(self) -> None:
@@ -299,6 +306,7 @@ class Controller:
     # What they report
 
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        """Act on a frame of a host, which the host's `Remote` has noted already."""
         match frame["kind"]:
             case "hello" if remote in self.dropped:
                 self._join_again(remote)
@@ -396,6 +404,7 @@ class Controller:
             self._fail(error)
 
     def _unreachable(self, remote: Remote) -> DrumlineError:
+        """The error for a host on which no supervisor has answered."""
         connection = remote.connection
         error = not_reached(
             remote.host,

@@ -123,6 +123,7 @@ class HostConnection:
 
     @property
     def is_open(self) -> bool:
+        """Whether the remote program was started, and has not ended."""
         return self._reading is not None and self.ssh_code is None
 
     async def open(self) -> asyncio.Task[None]:
@@ -156,6 +157,7 @@ class HostConnection:
         await self._reading
 
     def send(self, frame: Mapping[str, Any]) -> None:
+        """Nothing is sent once the connection is closed."""
         if self.writer is not None and not self.writer.is_closing():
             self.writer.write(self.session.encode(frame))
 
@@ -173,6 +175,7 @@ class HostConnection:
                 os.killpg(self._process.pid, number)
 
     async def _read(self) -> None:
+        """Read what the host sends until the connection ends."""
         heartbeats = asyncio.create_task(self._send_heartbeats())
         reading = [_read_lines(self.reader, self._receive)]
         if self._process is not None:
@@ -194,6 +197,7 @@ class HostConnection:
                 self.writer.close()
 
     async def _send_heartbeats(self) -> None:
+        """Send heartbeats, and hang up when the host does not answer them."""
         assert self.writer
         notice = WaitNotice()
         for number in itertools.count():
@@ -225,6 +229,7 @@ class HostConnection:
             self.hang_up()
 
     def _receive(self, line: bytes) -> None:
+        """One line: a frame, or what a shell prints."""
         frame = decode_from_host(line, self.session)
         if frame is None:
             self.stdout.append(decoded(line[:MAX_SHOWN]))

@@ -35,6 +35,8 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class HostsJob:
+    """One attempt of a launch: what runs, and where."""
+
     job: str
     hosts: Sequence[Host]
     nodes: Sequence[NodePlan]

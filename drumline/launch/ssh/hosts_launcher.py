@@ -123,6 +123,7 @@ def _restarted(lost: Controller) -> Controller:
 def _next_attempt(
     ended: Controller, restarts_used: int, full_disks: Mapping[str, str]
 ) -> Controller:
+    """On the hosts that the ended attempt had last."""
     num_starts = [remote.num_starts for remote in ended.remotes]
     job = ended.job.again(
         [remote.host for remote in ended.remotes],

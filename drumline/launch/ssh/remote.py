@@ -28,6 +28,8 @@ SPARE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
+    """A rank that failed, as its host reports it."""
+
     host: str
     rank: int
     code: int
@@ -85,6 +87,7 @@ class Remote:
 
     @property
     def name(self) -> str:
+        """As messages call it."""
         return self.host.address
 
     @property
@@ -94,6 +97,7 @@ class Remote:
 
     @property
     def is_running(self) -> bool:
+        """Whether its part has not ended, as far as we know."""
         return self.connection.ssh_code is None and self.code is None
 
     @property
@@ -116,6 +120,7 @@ class Remote:
             closed.result()  # raises what a frame's handler raised
 
     def end(self, grace_s: float) -> None:
+        """Ask the host to end its ranks; without a supervisor there are none."""
         if self.has_begun:
             self.connection.send({"kind": "end", "grace_s": grace_s})
         else:
@@ -144,6 +149,7 @@ class Remote:
         return f"the job failed on {self.name} ({how_it_ended(code)})", *self.agent_lines
 
     def _receive(self, frame: Mapping[str, Any]) -> None:
+        """Each frame of the host: output goes to the screen, all others are noted and passed on."""
         if frame["kind"] == "lines":
             rank = frame["rank"]
             label = self.name if rank is None else f"{self.name} {rank}"
@@ -153,6 +159,7 @@ class Remote:
             self.on_frame(self, frame)
 
     def _remember(self, frame: Mapping[str, Any]) -> None:
+        """Note what a frame says of the host."""
         match frame["kind"]:
             case "hello":
                 self.begun.set()
@@ -262,6 +269,7 @@ class Reconnect:
         return remote.host
 
     def _replace(self, remote: Remote, spare: Host, search: Search) -> None:
+        """The host and the spare change places."""
         self.spares.remove(spare)
         if self.job.earlier:  # it may be up again when it is needed
             self.spares.append(remote.host)

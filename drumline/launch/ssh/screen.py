@@ -75,6 +75,7 @@ class Screen:
             self._num_dropped += 1
 
     def _write_all(self) -> None:
+        """The thread: write what waits until `close`."""
         while (item := self._waiting.get()) is not None:
             stream, text = item
             data = text.encode(self._encoding, "backslashreplace")

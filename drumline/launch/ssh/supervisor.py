@@ -158,6 +158,7 @@ class AgentProcess:
         self._send({**spec, "environment": {}, "node": node})
 
     def _send(self, frame: Mapping[str, Any]) -> None:
+        """A line to the agent's stdin."""
         assert self.process.stdin
         with contextlib.suppress(OSError):  # it was killed
             self.process.stdin.write(encode(frame) + b"\n")
@@ -214,7 +215,10 @@ class Supervisor:
         self._log(*self.error)
         log_end = last_lines(self.node_log) if code else []
         self.out.send(
-            "ended", code=code, last_lines=self.error or log_end, end_reason=self.end_reason
+            "ended",
+            code=code,
+            last_lines=self.error or log_end,
+            end_reason=self.end_reason,
         )
 
     def _end_by_signal(self, number: int, _: FrameType | None) -> None:
@@ -233,6 +237,7 @@ class Supervisor:
         self.ending.shorten(grace_s)
 
     def _log(self, *lines: str) -> None:
+        """Add lines to the node's log."""
         with contextlib.suppress(OSError), open_log(self.node_log) as log:
             log.writelines(f"{line}\n" for line in lines)
 
@@ -383,6 +388,7 @@ def main() -> int:
 
 
 def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
+    """Check what can be checked before all hosts have answered, then run it."""
     if spec["protocol"] != PROTOCOL:
         link.out.send("refused", problems=[])
         return

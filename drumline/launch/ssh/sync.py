@@ -40,7 +40,10 @@ INSTALL = "install rsync (apt-get install rsync), or copy the code yourself and 
 
 
 def copy_code(
-    folder: Path, client: Sequence[str], hosts: Sequence[Host], exclude: Sequence[str] = ()
+    folder: Path,
+    client: Sequence[str],
+    hosts: Sequence[Host],
+    exclude: Sequence[str] = (),
 ) -> None:
     """Copy to all hosts at once."""
     if folder in (Path.home(), Path("/")):
@@ -72,6 +75,7 @@ def copy_code(
 
 
 def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[str]) -> None:
+    """Make the folder there, and copy the files into it."""
     words = ["mkdir", "-p", "--", str(folder)]
     command = ssh_words(client, host, words, cwd=PurePosixPath("/"))
     try:
@@ -105,6 +109,7 @@ def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[st
 
 
 def _run(words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    """Run it with this text as its stdin."""
     return subprocess.run(
         words,
         env=own_variables(),
