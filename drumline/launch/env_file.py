@@ -140,7 +140,11 @@ def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Itera
         yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {set_values['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
     numbers = {**NUMBERS, "NODE_RANK": range(nodes or ENDLESS)}
     for key, allowed in numbers.items():
-        if key in set_values and whole_number(set_values[key]) not in allowed:
+        if key not in set_values:
+            continue
+
+        number = whole_number(set_values[key])
+        if number is None or number not in allowed:
             limits = f"from {allowed.start} to {allowed[-1]}"
             if allowed.stop == ENDLESS:
                 limits = f"from {allowed.start} up"
