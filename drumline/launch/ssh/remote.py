@@ -146,7 +146,8 @@ class Remote:
                 f"try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on {self.name})",
             )
 
-        return f"the job failed on {self.name} ({how_it_ended(code)})", *self.agent_lines
+        what = f"the job failed on {self.name} ({how_it_ended(code)})"
+        return (f"{what}:", *self.agent_lines) if self.agent_lines else (what,)
 
     def _receive(self, frame: Mapping[str, Any]) -> None:
         """Each frame of the host: output goes to the screen, all others are noted and passed on."""
