@@ -66,8 +66,9 @@ class JobConnection:
     ) -> AbstractContextManager[NodeWatch | None]:
         """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not
         end the others."""
-        is_alone = self.topology.world_size == 1
-        if config.sidecar == "off" or (config.sidecar == "auto" and is_alone):
+        has_peers = self.topology.world_size > 1
+        # An unknown name is an error.
+        if not {"on": True, "auto": has_peers, "off": False}[config.sidecar]:
             return nullcontext()
         return NodeWatch(
             self.topology,
