@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from drumline.base.errors import ExitCode, PreflightError, UsageError
 from drumline.base.rank_environment import Topology, topology_from, write_rank
@@ -188,8 +188,13 @@ class TrainingProcess:
 
 def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> LiveNodes | None:
     """None: a lost node restarts all. `folder`: of the run."""
-    if config.dist.on_lost_node == "restart":
-        return None
+    match config.dist.on_lost_node:
+        case "restart":
+            return None
+        case "continue":
+            pass
+        case _:
+            assert_never(config.dist.on_lost_node)
     if topology is None or topology.world_size == topology.local_world_size:
         return None
     if topology.agent_hosts_store or (topology.local_world_size > 1 and not topology.node_start):
