@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import with_imported
+from drumline_lint.program.imports import importers, with_imported
 from drumline_lint.program.names import (
     ACCELERATOR,
     DDP,
@@ -72,6 +72,24 @@ def starts_ranks(program: Program, source: Source) -> bool:
     names = {function.name for function in beginning if function is not None}
     calls = [call for name in names for call in program.index(source).calls.get(name, ())]
     return any(program.function_of(call) in beginning for call in calls)
+
+
+@cached_query
+def is_of_ranks(program: Program, source: Source) -> bool:
+    """Whether only programs that start several processes run this file: it is one, or every file
+    that imports it, directly or not, and that nothing else imports, is one."""
+    if starts_ranks(program, source):
+        return True
+    reached = {source}
+    pending = [source]
+    beginnings = []
+    while pending:
+        current = pending.pop()
+        users = [user for user in importers(program, current) if not user.is_test]
+        beginnings += [] if users or current is source else [current]
+        pending += [user for user in users if user not in reached]
+        reached.update(users)
+    return bool(beginnings) and all(starts_ranks(program, first) for first in beginnings)
 
 
 def _is_started_alone(program: Program, source: Source) -> bool:

@@ -21,6 +21,20 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
     return [module for module in modules if module is not None and module is not source]
 
 
+def importers(program: Program, source: Source) -> list[Source]:
+    """The given files that import a file."""
+    return _importers(program)[source]
+
+
+@cached_query
+def _importers(program: Program) -> dict[Source, list[Source]]:
+    importing: dict[Source, list[Source]] = {source: [] for source in program.sources}
+    for source in program.sources:
+        for imported in imported_sources(program, source):
+            importing[imported].append(source)
+    return importing
+
+
 def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
     """Files with all their imports, transitively."""
     reached = set(sources)

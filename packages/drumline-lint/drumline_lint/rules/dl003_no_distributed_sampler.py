@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.distributed import framework, starts_ranks
+from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import is_single_process, may_be_guarded
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
@@ -45,7 +45,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             # unseeded, each rank has an order of its own: then it is a larger batch at random
             is_seeded = not _is_shuffled(program, call) or any_text_near(program, source, "seed")
             severity = None if is_seeded else Severity.WARNING
-            if not starts_ranks(program, source):
+            if not is_of_ranks(program, source):
                 severity = Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
 

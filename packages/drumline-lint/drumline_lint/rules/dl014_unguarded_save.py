@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
-from drumline_lint.flow.distributed import starts_ranks
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import parts
@@ -42,7 +42,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue  # of a sharded model, every rank must call it
         to = "the same file" if save.path is None else source.code(save.path)
         message = f"{source.code(save.call.func)} runs on every rank and writes {to}"
-        is_shown = starts_ranks(program, source) and _is_of_model(program, save)
+        is_shown = is_of_ranks(program, source) and _is_of_model(program, save)
         function = enclosing_function(save.call)
         # The first save of a function stands for those after it.
         is_shown = is_shown and (function is None or function not in functions)

@@ -44,10 +44,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> bool:
-    """Whether torch's own collective is called beside the condition, or in a function of the same
-    file that is called there; what a framework's methods wait for depends on its version."""
+    """Whether the collective is called beside the condition, or in a function of the same file that
+    is called there; whether a Trainer of Lightning saves together depends on its version."""
     sources = {program.source_of(call) for call in chain}
-    return name.startswith("torch.distributed.") and len(chain) <= 2 and len(sources) == 1
+    is_certain = not name.startswith("pytorch_lightning.Trainer.")
+    return is_certain and len(chain) <= 2 and len(sources) == 1
 
 
 def _serves(chain: tuple[ast.Call, ...]) -> bool:

@@ -15,7 +15,7 @@ from drumline_lint.flow.conditions import (
     rest_of_block,
     split_condition,
 )
-from drumline_lint.flow.distributed import starts_ranks
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import says_distributed
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
@@ -38,7 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             missed = _missed(program, exit_) if who else ""
             if missed:
                 message = f"{who} here, and the other ranks block in {missed}"
-                is_sure = starts_ranks(program, source) and _is_by_ranks(program, exit_)
+                is_sure = is_of_ranks(program, source) and _is_by_ranks(program, exit_)
                 severity = None if is_sure else Severity.NOTE
                 yield RULE.at(source, exit_, message, severity=severity)
 

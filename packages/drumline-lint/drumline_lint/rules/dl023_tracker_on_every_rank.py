@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.distributed import starts_ranks
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import depends_on_rank
@@ -34,5 +34,5 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             what = "is opened on every rank, with the same folder"
             what = what if is_writer else "begins a run on every rank"
             message = f"{source.code(call.func)} {what}"
-            severity = None if starts_ranks(program, source) else Severity.NOTE
+            severity = None if is_of_ranks(program, source) else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.distributed import starts_ranks
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
@@ -26,7 +26,7 @@ _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.dataset
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Datasets with `download=True` on every rank; not if some ranks make the same one before the
     others, and of several calls for one dataset the first."""
-    is_sure = starts_ranks(program, source) and not source.is_notebook
+    is_sure = is_of_ranks(program, source) and not source.is_notebook
     severity = None if is_sure else Severity.NOTE
     downloads = list(_downloads(program, source))
     guarded = [call for call in downloads if not is_on_every_rank(program, call)]

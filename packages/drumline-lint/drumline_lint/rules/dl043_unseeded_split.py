@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.distributed import framework, starts_ranks
+from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
@@ -42,7 +42,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call)} draws another split on every rank: "
                 "what one rank tests on, another trains on"
             )
-            severity = None if starts_ranks(program, source) else Severity.NOTE
+            severity = None if is_of_ranks(program, source) else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, likely_collective_names, short_name
 from drumline_lint.flow.conditions import always_exits, conditions, rank_tests
-from drumline_lint.flow.distributed import starts_ranks
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.loops import batch_loops, evaluation_loops, loop_around
 from drumline_lint.flow.some_ranks import has_backward, is_within
 from drumline_lint.program.names import COLLECTIVES
@@ -97,7 +97,7 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
             message = (
                 f"a rank leaves here by {reason}, and the other ranks block in the backward pass"
             )
-            is_shown = reason != _METRIC or starts_ranks(program, source)
+            is_shown = reason != _METRIC or is_of_ranks(program, source)
             is_shown = is_shown and not _MEASURING.search(source.path.stem.lower())
             is_sure = is_shown and reason not in _SEEN_BY_ALL
             severity = None if is_sure else Severity.NOTE
