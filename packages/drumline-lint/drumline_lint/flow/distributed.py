@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import importers, with_imported
+from drumline_lint.program.imports import connected, importers, with_imported
 from drumline_lint.program.names import (
     ACCELERATOR,
     DDP,
@@ -22,7 +22,7 @@ from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
 from drumline_lint.reading.allocation import processes_per_node, started_on_nodes, tasks_per_node
 from drumline_lint.reading.launchers import PYTHON, Launch
-from drumline_lint.reading.rendezvous import most_nodes
+from drumline_lint.reading.rendezvous import least_nodes, most_nodes
 from drumline_lint.reading.source import Source
 
 _WORDS = (
@@ -90,6 +90,21 @@ def is_of_ranks(program: Program, source: Source) -> bool:
         pending += [user for user in users if user not in reached]
         reached.update(users)
     return bool(beginnings) and all(starts_ranks(program, first) for first in beginnings)
+
+
+_NODES = re.compile(
+    r"--nnodes[= ](?!\$|1\b)|--nodes[= ](?!\$|1\b)|\b[2-9] nodes|\bmulti[-_ ]?node", re.IGNORECASE
+)
+
+
+def has_several_nodes(program: Program, source: Source) -> bool:
+    """Whether scripts start its program on several nodes, or a text of the file says so."""
+    launches = [
+        launch for file in connected(program, source) for launch in program.launches_of(file)
+    ]
+    counts = [least_nodes(launch) for launch in launches]
+    is_started = any(count is not None and count > 1 for count in counts)
+    return is_started or _NODES.search(source.text) is not None
 
 
 def _is_started_alone(program: Program, source: Source) -> bool:

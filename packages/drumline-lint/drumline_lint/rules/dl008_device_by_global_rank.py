@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import are_exclusive
+from drumline_lint.flow.distributed import has_several_nodes
 from drumline_lint.program.origins import previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
@@ -32,7 +33,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if is_seen and program.source_of(device) is source and device.lineno not in lines:
             lines.add(device.lineno)
             message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
-            yield RULE.at(source, device, message)
+            severity = Severity.WARNING if has_several_nodes(program, source) else None
+            yield RULE.at(source, device, message, severity=severity)
 
 
 def _numbers(device: ast.expr) -> list[ast.expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -21,6 +22,7 @@ from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL017", only_distributed=False)
+_LIGHTNING = re.compile(r"^\s*(import|from) lightning\b", re.MULTILINE)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -47,8 +49,15 @@ def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> b
     """Whether the collective is called beside the condition, or in a function of the same file that
     is called there; whether a Trainer of Lightning saves together depends on its version."""
     sources = {program.source_of(call) for call in chain}
-    is_certain = not name.startswith("pytorch_lightning.Trainer.")
+    is_certain = not name.startswith("pytorch_lightning.Trainer.") or _is_lightning_2(
+        program, chain[-1]
+    )
     return is_certain and len(chain) <= 2 and len(sources) == 1
+
+
+def _is_lightning_2(program: Program, call: ast.Call) -> bool:
+    """Whether the file imports `lightning`, which is the package's name from its version 2 on."""
+    return _LIGHTNING.search(program.source_of(call).text) is not None
 
 
 def _serves(chain: tuple[ast.Call, ...]) -> bool:

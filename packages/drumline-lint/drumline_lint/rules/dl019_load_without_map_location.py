@@ -5,11 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import guards, is_main_only, is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import enclosing_class, enclosing_function, parent_of
+from drumline_lint.program.tree import (
+    called_name,
+    enclosing_class,
+    enclosing_function,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_in_memory, is_own
 
@@ -28,10 +35,23 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         location = argument(call, 1, "map_location")
         if _is_first_gpu(location) and is_on_every_rank(program, call):
             message = f"every rank loads {what} onto the first GPU"
-            yield RULE.at(source, call, message)
+            severity = Severity.WARNING if is_of_ranks(program, source) else None
+            yield RULE.at(source, call, message, severity=severity)
         elif not _is_placed_by(location):
             message = f"every rank loads {what} onto the GPU that it was saved from"
-            yield RULE.at(source, call, message)
+            severity = Severity.WARNING if _is_resumed(program, source, call) else None
+            yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
+    """Whether every rank loads what the program itself saves: a model or an optimizer, with the
+    place of its tensors."""
+    saved = [argument(save, 0, "obj") for save in program.calls(source, "torch.save")]
+    is_saved = any(what is not None and "state_dict" in ast.unparse(what) for what in saved)
+    function = enclosing_function(call) or source.tree
+    is_loaded = any("load_state_dict" in called_name(each) for each in nodes_in(function, ast.Call))
+    is_run = is_of_ranks(program, source) and is_on_every_rank(program, call)
+    return is_saved and is_loaded and is_run
 
 
 def _is_placed(call: ast.Call) -> bool:

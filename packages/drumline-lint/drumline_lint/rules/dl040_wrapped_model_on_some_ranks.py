@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import has_group, who_calls
 from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
-from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import has_gradients_off
 from drumline_lint.flow.some_ranks import calls_under_rank_tests, excluding_tests, is_within
@@ -60,7 +60,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if effect != "gather":
                 fix = f"run `{written}.module` here, or let every rank run it"
             is_sure = effect != "broadcast" or _has_buffers(program, model)
-            severity = None if is_sure and running is call else Severity.NOTE
+            is_seen = running is call or model in call.args
+            is_seen = is_seen and is_of_ranks(program, source)
+            severity = None if is_sure and is_seen else Severity.NOTE
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
@@ -172,10 +174,11 @@ def _has_buffers(program: Program, model: ast.expr) -> bool:
     inner = [wrapped(value.call) for value in _wrappings(program, model)]
     nodes = [node for part in inner if part for node in (part, *_classes(program, part))]
     texts = [program.source_of(node).text for node in nodes]
+    texts += [ast.unparse(part).lower() for part in inner if part]
     return any(
         word in text
         for text in texts
-        for word in ("BatchNorm", "register_buffer", "torchvision", "timm.")
+        for word in ("BatchNorm", "register_buffer", "torchvision", "timm.", "resnet")
     )
 
 

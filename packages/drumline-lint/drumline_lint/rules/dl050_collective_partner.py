@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions, rank_tests_at
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.calls import argument
 from drumline_lint.program.origins import is_rank, parts
 from drumline_lint.program.program import Program
@@ -18,28 +19,32 @@ RULE = rule("DL050", only_distributed=False)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Sends that all ranks make first, and groups that not all ranks make."""
+    severity = Severity.ERROR if is_of_ranks(program, source) else None
     for call in program.calls(source, "torch.distributed.send"):
-        yield from _waits_first(program, source, call)
+        if _waits_first(program, call):
+            message = "every rank sends first, and waits for a partner that does the same"
+            yield RULE.at(source, call, message, severity=severity)
     for call in program.calls(source, "torch.distributed.new_group"):
-        yield from _own_group(program, source, call)
+        if _is_own_group(program, call):
+            message = "each rank makes only its own group, and every rank must make all groups"
+            yield RULE.at(source, call, message, severity=severity)
 
 
-def _waits_first(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+def _waits_first(program: Program, call: ast.Call) -> bool:
     """`send`, then `recv`, on all ranks: each waits for its partner."""
     partners = [
         receive
         for receive in calls_beside(call)
         if program.name_of(receive.func) == "torch.distributed.recv"
     ]
-    is_plain = not any(conditions(program, call))
-    for receive in partners if is_plain else ():
-        if is_after(receive, call) and not any(conditions(program, receive)):
-            message = "every rank sends first, and waits for a partner that does the same"
-            yield RULE.at(source, call, message)
-            return
+    if any(conditions(program, call)):
+        return False
+    return any(
+        is_after(receive, call) and not any(conditions(program, receive)) for receive in partners
+    )
 
 
-def _own_group(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+def _is_own_group(program: Program, call: ast.Call) -> bool:
     """Members that are computed from this rank: every rank must make every group."""
     ranks = argument(call, 0, "ranks")
     names = nodes_in(ranks, ast.Name) if ranks is not None else []
@@ -48,7 +53,5 @@ def _own_group(program: Program, source: Source, call: ast.Call) -> Iterator[Fin
     is_alone = isinstance(ranks, ast.List) and len(ranks.elts) == 1
     is_local = argument(call, None, "use_local_synchronization") is not None
     if is_known or is_alone or is_local or any(rank_tests_at(program, call)):
-        return
-    if any(is_rank(program, part) for part in parts(program, ranks)):
-        message = "each rank makes only its own group, and every rank must make all groups"
-        yield RULE.at(source, call, message)
+        return False
+    return any(is_rank(program, part) for part in parts(program, ranks))

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in
-from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.distributed import framework, is_of_ranks
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.loops import batch_loops, evaluation_loops
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
@@ -52,17 +53,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "every rank evaluates its own part of the data, and nothing reduces the result "
                 "over ranks: what rank 0 reports is the metric of its part"
             )
-            yield RULE.at(source, _result(loop), message)
+            yield RULE.at(source, _result(loop), message, severity=_severity(program, loop))
     for loop in batch_loops(program, source):
         if loop not in evaluations and _is_left_apart(program, loop):
-            yield from _divisions(source, loop)
+            yield from _divisions(source, loop, _severity(program, loop))
 
 
 def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
     """`self.log("val_loss", loss)` in a step of an evaluation, for a Trainer with several devices."""
     calls = list(program.calls(source, _LOG))
-    if not calls or not any(_has_devices(program, call) for call in program.all_calls(_TRAINER)):
+    trainers = list(program.all_calls(_TRAINER)) if calls else []
+    if not any(_has_devices(program, trainer) for trainer in trainers):
         return
+    severity = Severity.WARNING if all(_divides(program, trainer) for trainer in trainers) else None
     for call in calls:
         function = enclosing_function(call)
         is_evaluation = function is not None and function.name in ("validation_step", "test_step")
@@ -74,7 +77,14 @@ def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call.func)} keeps this rank's value: "
                 "what is logged is the metric of rank 0's part of the data"
             )
-            yield RULE.at(source, call, message, fix="add sync_dist=True")
+            yield RULE.at(source, call, message, fix="add sync_dist=True", severity=severity)
+
+
+def _divides(program: Program, trainer: ast.Call) -> bool:
+    """Whether it has several devices, and gives each its own part of the data."""
+    options = {keyword.arg for keyword in trainer.keywords}
+    own_sampler = {"use_distributed_sampler", "replace_sampler_ddp", None}
+    return _has_devices(program, trainer) and not options & own_sampler
 
 
 def _has_devices(program: Program, trainer: ast.Call) -> bool:
@@ -94,7 +104,13 @@ def _is_left_apart(program: Program, loop: Loop) -> bool:
     return bool(_counting(loop)) and goes_over_part(program, loop) and not _is_joined(program, loop)
 
 
-def _divisions(source: Source, loop: Loop) -> Iterator[Finding]:
+def _severity(program: Program, loop: Loop) -> Severity | None:
+    """A warning where every rank is seen to come to the loop, in a program of ranks."""
+    is_sure = is_on_every_rank(program, loop) and is_of_ranks(program, program.source_of(loop))
+    return Severity.WARNING if is_sure else None
+
+
+def _divisions(source: Source, loop: Loop, severity: Severity | None) -> Iterator[Finding]:
     """`total / len(dataset)` after a loop over a part of the dataset."""
     for division in nodes_in(scope_of(loop), ast.BinOp):
         divisor = division.right if isinstance(division.op, ast.Div) else None
@@ -106,7 +122,7 @@ def _divisions(source: Source, loop: Loop) -> Iterator[Finding]:
                 f"the sum of this rank's part is divided by {source.code(division.right)}, "
                 "which counts the samples of all ranks"
             )
-            yield RULE.at(source, division, message)
+            yield RULE.at(source, division, message, severity=severity)
 
 
 def _counting(loop: Loop) -> list[ast.expr]:
@@ -144,8 +160,10 @@ def _is_joined(program: Program, loop: Loop) -> bool:
     if function is not None:
         owner = enclosing_class(function)
         places += [] if owner is None else [owner]
-        callers = [enclosing_function(call) for call in program.callers(function)]
-        places += [caller for caller in callers if caller is not None]
+        places += [
+            enclosing_function(call) or program.source_of(call).tree
+            for call in program.callers(function)
+        ]
     return any(
         _JOINING.search(called_name(call).lower()) is not None
         for place in places

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import batch_loops, calls_made_in
 from drumline_lint.program.names import ACCELERATOR, DEEPSPEED, FABRIC
 from drumline_lint.program.origins import depends_on_rank, parts
@@ -61,7 +62,9 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
             f"{source.code(call)} goes around the framework, "
             "which scales the loss and decides when gradients are averaged"
         )
-        yield RULE.at(source, call, message, fix=f"call {_BACKWARD[name]}")
+        is_always = not any(conditions(program, prepare)) and not any(conditions(program, call))
+        severity = Severity.WARNING if is_always else None
+        yield RULE.at(source, call, message, fix=f"call {_BACKWARD[name]}", severity=severity)
     targets = [dotted(target) for target in _targets(prepare)]
     steps = [call for call in calls if is_method(call, "step")]
     for call in steps if name == DEEPSPEED and targets[1:] else ():
@@ -121,4 +124,4 @@ def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Ite
                 "every rank: it ends far too early"
             )
             fix = "multiply the number of steps by accelerator.num_processes"
-            yield RULE.at(source, schedule, message, fix=fix)
+            yield RULE.at(source, schedule, message, fix=fix, severity=Severity.WARNING)

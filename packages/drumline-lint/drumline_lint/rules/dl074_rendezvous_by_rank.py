@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.hosts import Setting, settings
 from drumline_lint.program.calls import argument
@@ -33,13 +33,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = (
                 f"{setting.name} is set to a number: os.environ takes text, and raises a TypeError"
             )
-            yield RULE.at(source, setting.node, message, fix="write str(...)")
+            yield RULE.at(
+                source, setting.node, message, fix="write str(...)", severity=Severity.ERROR
+            )
         elif setting.name == "RANK" and texts and all("SLURM_LOCALID" in text for text in texts):
             message = "the local rank is given as the rank: on a second host it is there twice"
             yield RULE.at(source, setting.node, message)
         elif setting.name == "MASTER_PORT" and _is_own(program, setting, inits):
             message = "every rank takes a port of its own, and they do not find each other"
-            yield RULE.at(source, setting.node, message)
+            yield RULE.at(source, setting.node, message, severity=Severity.ERROR)
 
 
 def _is_number(program: Program, origin: ast.expr) -> bool:

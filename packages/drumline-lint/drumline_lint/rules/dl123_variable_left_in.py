@@ -47,9 +47,17 @@ def check_shell(script: Script) -> Iterator[Finding]:
         elif item.name in _TRANSPORTS and value in {"1", "TRUE", "YES"}:
             message = f"{item.name}=1 switches off {_TRANSPORTS[item.name]}"
             if item.name != "NCCL_IB_DISABLE" or not _is_on_one_node(script):
-                yield RULE.at(script, item, message)
+                yield RULE.at(script, item, message, severity=_severity(script))
         elif setting in _FOR_DEBUGGING and not _is_for_debugging(script):
-            yield RULE.at(script, item, f"{setting} {_FOR_DEBUGGING[setting]}")
+            message = f"{setting} {_FOR_DEBUGGING[setting]}"
+            yield RULE.at(script, item, message, severity=_severity(script))
+
+
+def _severity(script: Script) -> Severity | None:
+    """A warning in a job that is known to have several nodes: nobody looks for a fault there."""
+    counts = [least_nodes(launch) for launch in launches(script)]
+    counts.append(script.sbatch.number("nodes"))
+    return Severity.WARNING if any(count is not None and count > 1 for count in counts) else None
 
 
 def _may_have_nodes(script: Script) -> bool:
