@@ -110,7 +110,7 @@ SEVERITIES = {
         START
         + "net.load_state_dict(torch.load(resume))\n"
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
-        Severity.NOTE,
+        Severity.WARNING,
     ),
     "a save of local rank 0": (
         "DL015",
@@ -256,7 +256,7 @@ SEVERITIES = {
     "a model that a function runs": (
         "DL040",
         NORM + "def run(net):\n    net(x)\nif dist.get_rank() == 0:\n    run(model)\n",
-        Severity.NOTE,
+        Severity.WARNING,
     ),
     "an order of a single epoch": ("DL005", EPOCHS.replace("COUNT", "1"), Severity.NOTE),
     "an order of several epochs": ("DL005", EPOCHS.replace("COUNT", "90"), Severity.WARNING),
@@ -304,19 +304,21 @@ def test_what_is_said_of_every_rank_is_a_note_where_one_is_started(
     assert [finding.severity for finding in findings] == [severity]
 
 
-@pytest.mark.parametrize("name", ["train.py", "train_single_gpu.py"])
-def test_what_is_said_of_every_rank_needs_a_start_in_the_same_file(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [("train.py", Severity.WARNING), ("train_single_gpu.py", Severity.NOTE)],
+)
+def test_what_is_said_of_every_rank_needs_a_start_of_several(name: str, severity: Severity) -> None:
+    """In the file itself, and in a helper that it alone imports."""
     start = START.replace("dist.init", "def setup():\n    dist.init")
     files = (
-        ("start.py", start + "    import helper\n    helper.begin()\nsetup()\n"),
+        (name, start + "    import helper\n    helper.begin()\nsetup()\n"),
         ("helper.py", "import wandb\ndef begin():\n    wandb.init()\n"),
-        (name, TRACKED),
+        (f"second_{name}", TRACKED),
     )
-    found = {
+    severities = {
         finding.place.path: finding.severity
         for finding in findings_in(files)
         if finding.rule == "DL023"
     }
-    is_alone = "single" in name
-    assert found[name] is (Severity.NOTE if is_alone else Severity.WARNING)
-    assert found.get("helper.py", Severity.NOTE) is Severity.NOTE
+    assert severities == {"helper.py": severity, f"second_{name}": severity}

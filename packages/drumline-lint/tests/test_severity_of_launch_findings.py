@@ -21,7 +21,7 @@ SEVERITIES = {
     "P2P off, in a job of two nodes": (
         "DL123",
         "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_P2P_DISABLE=1\nsrun python ddp.py\n",
-        Severity.NOTE,
+        Severity.WARNING,
     ),
     "a switch for debugging, for a trial": (
         "DL123",
