@@ -6,18 +6,31 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
-from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import any_text_near
+from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import DDP, INIT
-from drumline_lint.program.origins import written_values
+from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, called_name, calls_beside, is_after
+from drumline_lint.program.tree import (
+    ancestors,
+    called_name,
+    calls_beside,
+    is_after,
+    owner_of,
+)
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
+from drumline_lint.training.models import wrapped
 
 RULE = rule("DL007", in_tests=False)
+_CHOOSING = ("set_device", "device_id=", "cuda.device(", "set_default_", "VISIBLE_DEVICES")
+_OBJECTS = tuple(
+    f"torch.distributed.{name}"
+    for name in ("all_gather_object", "gather_object", "broadcast_object_list")
+)
 _SEES_ONE = re.compile(r"CUDA_VISIBLE_DEVICES|gpus-per-task|gpu-bind|gres=gpu:1\b")
 
 
@@ -34,6 +47,49 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield from _fixed(source, numbers[0])
     for call in program.calls(source, INIT):
         yield from _beside_start(program, source, call)
+    if is_of_ranks(program, source) and not _is_chosen(program, source):
+        yield from _by_default(program, source)
+
+
+def _is_chosen(program: Program, source: Source) -> bool:
+    """Whether anything may choose the GPU of a process, or NCCL is not used for certain."""
+    inits = calls_near(program, source, INIT)
+    backends = [program.values(argument(call, 0, "backend")) for call in inits]
+    is_nccl = bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
+    return not is_nccl or any_text_near(program, source, *_CHOOSING)
+
+
+def _by_default(program: Program, source: Source) -> Iterator[Finding]:
+    """Models that DDP wraps on the GPU without a number, and exchanges of objects."""
+    fix = "call torch.cuda.set_device(local_rank) first"
+    for wrapping in program.calls(source, DDP):
+        moves = [
+            part for part in parts(program, wrapped(wrapping)) if _is_to_default(program, part)
+        ]
+        for move in moves[:1]:
+            where = program.source_of(move)
+            message = f"{where.code(move)} is the first GPU for all ranks of a host: nothing sets the device"
+            yield RULE.at(where, move, message, fix=fix, severity=Severity.ERROR)
+    for call in program.calls(source, *_OBJECTS):
+        if argument(call, None, "device") is None and argument(call, None, "group") is None:
+            name = source.code(call.func)
+            message = f"{name} uses the first GPU on all ranks of a host: nothing sets the device"
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
+
+
+def _is_to_default(program: Program, part: ast.expr) -> bool:
+    """`.cuda()`, `.to("cuda")` and `.to(torch.device("cuda"))`."""
+    if not isinstance(part, ast.Call) or owner_of(part) is None:
+        return False
+    if called_name(part) == "cuda":
+        return not part.args and not part.keywords
+    if called_name(part) != "to" or not part.args:
+        return False
+    device = part.args[0]
+    makers = [maker.call for maker in program.made(device, "torch.device")]
+    names = [device, *(maker.args[0] for maker in makers if len(maker.args) == 1)]
+    choices = [choice for name in names for choice in written_values(program, name)]
+    return any(ConstantValue("cuda") in program.values(choice) for choice in choices)
 
 
 def _fixed(source: Source, node: ast.expr) -> Iterator[Finding]:

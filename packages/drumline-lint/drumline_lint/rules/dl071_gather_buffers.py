@@ -8,13 +8,28 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.program.calls import argument
-from drumline_lint.program.origins import written_values
+from drumline_lint.program.origins import (
+    depends_on_rank,
+    is_rank,
+    is_rank_or_count,
+    parts,
+    written_values,
+)
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import calls_beside, dotted
+from drumline_lint.program.tree import (
+    called_name,
+    calls_beside,
+    dotted,
+    enclosing_function,
+    scope_of,
+)
 from drumline_lint.reading.source import Source
+from drumline_lint.training.loaders import given, loaders
 
 RULE = rule("DL071", only_distributed=False)
+MOST_PIECES = 400
 _GATHERING = ("torch.distributed.all_gather", "torch.distributed.all_gather_object")
+_OF_ONE_SHAPE = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -29,6 +44,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         elif buffers and all(_is_empty(call, buffer) for buffer in buffers):
             message = "the list is empty, and needs a place for every rank"
             yield RULE.at(source, call, message, fix="make it [None] * world_size")
+    for call in program.calls(source, *_OF_ONE_SHAPE):
+        yield from _of_own_length(program, source, call)
     for call in program.calls(source, "torch.distributed.gather"):
         listed = written_values(program, argument(call, 1, "gather_list"))
         kinds = (ast.List, ast.ListComp, ast.BinOp)
@@ -53,3 +70,50 @@ def _is_empty(call: ast.Call, buffer: ast.expr) -> bool:
     calls = calls_beside(call)
     is_filled = any(dotted(nearby.func) in (f"{name}.append", f"{name}.extend") for nearby in calls)
     return isinstance(buffer, ast.List) and not buffer.elts and bool(name) and not is_filled
+
+
+def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """A tensor whose length differs across the ranks, where nothing exchanges the lengths."""
+    tensor = argument(call, 1, "tensor")
+    function = source.code(scope_of(call)) if enclosing_function(call) else source.text
+    if tensor is None or any(word in function for word in ("pad", "max(", "all_gather_object")):
+        return
+    if any(_makes_uneven(program, part) for part in _pieces(program, tensor)):
+        message = f"{source.code(tensor)} has its own length on each rank, and all_gather needs one"
+        fix = "gather the lengths first, and pad to the longest"
+        yield RULE.at(source, call, message, fix=fix)
+
+
+def _pieces(program: Program, tensor: ast.expr) -> list[ast.expr]:
+    """What a tensor is made of, with what is appended to its lists, and the data of its loaders."""
+    pieces: dict[ast.expr, None] = {}
+    pending = [tensor]
+    while pending and len(pieces) < MOST_PIECES:
+        for part in parts(program, pending.pop()):
+            if part in pieces:
+                continue
+            pieces[part] = None
+            if isinstance(part, ast.Name):
+                pending += _appended(part)
+            for loader in loaders(program, part):
+                dataset = given(loader, "dataset")
+                pending += [] if dataset is None or given(loader, "sampler") else [dataset]
+    return list(pieces)
+
+
+def _appended(name: ast.Name) -> list[ast.expr]:
+    calls = [call for call in calls_beside(name) if called_name(call) == "append" and call.args]
+    return [call.args[0] for call in calls if dotted(call.func) == f"{name.id}.append"]
+
+
+def _makes_uneven(program: Program, part: ast.expr) -> bool:
+    """`scores[scores > 0.5]`, `range(rank, n, world_size)` and `min((rank + 1) * part, n)`."""
+    if isinstance(part, ast.Subscript):
+        mask = part.slice
+        masks = program.assigned(mask) if isinstance(mask, ast.Name) else [mask]
+        return any(isinstance(value, ast.Compare) for value in masks)
+    if not isinstance(part, ast.Call):
+        return False
+    if called_name(part) == "range" and part.args[2:]:
+        return is_rank(program, part.args[0]) and is_rank_or_count(program, part.args[2])
+    return called_name(part) == "min" and any(depends_on_rank(program, arg) for arg in part.args)

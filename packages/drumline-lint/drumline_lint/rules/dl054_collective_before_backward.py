@@ -1,0 +1,128 @@
+"""DL054: a collective without a gradient is between the model and the backward pass."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import rest_of_block
+from drumline_lint.flow.loops import batch_loops, has_gradients_off
+from drumline_lint.program.names import DDP
+from drumline_lint.program.origins import written_values
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import (
+    FunctionNode,
+    Loop,
+    ancestors,
+    called_name,
+    dotted,
+    enclosing_function,
+    nodes_in,
+    owner_of,
+    parent_of,
+    statement_of,
+)
+from drumline_lint.reading.source import Source
+from drumline_lint.training.steps import is_method, wrapped_calls
+
+RULE = rule("DL054")
+_GATHERS = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor")
+_LOSSES = ("cross_entropy", "CrossEntropyLoss", "logsumexp", "log_softmax")
+# They take the form of a tensor, not its values.
+_OF_FORM = ("zeros_like", "empty_like", "len", "size", "all_gather", "all_gather_into_tensor")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Losses that are reduced, and features that are gathered, before `backward()`."""
+    if next(program.all_calls(DDP), None) is None:
+        return
+    for loop in batch_loops(program, source):
+        if wrapped_calls(program, loop):
+            yield from _reduced(program, source, loop)
+    for call in program.calls(source, *_GATHERS):
+        yield from _gathered(program, source, call)
+
+
+def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
+    """`dist.all_reduce(loss)`, itself or in `loss = reduce_mean(loss)`, then `loss.backward()`."""
+    message = "changes the loss in place before backward(), and DDP averages the gradients already"
+    for call in nodes_in(loop, ast.Call):
+        is_reduction = program.name_of(call.func) == "torch.distributed.all_reduce"
+        if is_reduction and call.args and _goes_backward(call, dotted(call.args[0])):
+            yield RULE.at(source, call, f"{source.code(call.func)} {message}")
+        loss = owner_of(call) if is_method(call, "backward") else None
+        for origin in written_values(program, loss):
+            helper = program.function_of(origin) if isinstance(origin, ast.Call) else None
+            is_here = helper is not None and loop in ancestors(origin)
+            if helper is not None and is_here and _reduces_argument(program, helper):
+                yield RULE.at(source, origin, f"{source.code(origin)} {message}")
+
+
+def _goes_backward(call: ast.Call, loss: str) -> bool:
+    """Whether what was reduced is next what backward() is called on."""
+    for statement in rest_of_block(statement_of(call)):
+        for later in nodes_in(statement, ast.Call):
+            if is_method(later, "backward"):
+                owner = owner_of(later)
+                return owner is not None and bool(loss) and dotted(owner) == loss
+    return False
+
+
+def _reduces_argument(program: Program, helper: FunctionNode) -> bool:
+    """Whether it reduces its parameter, and no copy of it."""
+    reductions = [
+        call
+        for call in nodes_in(helper, ast.Call)
+        if program.name_of(call.func) == "torch.distributed.all_reduce" and call.args
+    ]
+    tensors = [call.args[0] for call in reductions if isinstance(call.args[0], ast.Name)]
+    return any(_is_parameter(program, tensor) for tensor in tensors)
+
+
+def _is_parameter(program: Program, name: ast.Name) -> bool:
+    return {binding.kind for binding in program.bindings(name)} == {"parameter"}
+
+
+def _gathered(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """Features that go into the loss of a caller only as they were gathered."""
+    function = enclosing_function(call)
+    features = call.args[1] if call.args[1:] else None
+    if function is None or not isinstance(features, ast.Name) or _is_put_back(call, function):
+        return
+    if has_gradients_off(program, call) or not _is_parameter(program, features):
+        return
+    callers = [function, *map(enclosing_function, program.callers(function))]
+    losses = [caller for caller in callers if caller is not None and _has_loss(caller)]
+    gathers = (*_OF_FORM, function.name)
+    if any(_is_lost(program, caller, gathers) for caller in losses):
+        message = "gathered tensors have no gradient, and the loss is computed from nothing else"
+        yield RULE.at(source, call, message)
+
+
+def _is_put_back(call: ast.Call, function: FunctionNode) -> bool:
+    """`parts[rank] = features`"""
+    buffers = dotted(call.args[0])
+    stored = [item for item in nodes_in(function, ast.Subscript) if isinstance(item.ctx, ast.Store)]
+    return any(dotted(item.value) == buffers for item in stored)
+
+
+def _has_loss(function: FunctionNode) -> bool:
+    return any(called_name(call) in _LOSSES for call in nodes_in(function, ast.Call))
+
+
+def _is_lost(program: Program, function: FunctionNode, gathers: tuple[str, ...]) -> bool:
+    """Whether all that is gathered of its parameters is used in no other way."""
+    uses = [
+        name
+        for name in nodes_in(function, ast.Name)
+        if isinstance(name.ctx, ast.Load) and _is_parameter(program, name)
+    ]
+    passed = [name for name in uses if not isinstance(parent_of(name), ast.Attribute)]
+    gathered = {name.id for name in passed if _is_within(name, gathers[-1:])}
+    return bool(gathered) and all(_is_within(name, gathers) for name in uses if name.id in gathered)
+
+
+def _is_within(name: ast.Name, functions: tuple[str, ...]) -> bool:
+    calls = [outer for outer in ancestors(name) if isinstance(outer, ast.Call)]
+    return any(called_name(call) in functions for call in calls)
