@@ -102,9 +102,11 @@ def has_several_nodes(program: Program, source: Source) -> bool:
     launches = [
         launch for file in connected(program, source) for launch in program.launches_of(file)
     ]
-    counts = [least_nodes(launch) for launch in launches]
-    is_started = any(count is not None and count > 1 for count in counts)
-    return is_started or _NODES.search(source.text) is not None
+    counts = [
+        count for launch in launches for count in (least_nodes(launch), started_on_nodes(launch))
+    ]
+    nodes = max((count for count in counts if count is not None), default=0)
+    return nodes > 1 if nodes else _NODES.search(source.text) is not None
 
 
 def _is_started_alone(program: Program, source: Source) -> bool:

@@ -140,7 +140,8 @@ def is_one(program: Program, number: ast.expr) -> bool:
     """Whether it is 1, or an option with this default."""
     if program.values(number) == {ConstantValue(1)}:
         return True
-    options = program.index(program.source_of(number)).calls.get("add_argument", ())
+    calls = [program.index(source).calls for source in program.sources]
+    options = [option for by_name in calls for option in by_name.get("add_argument", ())]
     return any(
         isinstance(option.args[0], ast.Constant)
         and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)

@@ -34,7 +34,7 @@ OF_NAME = {
     name: kind
     for kind, names in {
         "global": "rank global_rank world_rank ddp_rank dist_rank my_rank rank_id process_index process_rank",
-        "local": "local_rank localrank ddp_local_rank local_process_index gpu gpu_id",
+        "local": "local_rank localrank ddp_local_rank local_process_index gpu gpu_id gpu_index gpu_idx",
         "node": "node_rank group_rank node_id",
     }.items()
     for name in names.split()

@@ -19,11 +19,10 @@ from drumline_lint.program.tree import (
     called_name,
     calls_beside,
     is_after,
-    owner_of,
 )
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
-from drumline_lint.training.models import wrapped
+from drumline_lint.training.models import is_on_default_gpu, wrapped
 
 RULE = rule("DL007", in_tests=False)
 _CHOOSING = ("set_device", "device_id=", "cuda.device(", "set_default_", "VISIBLE_DEVICES")
@@ -64,7 +63,7 @@ def _by_default(program: Program, source: Source) -> Iterator[Finding]:
     fix = "call torch.cuda.set_device(local_rank) first"
     for wrapping in program.calls(source, DDP):
         moves = [
-            part for part in parts(program, wrapped(wrapping)) if _is_to_default(program, part)
+            part for part in parts(program, wrapped(wrapping)) if is_on_default_gpu(program, part)
         ]
         for move in moves[:1]:
             where = program.source_of(move)
@@ -75,21 +74,6 @@ def _by_default(program: Program, source: Source) -> Iterator[Finding]:
             name = source.code(call.func)
             message = f"{name} uses the first GPU on all ranks of a host: nothing sets the device"
             yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
-
-
-def _is_to_default(program: Program, part: ast.expr) -> bool:
-    """`.cuda()`, `.to("cuda")` and `.to(torch.device("cuda"))`."""
-    if not isinstance(part, ast.Call) or owner_of(part) is None:
-        return False
-    if called_name(part) == "cuda":
-        return not part.args and not part.keywords
-    if called_name(part) != "to" or not part.args:
-        return False
-    device = part.args[0]
-    makers = [maker.call for maker in program.made(device, "torch.device")]
-    names = [device, *(maker.args[0] for maker in makers if len(maker.args) == 1)]
-    choices = [choice for name in names for choice in written_values(program, name)]
-    return any(ConstantValue("cuda") in program.values(choice) for choice in choices)
 
 
 def _fixed(source: Source, node: ast.expr) -> Iterator[Finding]:

@@ -49,8 +49,14 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     saved = [argument(save, 0, "obj") for save in program.calls(source, "torch.save")]
     is_saved = any(what is not None and "state_dict" in ast.unparse(what) for what in saved)
     function = enclosing_function(call) or source.tree
-    is_loaded = any("load_state_dict" in called_name(each) for each in nodes_in(function, ast.Call))
-    is_run = is_of_ranks(program, source) and is_on_every_rank(program, call)
+    loads = [
+        each for each in nodes_in(function, ast.Call) if "load_state_dict" in called_name(each)
+    ]
+    names = [name for load in loads for name in nodes_in(load.func, ast.Name)]
+    is_loaded = any(program.bindings(name) for name in names)
+    owner = enclosing_class(call)
+    is_part = owner is not None and program.is_module(owner)  # often of another program
+    is_run = is_of_ranks(program, source) and is_on_every_rank(program, call) and not is_part
     return is_saved and is_loaded and is_run
 
 

@@ -10,7 +10,7 @@ from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, owner_of
+from drumline_lint.program.tree import ancestors, called_name, calls_beside, owner_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
 
@@ -26,7 +26,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call.func)} runs on every rank: "
                 "one deletes what another has written or is about to read"
             )
-            severity = Severity.WARNING if is_of_ranks(program, source) else None
+            is_asked = any(called_name(asking) == "input" for asking in calls_beside(call))
+            is_seen = is_of_ranks(program, source) and not is_asked
+            severity = Severity.WARNING if is_seen else None
             yield RULE.at(source, call, message, severity=severity)
     for call in program.calls(source, "os.makedirs", "os.mkdir", "pathlib.Path.mkdir"):
         is_allowed = argument(call, 2, "exist_ok") is not None or has_unknown_arguments(call)

@@ -9,7 +9,8 @@ from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import is_after, scope_of, statement_of
+from drumline_lint.program.tree import called_name, is_after, owner_of, scope_of, statement_of
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 WRAPPERS = (DDP, *FSDP)
@@ -56,3 +57,18 @@ def is_wrapped_by(program: Program, model: ast.expr, wrapping: ast.Call) -> bool
         and program.bindings(inner) == program.bindings(model)
         and all(isinstance(target, ast.Name) and target.id != model.id for target in targets)
     )
+
+
+def is_on_default_gpu(program: Program, part: ast.expr) -> bool:
+    """`.cuda()`, `.to("cuda")` and `.to(torch.device("cuda"))`."""
+    if not isinstance(part, ast.Call) or owner_of(part) is None:
+        return False
+    if called_name(part) == "cuda":
+        return not part.args and not part.keywords
+    if called_name(part) != "to" or not part.args:
+        return False
+    device = part.args[0]
+    makers = [maker.call for maker in program.made(device, "torch.device")]
+    names = [device, *(maker.args[0] for maker in makers if len(maker.args) == 1)]
+    choices = [choice for name in names for choice in written_values(program, name)]
+    return any(ConstantValue("cuda") in program.values(choice) for choice in choices)

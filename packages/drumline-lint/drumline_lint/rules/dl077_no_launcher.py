@@ -1,0 +1,51 @@
+"""DL077: a script starts a training as one process, whose code expects a launcher."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.guards import joins
+from drumline_lint.program.imports import connected
+from drumline_lint.program.names import INIT
+from drumline_lint.program.program import Program
+from drumline_lint.reading.launchers import PYTHON, Launch
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL077", only_distributed=False)
+# Code that looks whether there is a launcher, or does its work.
+_OTHER_STARTS = re.compile(
+    r"(?:get|getenv|setdefault|pop)\(\s*[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)\b"
+    r"|[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)[\"'] (?:not )?in\b|environ\[[\"']RANK[\"']\] *=[^=]"
+    r"|SLURM_|OMPI_|\bspawn\(|Process\(|start_processes|environ\.update|subprocess"
+)
+_SOURCED = re.compile(r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda|bashrc|profile))", re.MULTILINE)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """`python train.py`, where the launcher's variables are read in any case."""
+    started = program.launches_of(source)
+    if not started or not all(map(_is_plain, started)) or framework(program, source):
+        return
+    if any(_OTHER_STARTS.search(near.text) for near in connected(program, source)):
+        return
+    reads = [
+        read
+        for read in program.index(source).every(ast.Subscript)
+        if joins(program, read) and not any(conditions(program, read))
+    ]
+    if reads and any(program.calls(source, INIT)):
+        for launch in started:
+            message = f"{source.path.name} reads {source.code(reads[0])}, which python does not set"
+            yield RULE.at(launch.script, launch.name[-1], message)
+
+
+def _is_plain(launch: Launch) -> bool:
+    is_here = launch.script.container is None and not launch.docker and launch.srun is None
+    text = launch.script.text
+    is_set = re.search(r"RANK\b", text) or _SOURCED.search(text)
+    return launch.kind == PYTHON and is_here and not launch.is_elsewhere and not is_set

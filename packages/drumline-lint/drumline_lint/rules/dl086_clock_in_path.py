@@ -1,0 +1,47 @@
+"""DL086: every rank names a folder or a file by its own clock."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.distributed import is_of_ranks
+from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.program.imports import any_text_near
+from drumline_lint.program.origins import parts
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import owner_of, parent_of
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL086", in_tests=False)
+_MAKING = ("os.makedirs", "os.mkdir", "pathlib.Path.mkdir")
+_PATH_AT = {"torch.save": 1, "torch.load": 0} | dict.fromkeys(_MAKING, 0)
+_CLOCKS = ("time.time", "datetime.datetime.now")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Paths with a time to the second in them, which all ranks create, write or read."""
+    if any_text_near(program, source, "broadcast"):
+        return
+    severity = None if is_of_ranks(program, source) else Severity.NOTE
+    for call in program.calls(source, *_PATH_AT):
+        number = _PATH_AT[program.name_of(call.func)]
+        path = call.args[number] if call.args[number:] else owner_of(call)
+        clocks = [part for part in parts(program, path) if _is_clock(program, part)]
+        if clocks and is_on_every_rank(program, call):
+            where = program.source_of(clocks[0])
+            message = (
+                f"every rank makes a path of its own clock, {where.code(clocks[0])}: "
+                "ranks that are a second apart use different files"
+            )
+            yield RULE.at(where, clocks[0], message, severity=severity)
+
+
+def _is_clock(program: Program, part: ast.expr) -> bool:
+    if not isinstance(part, ast.Call):
+        return False
+    name = program.name_of(part.func)
+    if name.endswith(".strftime"):
+        return name.startswith(("time.", "datetime.")) and "%S" in ast.unparse(part)
+    return name in _CLOCKS and not isinstance(parent_of(part), ast.Attribute)
