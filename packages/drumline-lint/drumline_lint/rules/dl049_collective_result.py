@@ -80,7 +80,8 @@ def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Ite
 
 def _decision(program: Program, scope: ScopeNode, name: str) -> ast.AST | None:
     """The step of a scheduler with the value, or a comparison of it in a loop that breaks."""
-    for use in nodes_in(scope, ast.Name):
+    names: list[ast.Name] = nodes_in(scope, ast.Name)
+    for use in names:
         is_read = dotted(use) == name and isinstance(use.ctx, ast.Load)
         if not is_read or any(rank_tests_at(program, use)):
             continue

@@ -52,7 +52,7 @@ def _may_change(program: Program, wrapping: ast.Call) -> bool:
 def _changes_after(program: Program, wrapping: ast.Call) -> Iterator[ast.AST]:
     """Between the wrap and the batches that are trained on, or between epochs."""
     names = _names(wrapping)
-    batches = set(batch_loops(program, program.source_of(wrapping)))
+    batches: set[ast.AST] = set(batch_loops(program, program.source_of(wrapping)))
     places: list[ast.AST] = [
         loop
         for loop in nodes_in(scope_of(wrapping), ast.For)

@@ -46,5 +46,5 @@ def _is_count(part: ast.expr, dataset: str) -> bool:
     if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.FloorDiv | ast.Div):
         return False
     length = part.left
-    is_length = isinstance(length, ast.Call) and called_name(length) == "len"
-    return is_length and [dotted(value) for value in length.args] == [dataset]
+    values = length.args if isinstance(length, ast.Call) and called_name(length) == "len" else []
+    return [dotted(value) for value in values] == [dataset]
