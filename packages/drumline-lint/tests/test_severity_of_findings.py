@@ -105,10 +105,17 @@ SEVERITIES = {
         START + "weights = torch.load('pretrained.pt')\n",
         Severity.NOTE,
     ),
-    "a load of what the run saved": (
+    "a load into something that is not made": (
         "DL019",
         START
         + "net.load_state_dict(torch.load(resume))\n"
+        + "if dist.get_rank() == 0:\n    torch.save(other.state_dict(), resume)\n",
+        Severity.NOTE,
+    ),
+    "a load of what the run saved": (
+        "DL019",
+        START
+        + "net = build()\nnet.load_state_dict(torch.load(resume))\n"
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
         Severity.WARNING,
     ),
@@ -260,6 +267,22 @@ SEVERITIES = {
     ),
     "an order of a single epoch": ("DL005", EPOCHS.replace("COUNT", "1"), Severity.NOTE),
     "an order of several epochs": ("DL005", EPOCHS.replace("COUNT", "90"), Severity.WARNING),
+    "micro-batches that nothing asks for": (
+        "DL012",
+        START
+        + "import argparse\nparser = argparse.ArgumentParser()\n"
+        + "parser.add_argument('--accumulate', type=int, default=1)\nargs = parser.parse_args()\n"
+        + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+        + "optimizer = torch.optim.SGD(net.parameters())\nfor i, x in enumerate(batches):\n"
+        + "    net(x).backward()\n    if (i + 1) % args.accumulate == 0:\n"
+        + "        optimizer.step()\n        optimizer.zero_grad()\n",
+        Severity.NOTE,
+    ),
+    "a folder that is deleted after a question": (
+        "DL046",
+        START + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
+        Severity.NOTE,
+    ),
     "a tracker of several ranks": ("DL023", TRACKED, Severity.WARNING),
     "a flag under torchrun": (
         "DL056",
