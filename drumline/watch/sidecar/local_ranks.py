@@ -1,7 +1,7 @@
 """The ranks of this node: their observed states, the reports of their scripts, and how they are
 killed.
 
-`observe` is a few reads of /proc, five times a second; `inspect` asks ranks for their reports, and
+`observe` reads heartbeats and /proc, five times a second; `inspect` asks ranks for their reports, and
 takes at most a second and a half, whatever they do.
 """
 
