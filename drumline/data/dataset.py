@@ -5,9 +5,10 @@ one after another (a stream). The built-in ones make whole batches, because a Py
 would limit a fast step, and in two parts (`TwoPartDataset`), so that the second part runs on the
 device.
 
-A batch (`BatchMaker`) depends only on the request and the seed. For samples by index the global
-generators of torch, numpy and `random` are seeded from (seed, epoch, index) before each, so that an
-augmentation that uses them is the same on any rank and in any worker.
+A batch (`BatchMaker`) depends only on the request and the seed, so augmentation is the same on any
+rank and in any worker. Whole batches take random numbers for each sample from `Draws`
+(data/sharding.py). Samples by index: the global generators of torch, numpy and `random` are seeded
+from (seed, epoch, index) before each. Streams are seeded in data/stream_readers.py.
 """
 
 from __future__ import annotations
