@@ -1,8 +1,8 @@
 """What an agent exchanges with its ranks: files for their output, their failures, and that they have
 saved; and signals.
 
-SIGUSR1 is passed on to the ranks (torch passes on SIGTERM), and an exception that the main thread
-dropped is raised again.
+SIGUSR1 is passed on to the ranks. SIGTERM raises torch's SignalException, with which torch's agent
+passes it on; one that the main thread dropped is raised again.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class RankSignals:
                 process.send_signal(number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """As torch's own handler; but if the main thread drops the exception, it is raised
-        again."""
+        """As torch's own handler, with which its agent ends the ranks; if the main thread drops the
+        exception, it is raised again."""
         if self._end_signal is not None:
             if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:  # the guard does the rest
                 signal.signal(number, signal.SIG_DFL)

@@ -7,12 +7,15 @@ the other ranks on the step to stop at (`rank/stop_vote.py`). It owns the state
 is only for ranks of `drumline train`; in a user's own loop signals are not handled.
 
 From SIGTERM to exit code 75:
-1. The launcher's agent passes it on to its ranks (`launch/node/rank_exchange.py`).
+1. The launcher passes it on to its ranks: `RankSignals` (`launch/node/rank_exchange.py`) raises
+   torch's SignalException, and torch's agent sends it to them (`_shutdown` in
+   `launch/node/agent.py`). SIGUSR1 it sends itself.
 2. In each rank the signal wakes the `StopRequestWatcher`, which requests a vote; the ranks agree
    on a step.
 3. After that step `Preempt`, the last of the actions, saves; `report_preemption` writes
-   `preempted.json`, and the rank exits with 75.
-4. The agent reads that its ranks have saved, and exits with 75; if one has not, with 130.
+   `preempted.json`, and the rank exits with 75 (`report_result` in `training/run.py`).
+4. The agent reads that its ranks have saved (`run_agent` in `launch/node/agent.py`), and the
+   launcher exits with 75 (`launch/node/local.py`); if one has not, with 130.
 A second SIGTERM, 2 s later, ends a rank at once with 143.
 """
 
