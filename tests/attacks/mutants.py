@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant(
         what="a small trace may unpack to anything",
         file="drumline/tools/profile/trace_file.py",
-        code="most = min(most, DOCUMENT_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size)",
+        code="most = min(most, DOCUMENT_BYTES + MAX_RATIO * packed_size)",
         instead="pass",
         tests="tests/attacks/test_hostile_traces.py",
     ),

@@ -48,6 +48,8 @@ CHECK_FINISHED_S = 2.0
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
 
+MAY_DIFFER = {*WARNINGS, "the number of ranks"}
+
 
 class LiveNodes:
     """One rank's view of them."""
@@ -360,7 +362,7 @@ class LiveNodes:
         values = []
         next_steps = []
         for difference in differences([their_facts, self.facts]):
-            if difference.group in WARNINGS or difference.name == "the number of ranks":
+            if {difference.group, difference.name} & MAY_DIFFER:
                 continue
             there, here = difference.values
             values.append(f"{difference.name}: {here!r} here, {there!r} there")

@@ -83,7 +83,7 @@ def test_the_observer_counts_every_step_once(tmp_path: Path) -> None:
         writer.begin_step(step)
         if step % 7 == 0:
             state_seen(observer)
-        time.sleep(0.02 if step == 25 else 0.001)
+        time.sleep(0.5 if step == 25 else 0.001)
     state_seen(observer)
     times = observer.step_times()
     assert times is not None
