@@ -38,6 +38,7 @@ _FAULTS = {
     "teardown": "did not exit",
     "unreachable": "was unreachable",
     "storage": "was blocked in storage",
+    "compiling": "was compiling",
     "slow": "was too slow",
     "unknown": "was blocked",
 }

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from drumline.metrics.display import Display, PlainDisplay
+from drumline.metrics.display import _FAULTS, Display, PlainDisplay
 from drumline.metrics.live import LiveDisplay
 from drumline.training.output import make_display
+from drumline.watch.diagnosis.diagnosis import Cause
 
 TWO_NODES = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
 START = {
@@ -360,3 +361,7 @@ def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
 def test_the_header_says_which_group_the_rate_is_of(stream: io.StringIO) -> None:
     make_display("plain", stream)(event("start", **{**START, "lr_rates": 3}))
     assert "at its peak, the highest of the 3 rates of parameter groups\n" in stream.getvalue()
+
+
+def test_a_resume_has_words_for_every_cause() -> None:
+    assert set(_FAULTS) == {cause.value for cause in Cause}
