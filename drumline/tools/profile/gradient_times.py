@@ -33,22 +33,28 @@ Seconds = NDArray[np.float64]
 def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
     """When a rank neither computed nor waited for data or other ranks. No rank waits for buckets
     before the last one is ready: until then their all-reduces run beside what the host does."""
-    rest = difference(union((step.start, step.end) for step in trace.steps), trace.compute)
-    rest = difference(rest, trace.data)
     waits = []
     for step in trace.steps:
         buckets = bucket_calls(trace, step, num_buckets)
-        of_buckets = {id(call) for call in buckets}
-        waits += [
-            (call.call, call.end)
-            for call in trace.collectives
-            if step.start <= call.call < step.end and id(call) not in of_buckets
-        ]
-        if buckets:
-            last_end = max(call.end for call in buckets)
-            waits.append((ready_instant(trace, step, buckets[-1]), last_end))
+        bucket_ids = {id(call) for call in buckets}
+        for call in calls_of(trace, step):
+            if id(call) not in bucket_ids:
+                waits.append((call.call, call.end))
 
-    return difference(rest, union(waits))
+        if buckets:
+            last_ready = ready_instant(trace, step, buckets[-1])
+            last_end = max(call.end for call in buckets)
+            waits.append((last_ready, last_end))
+
+    steps = union((step.start, step.end) for step in trace.steps)
+    idle = difference(steps, trace.compute)
+    idle = difference(idle, trace.data)
+    return difference(idle, union(waits))
+
+
+def calls_of(trace: RankTrace, step: TraceStep) -> list[CollectiveCall]:
+    """The collectives that a rank joins in a step."""
+    return [call for call in trace.collectives if step.start <= call.call < step.end]
 
 
 def ready_instant(trace: RankTrace, step: TraceStep, call: CollectiveCall) -> float:
@@ -64,10 +70,16 @@ def _computed_at(trace: RankTrace, step: TraceStep, host_times: Seconds) -> Seco
     """When what the host had launched at each of these times in a step was computed."""
     if not trace.is_device:
         return host_times
-    of_step = _launches_of(trace, step)
-    of_step = of_step[np.argsort(of_step[:, 0])]
-    computed = np.maximum.accumulate([step.start, *of_step[:, 2]])
-    until: Seconds = computed[np.searchsorted(of_step[:, 0], host_times)]
+
+    kernels = _launches_of(trace, step)
+    kernels = kernels[np.argsort(kernels[:, 0])]
+    launches = kernels[:, 0]
+    ends = kernels[:, 2]
+
+    # The n-th: when the first n kernels that were launched have ended.
+    computed = np.maximum.accumulate([step.start, *ends])
+    num_launched = np.searchsorted(launches, host_times)
+    until: Seconds = computed[num_launched]
     return until
 
 
@@ -82,9 +94,9 @@ def buckets_of(
 ) -> list[Bucket]:
     """The n-th all-reduce of gradients in each step that has as many of them as most. `hosts`: the
     `host_intervals` of each rank."""
-    rows: list[list[Bucket]] = []
+    steps: list[list[Bucket]] = []
     for rank, trace in traces.items():
-        reduced = {
+        reduce_s = {
             id(collective.by_rank[rank]): collective.reduce_s
             for collective in collectives
             if rank in collective.by_rank
@@ -92,27 +104,42 @@ def buckets_of(
         part = sent_part(facts[rank].job.settings) or 0.0
         sizes = [round(size * part) for size in facts[rank].bucket_bytes]
         for step in trace.steps:
-            calls = bucket_calls(trace, step, len(sizes))
-            known_bytes = sizes if len(sizes) == len(calls) else [0] * len(calls)
-            before_s = _before_backward_s(trace, step, calls)
-            row = []
-            for call, num_bytes in zip(calls, known_bytes, strict=True):
-                ready_s = _computed_until(trace, step, call.host_call, call.start)
-                ready = ready_instant(trace, step, call)
-                row.append(
-                    Bucket(
-                        num_bytes=call.num_bytes or num_bytes,
-                        ready_s=ready_s,
-                        backward_s=max(0.0, ready_s - before_s),
-                        host_s=length(clipped(hosts[rank], step.start, ready)),
-                        reduce_s=reduced[id(call)],
-                    )
-                )
-            rows.append(row)
+            steps.append(_step_buckets(trace, step, sizes, reduce_s, hosts[rank]))
 
-    usual = mode(len(row) for row in rows)
-    usual_rows = [row for row in rows if len(row) == usual]
-    return [_mean_bucket(buckets) for buckets in zip(*usual_rows, strict=True)]
+    usual_number = mode(len(buckets) for buckets in steps)
+    usual_steps = [buckets for buckets in steps if len(buckets) == usual_number]
+    return [_mean_bucket(same_bucket) for same_bucket in zip(*usual_steps, strict=True)]
+
+
+def _step_buckets(
+    trace: RankTrace,
+    step: TraceStep,
+    sizes: Sequence[int],
+    reduce_s: Mapping[int, float],
+    host: Intervals,
+) -> list[Bucket]:
+    """The buckets of one step of one rank. `sizes`: their bytes, where the trace does not have
+    them; `reduce_s`: by the `id` of each call."""
+    calls = bucket_calls(trace, step, len(sizes))
+    if len(sizes) != len(calls):
+        sizes = [0] * len(calls)
+
+    before_s = _before_backward_s(trace, step, calls)
+    buckets = []
+    for call, num_bytes in zip(calls, sizes, strict=True):
+        ready_s = _computed_until(trace, step, call.host_call, call.start)
+        ready = ready_instant(trace, step, call)
+        buckets.append(
+            Bucket(
+                num_bytes=call.num_bytes or num_bytes,
+                ready_s=ready_s,
+                backward_s=max(0.0, ready_s - before_s),
+                host_s=length(clipped(host, step.start, ready)),
+                reduce_s=reduce_s[id(call)],
+            )
+        )
+
+    return buckets
 
 
 def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
@@ -129,13 +156,14 @@ def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:
     """The all-reduces of gradients in a step. Those of a CUDA graph have no call on the host: if
     there are as many as DDP has buckets, they are these."""
-    inside = [call for call in trace.collectives if step.start <= call.call < step.end]
-    if buckets := [call for call in inside if call.is_bucket]:
+    calls = calls_of(trace, step)
+    if buckets := [call for call in calls if call.is_bucket]:
         return buckets
-    plain = [
-        call for call in inside if call.host_call is None and call.kind.startswith("allreduce")
+
+    of_graph = [
+        call for call in calls if call.host_call is None and call.kind.startswith("allreduce")
     ]
-    return plain if len(plain) == num_buckets else []
+    return of_graph if len(of_graph) == num_buckets else []
 
 
 def backward_start(
@@ -149,11 +177,13 @@ def backward_start(
         return None
 
     first_call = calls[0].host_call
+    load_ends = trace.data[:, 1]
+    load_ends = load_ends[load_ends <= first_call]
+    last_load = load_ends[-1] if len(load_ends) else step.start
+
     starts, ends = trace.backward.T
-    loaded = trace.data[trace.data[:, 1] <= first_call, 1]
-    since = loaded[-1] if len(loaded) else step.start
-    begun = starts[(ends > since) & (starts <= first_call)]
-    return float(begun[0]) if len(begun) else None
+    starts = starts[(ends > last_load) & (starts <= first_call)]
+    return float(starts[0]) if len(starts) else None
 
 
 def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float:
@@ -174,21 +204,27 @@ def _computed_until(
         return length(clipped(trace.compute, step.start, start))
     if not trace.is_device:
         return length(clipped(trace.compute, step.start, host_time))
-    of_step = _launches_of(trace, step)
-    return length(union(of_step[of_step[:, 0] < host_time, 1:]))
+
+    kernels = _launches_of(trace, step)
+    is_launched = kernels[:, 0] < host_time
+    return length(union(kernels[is_launched, 1:]))
 
 
 def _launches_of(trace: RankTrace, step: TraceStep) -> Intervals:
     """The kernels of a step, as rows of launch, start and end."""
-    starts = trace.launches[:, 1]
-    return trace.launches[(starts >= step.start) & (starts < step.end)]
+    return trace.launches[_is_in_step(trace.launches[:, 1], step)]
+
+
+def _is_in_step(times: Seconds, step: TraceStep) -> NDArray[np.bool_]:
+    """Which of these times are in a step."""
+    return (times >= step.start) & (times < step.end)
 
 
 # Tensors
 
 
 class TensorTimes(NamedTuple):
-    """A gradient in one step of one rank."""
+    """A gradient in one step of one rank, as in `GradientTensor`."""
 
     ready_s: float
     backward_s: float
@@ -203,39 +239,48 @@ def tensors_of(
 ) -> list[GradientTensor]:
     """The gradients in the order in which DDP puts them into buckets; none where this order does
     not give the buckets that DDP made, as with parameters of several types."""
-    sizes = facts[min(facts)].tensor_bytes
-    if not _are_buckets_of(facts[min(facts)]):
+    first_facts = facts[min(facts)]
+    if not _are_buckets_of(first_facts):
         return []
 
-    rows = [
-        _tensor_row(trace, step, len(sizes), hosts[rank])
-        for rank, trace in traces.items()
-        for step in trace.steps
-    ]
-    rows = [row for row in rows if len(row)]
-    times = np.mean(np.array(rows), axis=0).tolist() if rows else _between(sizes, buckets)
+    sizes = first_facts.tensor_bytes
+    steps = []
+    for rank, trace in traces.items():
+        for step in trace.steps:
+            times = _tensor_times(trace, step, len(sizes), hosts[rank])
+            if len(times):
+                steps.append(times)
 
+    if steps:
+        means = [TensorTimes(*times) for times in np.mean(np.array(steps), axis=0).tolist()]
+    else:
+        means = _between(sizes, buckets)
     return [
-        GradientTensor(num_bytes=size, ready_s=ready_s, backward_s=backward_s, host_s=host_s)
-        for size, (ready_s, backward_s, host_s) in zip(sizes, times, strict=True)
+        GradientTensor(num_bytes=size, **mean._asdict())
+        for size, mean in zip(sizes, means, strict=True)
     ]
 
 
 def _are_buckets_of(facts: RankFacts) -> bool:
     """Whether these tensors fill the buckets of DDP, whose first is smaller by default."""
     sizes = facts.tensor_bytes
+    if not sizes:
+        return False
+
     cap_bytes = int(facts.job.bucket_cap_mb * MIB)
-    plans = [filled(sizes, cap_bytes, first_bytes=first) for first in (None, FIRST_BYTES)]
-    return bool(sizes) and any(
-        facts.bucket_bytes == tuple(sum(sizes[number] for number in bucket) for bucket in plan)
-        for plan in plans
-    )
+    for first_bytes in (None, FIRST_BYTES):
+        plan = filled(sizes, cap_bytes, first_bytes=first_bytes)
+        bucket_bytes = [sum(sizes[number] for number in bucket) for bucket in plan]
+        if facts.bucket_bytes == tuple(bucket_bytes):
+            return True
+
+    return False
 
 
-def _tensor_row(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Seconds:
-    """The `TensorTimes` of the last backward pass; empty where the trace does not have it, as in a
-    CUDA graph."""
-    times = trace.gradients[(trace.gradients >= step.start) & (trace.gradients < step.end)]
+def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Seconds:
+    """The `TensorTimes` of the last backward pass, one in a row; empty where the trace does not
+    have it, as in a CUDA graph."""
+    times = trace.gradients[_is_in_step(trace.gradients, step)]
     calls = bucket_calls(trace, step, 0)
     if not calls or len(times) < num_tensors or len(times) % num_tensors:
         return np.empty((0, 3))
@@ -243,7 +288,8 @@ def _tensor_row(trace: RankTrace, step: TraceStep, num_tensors: int, host: Inter
     ready = _computed_at(trace, step, times[-num_tensors:])
     ready_s = _since(step.start, trace.compute, ready)
     backward_s = np.maximum(0.0, ready_s - _before_backward_s(trace, step, calls))
-    return np.stack([ready_s, backward_s, _since(step.start, host, ready)], axis=1)
+    host_s = _since(step.start, host, ready)
+    return np.stack([ready_s, backward_s, host_s], axis=1)
 
 
 def _since(start: float, intervals: Intervals, times: Seconds) -> Seconds:
@@ -253,13 +299,17 @@ def _since(start: float, intervals: Intervals, times: Seconds) -> Seconds:
 
 def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTimes]:
     """Where tensors were not timed: in proportion to their bytes, between those of the buckets."""
-    ends = np.cumsum(sizes)
+    tensor_ends = np.cumsum(sizes)
     sent = np.cumsum([0, *(bucket.num_bytes for bucket in buckets)])
-    bucket_ends = sent * ends[-1] / max(1, sent[-1])  # fewer bytes are sent where they are rounded
+    # Fewer bytes are sent where they are rounded.
+    bucket_ends = sent * tensor_ends[-1] / max(1, sent[-1])
 
     first = buckets[0]
-    rows = [(first.ready_s - first.backward_s, 0.0, first.host_s or 0.0)]
+    bucket_times = [TensorTimes(first.ready_s - first.backward_s, 0.0, first.host_s or 0.0)]
     for bucket in buckets:
-        rows.append((bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0))
-    columns = [np.interp(ends, bucket_ends, times) for times in zip(*rows, strict=True)]
+        bucket_times.append(TensorTimes(bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0))
+
+    columns = [
+        np.interp(tensor_ends, bucket_ends, column) for column in zip(*bucket_times, strict=True)
+    ]
     return [TensorTimes(*times) for times in zip(*columns, strict=True)]

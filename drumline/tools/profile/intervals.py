@@ -21,26 +21,34 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
         return rows
 
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    starts = rows[:, 0]
     ends = np.maximum.accumulate(rows[:, 1])
-    is_after_gap = rows[1:, 0] > ends[:-1]
-    starts = rows[np.append(True, is_after_gap), 0]
-    return np.stack([starts, ends[np.append(is_after_gap, True)]], axis=1)
+
+    # A row that starts after all before it have ended begins an interval.
+    is_after_gap = starts[1:] > ends[:-1]
+    is_first = np.append(True, is_after_gap)
+    is_last = np.append(is_after_gap, True)
+    return np.stack([starts[is_first], ends[is_last]], axis=1)
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
     """The instants of both."""
-    # Of each interval on the left, those on the right that it overlaps are one after the other.
+    # What an interval on the left overlaps on the right are neighbours: from `first` to `end`.
     first = np.searchsorted(right[:, 1], left[:, 0], "right")
     end = np.searchsorted(right[:, 0], left[:, 1], "left")
     counts = np.maximum(0, end - first)
 
+    # One row for each pair that overlaps.
+    left_places = np.repeat(np.arange(len(left)), counts)
     pairs_before = np.cumsum(counts) - counts
-    of_left = np.repeat(np.arange(len(left)), counts)
-    of_right = np.arange(len(of_left)) + (first - pairs_before)[of_left]
+    first_of_pair = (first - pairs_before)[left_places]
+    right_places = first_of_pair + np.arange(len(left_places))
+    left_rows = left[left_places]
+    right_rows = right[right_places]
 
-    low = np.maximum(left[of_left, 0], right[of_right, 0])
-    high = np.minimum(left[of_left, 1], right[of_right, 1])
-    return np.stack([low, high], axis=1)
+    starts = np.maximum(left_rows[:, 0], right_rows[:, 0])
+    ends = np.minimum(left_rows[:, 1], right_rows[:, 1])
+    return np.stack([starts, ends], axis=1)
 
 
 def difference(intervals: Intervals, removed: Intervals) -> Intervals:
@@ -52,7 +60,8 @@ def difference(intervals: Intervals, removed: Intervals) -> Intervals:
     high = intervals[-1, 1]
     edges = removed.reshape(-1).clip(low, high)
     gaps = np.concatenate([[low], edges, [high]]).reshape(-1, 2)
-    return intersection(intervals, gaps[gaps[:, 1] > gaps[:, 0]])
+    is_open = gaps[:, 1] > gaps[:, 0]
+    return intersection(intervals, gaps[is_open])
 
 
 def clipped(intervals: Intervals, low: float, high: float) -> Intervals:
@@ -73,8 +82,10 @@ def length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np
         return np.zeros(len(times))
 
     starts, ends = intervals.T
-    before = np.cumsum(ends - starts) - (ends - starts)
-    number = np.searchsorted(starts, times, "right")
-    last = np.maximum(number - 1, 0)
-    inside = np.minimum(times, ends[last]) - starts[last]
-    return np.where(number > 0, before[last] + inside, 0.0)
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+
+    num_started = np.searchsorted(starts, times, "right")
+    last = np.maximum(num_started - 1, 0)
+    in_last = np.minimum(times, ends[last]) - starts[last]
+    return np.where(num_started > 0, before[last] + in_last, 0.0)

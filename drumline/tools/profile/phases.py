@@ -83,6 +83,8 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     times = SampleTimes(stacks, trace.base_ns)
     host = HostTime(trace, waiting, times.collections())
     num_steps = len(trace.steps)
+
+    # Of each sample, as means over the steps.
     idle_s = times.within(host.rest) / num_steps
     computes_s = times.computed(trace, host) / num_steps
     seconds = idle_s + computes_s
@@ -102,6 +104,7 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     operations = times.begun(trace) / num_steps
     none = np.zeros_like(seconds)
     lines = costliest(stacks, seconds, idle_s, cpu_shares, operations)
+
     if facts.pauses:
         paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
         lines += costliest(stacks, paused_s, paused_s, cpu_shares, none)
@@ -126,22 +129,32 @@ class HostTime:
 
     def __init__(self, trace: RankTrace, waiting: Intervals, collections: Intervals) -> None:
         self.steps = union((step.start, step.end) for step in trace.steps)
+
         idle = difference(self.steps, trace.compute)
         self.busy = difference(self.steps, idle)
+        """While the rank computes."""
 
         waits = intersection(idle, waiting)
         left = difference(idle, waits)
-        exposed = intersection(left, union((call.call, call.end) for call in trace.collectives))
+
+        calls = union((call.call, call.end) for call in trace.collectives)
+        exposed = intersection(left, calls)
         left = difference(left, exposed)
+
         collected = intersection(left, collections)
         self.named = {WAITING: waits, COMMUNICATION: exposed, COLLECTION: collected}
+        """By phase: what needs no sample."""
         self.rest = difference(left, collected)
+        """While it neither computes nor does any of those."""
+
+        self.communication = union(np.concatenate([waits, exposed]))
+        """With the waits."""
 
         not_buckets = union(
             (call.call, call.end) for call in trace.collectives if not call.is_bucket
         )
-        self.communication = union(np.concatenate([waits, exposed]))
         self.other_collectives = intersection(self.communication, not_buckets)
+        """Of those that reduce no bucket of gradients."""
 
 
 class SampleTimes:
@@ -150,10 +163,12 @@ class SampleTimes:
     def __init__(self, stacks: StackSamples, base_ns: int) -> None:
         self._stacks = stacks
         self._base_ns = base_ns
-        until_ns = [stacks.began_ns, *(sample.until_ns for sample in stacks.samples)]
-        until = (np.array(until_ns, dtype=np.float64) - base_ns) / 1e9
-        self._starts = until[:-1]
-        self._ends = until[1:]
+
+        # A sample lasts until the next one.
+        edges_ns = [stacks.began_ns, *(sample.until_ns for sample in stacks.samples)]
+        edges = (np.array(edges_ns, dtype=np.float64) - base_ns) / 1e9
+        self._starts = edges[:-1]
+        self._ends = edges[1:]
         self.lasts_s = self._ends - self._starts
 
     def within(self, intervals: Intervals) -> Seconds:
@@ -170,21 +185,28 @@ class SampleTimes:
         """The same, of operations that have a gradient."""
         if not trace.is_device:
             return self.within(intersection(host.busy, trace.differentiated))
+
+        edges = trace.differentiated.reshape(-1)
         launches = trace.launches
-        places = np.searchsorted(trace.differentiated.reshape(-1), launches[:, 0], "right")
-        return self._launched(trace, host.steps, launches[places % 2 == 1])
+        num_edges_before = np.searchsorted(edges, launches[:, 0], "right")
+        is_inside = num_edges_before % 2 == 1
+        return self._launched(trace, host.steps, launches[is_inside])
 
     def _launched(self, trace: RankTrace, steps: Intervals, rows: Intervals) -> Seconds:
         """How long the device computes for each sample: kernels that the host launched then. They
         may overlap, and together take as long as the device computes."""
-        launches, starts, ends = rows.T
+        starts = rows[:, 1]
         is_in_steps = (starts >= steps[0, 0]) & (starts < steps[-1, 1])
-        numbers = np.searchsorted(self._ends, launches[is_in_steps])
-        seconds = np.zeros(len(self._ends))
-        np.add.at(seconds, numbers.clip(0, len(seconds) - 1), (ends - starts)[is_in_steps])
+        launches, starts, ends = rows[is_in_steps].T
 
-        computed = intersection(trace.compute, intersection(steps, union(rows[:, 1:])))
-        shares: Seconds = seconds * (length(computed) / max(float(seconds.sum()), 1e-12))
+        kernels_s = np.zeros(len(self._ends))
+        samples = np.searchsorted(self._ends, launches)
+        samples = samples.clip(0, len(kernels_s) - 1)
+        np.add.at(kernels_s, samples, ends - starts)
+
+        kernels = intersection(steps, union(rows[:, 1:]))
+        computes_s = length(intersection(trace.compute, kernels))
+        shares: Seconds = kernels_s * (computes_s / max(float(kernels_s.sum()), 1e-12))
         return shares
 
     def collections(self) -> Intervals:
@@ -202,36 +224,48 @@ class SampleTimes:
     def begun(self, trace: RankTrace) -> Seconds:
         """How many operations with a gradient begin in each sample; where gradients are clipped,
         how many calls that do it."""
-        bounds = np.stack([self._starts, self._ends], axis=1)
-        operations = np.diff(np.searchsorted(trace.differentiated[:, 0], bounds))[:, 0]
-        clippings = np.diff(np.searchsorted(trace.clippings, bounds))[:, 0]
+        operations = self._count(trace.differentiated[:, 0])
+        clippings = self._count(trace.clippings)
         counts: Seconds = np.where(self.is_in([CLIPPING]), clippings, operations)
         return counts
+
+    def _count(self, times: Seconds) -> NDArray[np.int64]:
+        """How many of these times, in order, are in each sample."""
+        return np.searchsorted(times, self._ends) - np.searchsorted(times, self._starts)
 
     def worker_starts(self, trace: RankTrace) -> WorkerStarts | None:
         """A step in which workers start waits longer for its batch than the others."""
         samples = np.stack([self._starts, self._ends], axis=1)
         starts = union(samples[self.is_in([WORKERS])])
         loading = union(np.concatenate([starts, trace.data]))
-        with_start: list[float] = []
-        without: list[float] = []
+
+        waits_with_start: list[float] = []
+        usual_waits: list[float] = []
         for step in trace.steps:
-            has_start = len(clipped(starts, step.start, step.end)) > 0
             wait_s = length(clipped(loading, step.start, step.end))
-            (with_start if has_start else without).append(wait_s)
-        if not with_start:
+            if len(clipped(starts, step.start, step.end)):
+                waits_with_start.append(wait_s)
+            else:
+                usual_waits.append(wait_s)
+
+        if not waits_with_start:
             return None
 
-        usual_s = median(without or [0.0])
-        longer_s = sum(max(0.0, wait_s - usual_s) for wait_s in with_start)
-        return WorkerStarts(num_steps=len(with_start), seconds=longer_s / len(trace.steps))
+        usual_s = median(usual_waits or [0.0])
+        longer_s = sum(max(0.0, wait_s - usual_s) for wait_s in waits_with_start)
+        return WorkerStarts(
+            num_steps=len(waits_with_start),
+            seconds=longer_s / len(trace.steps),
+        )
 
     def by_phase(self, seconds: Seconds) -> dict[str, float]:
         """The sums of what the samples of each phase took."""
+        phases = self._stacks.phases
         sums: dict[str, float] = defaultdict(float)
         for sample, sample_s in zip(self._stacks.samples, seconds.tolist(), strict=True):
-            sums[self._stacks.phases[sample.phase]] += sample_s
-        return {name: sums[name] for name in self._stacks.phases if sums[name] > 0}
+            sums[phases[sample.phase]] += sample_s
+
+        return {name: sums[name] for name in phases if sums[name] > 0}
 
     def cpu_shares(self) -> Seconds:
         """How much of each sample its thread was on a CPU."""
@@ -288,9 +322,11 @@ def costliest(
         phase = stacks.phases[sample.phase]
         if not line.file or lasts_s <= 0:
             continue
+
         cost = functions[phase, line.file, line.function]
         cost.seconds += lasts_s
         cost.lines_s[line.line, line.source] += lasts_s
+
         if not line.library or phase == CLIPPING:
             cost.operations[line.line] += count
         if line.library not in OUR_LIBRARIES:
@@ -321,6 +357,18 @@ def _costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:
     return sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]
 
 
+@dataclass(frozen=True)
+class _TimedSample:
+    """A sample, and how long it takes, computes, and computes what has a gradient."""
+
+    sample: StackSample
+    statement: int
+    """The number of the line of the step that it is in."""
+    seconds: float
+    computes_s: float
+    differentiated_s: float
+
+
 @dataclass
 class _Computation:
     """What a statement or a function computes."""
@@ -331,18 +379,12 @@ class _Computation:
     lines_s: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     """By the numbers of phases and lines."""
 
-    def add(
-        self,
-        sample: StackSample,
-        seconds: float,
-        computes_s: float,
-        differentiated_s: float,
-    ) -> None:
+    def add(self, timed: _TimedSample) -> None:
         """Count a sample of it."""
-        self.seconds += seconds
-        self.computes_s += computes_s
-        self.differentiated_s += differentiated_s
-        self.lines_s[sample.phase, sample.line] += seconds
+        self.seconds += timed.seconds
+        self.computes_s += timed.computes_s
+        self.differentiated_s += timed.differentiated_s
+        self.lines_s[timed.sample.phase, timed.sample.line] += timed.seconds
 
     @property
     def has_gradient(self) -> bool:
@@ -381,25 +423,26 @@ def without_gradient(
         return
 
     columns = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
-    rows = [
-        (sample, statement, times)
+    samples = [
+        _TimedSample(sample, statement, *times)
         for sample, statement, times in zip(stacks.samples, stacks.statements, columns, strict=True)
         if stacks.phases[sample.phase] in DIFFERENTIATED_PHASES
     ]
 
     statements: dict[int, _Computation] = defaultdict(_Computation)
-    for sample, statement, times in rows:
-        statements[statement].add(sample, *times)
+    for timed in samples:
+        statements[timed.statement].add(timed)
+
     for statement, computation in statements.items():
         line = stacks.lines[statement]
         if line.file and not computation.has_gradient:
             yield computation.cost(stacks, caller=place_of(line))
 
     functions: dict[tuple[str, str], _Computation] = defaultdict(_Computation)
-    for sample, statement, times in rows:
-        line = stacks.lines[sample.line]
-        if line.file and statements[statement].has_gradient:
-            functions[line.file, line.function].add(sample, *times)
+    for timed in samples:
+        line = stacks.lines[timed.sample.line]
+        if line.file and statements[timed.statement].has_gradient:
+            functions[line.file, line.function].add(timed)
 
     for computation in functions.values():
         if not computation.has_gradient:
@@ -410,9 +453,11 @@ def anomaly_seconds(stacks: StackSamples, seconds: Seconds, trace: RankTrace) ->
     """Anomaly detection records a traceback of each operation, and checks each gradient."""
     if not stacks.detects_anomalies:
         return 0.0
+
     is_traceback = [stacks.lines[sample.line].library in TRACEBACKS for sample in stacks.samples]
+    tracebacks_s = float(seconds[is_traceback].sum())
     checks_s = sum(row.seconds for row in trace.operations if row.name in NAN_CHECKS)
-    return float(seconds[is_traceback].sum()) + checks_s / len(trace.steps)
+    return tracebacks_s + checks_s / len(trace.steps)
 
 
 def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Collections | None:
@@ -421,17 +466,18 @@ def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Coll
         return None
 
     full = [row for row in stacks.collections if row.generation == 2]
-    lasts_ns: dict[SampledLine, float] = defaultdict(float)
+    lines_ns: dict[SampledLine, float] = defaultdict(float)
     for row in full:
-        lasts_ns[stacks.lines[row.line]] += row.ended_ns - row.began_ns
-    users_ns = {line: lasts for line, lasts in lasts_ns.items() if line.file}
-    line = costliest_key(users_ns) if users_ns else None
+        line = stacks.lines[row.line]
+        if line.file:
+            lines_ns[line] += row.ended_ns - row.began_ns
+    costliest_line = costliest_key(lines_ns) if lines_ns else None
 
     return Collections(
         seconds=seconds,
         full=len(full) / num_steps,
-        source=place_of(line) if line else "",
-        is_asked_for=line is not None and "collect(" in line.source,
+        source=place_of(costliest_line) if costliest_line else "",
+        is_asked_for=costliest_line is not None and "collect(" in costliest_line.source,
     )
 
 
@@ -441,7 +487,12 @@ def threads_of(facts: RankFacts, lasts_s: float) -> Iterator[BusyThread]:
         line = facts.stacks.lines[thread.line]
         cores = thread.cpu_s / max(lasts_s, 1e-9)
         if cores >= BUSY_THREAD and line.file:
-            yield BusyThread(rank=facts.rank, name=thread.name, cores=cores, source=place_of(line))
+            yield BusyThread(
+                rank=facts.rank,
+                name=thread.name,
+                cores=cores,
+                source=place_of(line),
+            )
 
 
 # All ranks together
@@ -516,6 +567,7 @@ def _mean_worker_starts(ranks: Sequence[RankPhases]) -> WorkerStarts | None:
     starts = [rank.worker_starts for rank in ranks if rank.worker_starts is not None]
     if not starts:
         return None
+
     return WorkerStarts(
         num_steps=max(start.num_steps for start in starts),
         seconds=sum(start.seconds for start in starts) / len(ranks),
