@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from drumline.report.event_sample import number
@@ -37,14 +38,22 @@ class Curve:
     """Values by step; None where the value is not finite."""
 
     chart: str
+    """The title of the chart that it belongs to."""
     label: str
     steps: list[int] = field(default_factory=list)
+    """In ascending order."""
     values: list[float | None] = field(default_factory=list)
 
     def cut(self, step: int) -> None:
         """Drop what came after this step: a restart repeats it."""
-        keep = bisect_right(self.steps, step)
-        del self.steps[keep:], self.values[keep:]
+        num_points = bisect_right(self.steps, step)
+        del self.steps[num_points:]
+        del self.values[num_points:]
+
+    def value_at(self, step: int) -> float | None:
+        """The value at a step, or the last one before it; None: none is before it."""
+        place = bisect_right(self.steps, step) - 1
+        return self.values[place] if place >= 0 else None
 
 
 class Curves:
@@ -52,13 +61,15 @@ class Curves:
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, str], Curve] = {}
+        """By chart and label."""
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take the numbers of one event."""
         step = event["step"]
         if event["kind"] == "logged":
-            if event.get("type") == "scalar" and isinstance(event.get("name"), str):
-                self._put(event["name"], "logged", step, event.get("value"))
+            name = event.get("name")
+            if event.get("type") == "scalar" and isinstance(name, str):
+                self._put(name, "logged", step, event.get("value"))
             return
 
         is_training = event["kind"] == "train"
@@ -66,6 +77,7 @@ class Curves:
             is_number = type(value) in (int, float) or value in ("nan", "inf", "-inf")
             if name in _NOT_SHOWN or not is_number:
                 continue
+
             if is_training:
                 metric = name
                 label = TRAINING
@@ -88,18 +100,18 @@ class Curves:
 
     def in_order(self) -> list[Curve]:
         """The loss first, then the task's other numbers, then the engine's."""
-        chart_order = [
-            "loss",
-            *(name for name, _ in self._curves if name not in UNITS.values()),
-            *UNITS.values(),
-        ]
-        place = {name: order for order, name in reversed(list(enumerate(chart_order)))}
-        curves = (
-            curve
-            for curve in self._curves.values()
-            if any(value is not None for value in curve.values)
+        task_charts = [chart for chart, _ in self._curves if chart not in UNITS.values()]
+        charts = list(dict.fromkeys(["loss", *task_charts, *UNITS.values()]))
+
+        curves = []
+        for curve in self._curves.values():
+            if any(value is not None for value in curve.values):
+                curves.append(curve)
+
+        return sorted(
+            curves,
+            key=lambda curve: (charts.index(curve.chart), curve.label != TRAINING),
         )
-        return sorted(curves, key=lambda curve: (place[curve.chart], curve.label != TRAINING))
 
 
 def thinned(
@@ -114,16 +126,23 @@ def thinned(
         return points
 
     num_buckets = max(1, (most - 2) // 3)
+    edges = [bucket * len(points) // num_buckets for bucket in range(num_buckets + 1)]
     shown_places = {0, len(points) - 1}
-    for bucket in range(num_buckets):
-        low, high = (edge * len(points) // num_buckets for edge in (bucket, bucket + 1))
-        finite = [
-            (value, place) for place, value in enumerate(values[low:high], low) if value is not None
-        ]
+    for low, high in pairwise(edges):
+        finite: list[tuple[float, int]] = []
+        gaps: list[int] = []
+        for place in range(low, high):
+            value = values[place]
+            if value is None:
+                gaps.append(place)
+            else:
+                finite.append((value, place))
+
         if finite:
-            shown_places |= {min(finite)[1], max(finite)[1]}
-        if len(finite) < high - low:
-            shown_places.add(next(place for place in range(low, high) if values[place] is None))
+            _, lowest_place = min(finite)
+            _, highest_place = max(finite)
+            shown_places |= {lowest_place, highest_place}
+        shown_places.update(gaps[:1])
 
     return [points[place] for place in sorted(shown_places)]
 
@@ -132,18 +151,15 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
     """All items, or this many (2 or more) at equal distances, with the first and the last."""
     if len(items) <= most:
         return list(items)
-    return [items[place * (len(items) - 1) // (most - 1)] for place in range(most)]
+
+    last = len(items) - 1
+    return [items[number * last // (most - 1)] for number in range(most)]
 
 
 def table_rows(
-    curves: Sequence[Curve], most: int = TABLE_ROWS
+    curves: Sequence[Curve],
+    most: int = TABLE_ROWS,
 ) -> list[tuple[int, list[float | None]]]:
     """A few steps with the value of each curve at that step, or the last one before it."""
     steps = sorted({step for curve in curves for step in curve.steps})
-
-    def value_at(curve: Curve, step: int) -> float | None:
-        """The value at a step, or the last one before it."""
-        place = bisect_right(curve.steps, step) - 1
-        return curve.values[place] if place >= 0 else None
-
-    return [(step, [value_at(curve, step) for curve in curves]) for step in evenly(steps, most)]
+    return [(step, [curve.value_at(step) for curve in curves]) for step in evenly(steps, most)]

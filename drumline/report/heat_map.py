@@ -33,8 +33,13 @@ class PhaseTimes:
     """A `phases` event: the seconds of one rank, by phase, up to this time and step."""
 
     time: float
+    """The Unix time at its end."""
     step: int
     phases_s: Mapping[str, float]
+
+    def sum_of(self, phases: Iterable[str]) -> float:
+        """The seconds in these phases."""
+        return sum(self.phases_s.get(name, 0.0) for name in phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,9 @@ class HeatMap:
     rows: tuple[HeatRow, ...]
     """Of many ranks those that are slowest, in the order of ranks."""
     num_hidden: int
+    """The other ranks."""
     column_s: float
+    """The time that each cell is for."""
 
     @property
     def slow_ranks(self) -> list[HeatRow]:
@@ -98,17 +105,19 @@ def make_heat_map(
     most_rows: int = MAX_ROWS,
 ) -> HeatMap:
     """From the `phases` events of each rank."""
-    num_columns = min(MAX_COLUMNS, max((len(times) for times in phases.values()), default=1))
+    most_intervals = max((len(times) for times in phases.values()), default=1)
+    num_columns = min(MAX_COLUMNS, most_intervals)
     column_s = max(clock.seconds / max(1, num_columns), 1e-9)
+
     fractions = {
         rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()
     }
     usual = [_usual_fraction(fractions.values(), column) for column in range(num_columns)]
 
     rows = []
-    for rank, of_rank in sorted(fractions.items()):
+    for rank, by_column in sorted(fractions.items()):
         cells = [
-            of_rank[column] - usual[column] if column in of_rank else None
+            by_column[column] - usual[column] if column in by_column else None
             for column in range(num_columns)
         ]
         rows.append(
@@ -122,12 +131,16 @@ def make_heat_map(
 
     slowest = sorted(rows, key=lambda row: row.slowness, reverse=True)[:most_rows]
     shown = sorted(slowest, key=lambda row: row.rank)
-    return HeatMap(rows=tuple(shown), num_hidden=len(rows) - len(shown), column_s=column_s)
+    return HeatMap(
+        rows=tuple(shown),
+        num_hidden=len(rows) - len(shown),
+        column_s=column_s,
+    )
 
 
 def _usual_fraction(fractions: Iterable[Mapping[int, float]], column: int) -> float:
     """The median of the ranks that took steps in this column; 0: none did."""
-    in_column = [of_rank[column] for of_rank in fractions if column in of_rank]
+    in_column = [by_column[column] for by_column in fractions if column in by_column]
     return median_low(in_column) if in_column else 0.0
 
 
@@ -142,18 +155,22 @@ def _own_fractions(
     own_work_s: dict[int, float] = defaultdict(float)
     total_s: dict[int, float] = defaultdict(float)
     for interval in times:
-        in_steps = sum(interval.phases_s.get(name, 0.0) for name in STEP_PHASES)
-        if in_steps <= 0:
+        in_steps_s = interval.sum_of(STEP_PHASES)
+        if in_steps_s <= 0:
             continue
-        fraction = sum(interval.phases_s.get(name, 0.0) for name in OWN_WORK) / in_steps
+
+        own_fraction = interval.sum_of(OWN_WORK) / in_steps_s
         end = clock.at(interval.time)
-        begin = max(0.0, end - in_steps)
-        first, last = (min(most - 1, int(moment / column_s)) for moment in (begin, end))
-        for column in range(first, last + 1):
-            overlap = min(end, (column + 1) * column_s) - max(begin, column * column_s)
-            if overlap > 0:
-                own_work_s[column] += fraction * overlap
-                total_s[column] += overlap
+        begin = max(0.0, end - in_steps_s)
+        first_column = min(most - 1, int(begin / column_s))
+        last_column = min(most - 1, int(end / column_s))
+        for column in range(first_column, last_column + 1):
+            column_begin = column * column_s
+            column_end = (column + 1) * column_s
+            overlap_s = min(end, column_end) - max(begin, column_begin)
+            if overlap_s > 0:
+                own_work_s[column] += own_fraction * overlap_s
+                total_s[column] += overlap_s
 
     return {column: own_work_s[column] / total_s[column] for column in total_s}
 
@@ -164,7 +181,8 @@ def mean_phases(times: Sequence[PhaseTimes]) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     num_steps = 0
     for before, after in pairwise(times):
-        is_next = sum(after.phases_s.values()) > (after.time - before.time) / 2
+        reported_s = sum(after.phases_s.values())
+        is_next = reported_s > (after.time - before.time) / 2
         if after.step > before.step and is_next:
             num_steps += after.step - before.step
             for name in STEP_PHASES:

@@ -33,7 +33,7 @@ from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import what_to_change
 from drumline.report.profile.profile_words import headline
 from drumline.report.run_list import OWN_LOOP, FolderState, folder_state, newest_step
-from drumline.report.scaling_plot import efficiency_lines
+from drumline.report.scaling_plot import Line, efficiency_lines
 from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.runs.run_folder import RunFolder
 from drumline.runs.scaling_result import Measurement, Prediction, read_scaling
@@ -59,7 +59,7 @@ _SHOWN = (
     "error",
     "end",
 )
-_FACTS: dict[str, type | tuple[type, ...]] = {
+_FACTS: dict[str, type] = {
     "task": str,
     "device": str,
     "backend": str,
@@ -98,7 +98,9 @@ class RunData:
     metrics: dict[str, float] = field(default_factory=dict)
     """The latest evaluation's."""
     step: int = 0
+    """The last one that it took."""
     attempts: list[AttemptTimes] = field(default_factory=list)
+    """Its starts, with those of the launcher after a failure."""
     num_bytes: int = 0
     """Of rank 0's events; not all of a large file is read."""
     num_bytes_read: int = 0
@@ -108,9 +110,13 @@ class RunData:
     num_moments: int = 0
     """All but saves; `moments` has some of them, if there are many."""
     phases: dict[int, list[PhaseTimes]] = field(default_factory=dict)
+    """By rank."""
     hosts: dict[int, str] = field(default_factory=dict)
+    """By rank."""
     environment: dict[str, str] = field(default_factory=dict)
+    """The command, the versions, and the ranks of each device, as text."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Of config.toml, as `SECTION.NAME`."""
     profile: ProfileResult | None = None
     profile_headline: str = ""
     profile_advice: list[str] = field(default_factory=list)
@@ -138,14 +144,15 @@ def read_run(path: Path) -> RunData:
         run.state = OWN_LOOP
         run.step = newest_step(folder)
 
+    most_bytes = max(1 << 16, OTHER_BYTES // (len(files) + 1))
     for rank, file in files.items():
-        most_bytes = max(1 << 16, OTHER_BYTES // (len(files) + 1))
         for event in sampled_events(file, most_bytes=most_bytes, kind="phases"):
             _add_phases(run, rank, event)
 
-    run.environment, run.hosts = _read_environment(folder.environment_file)
+    _add_environment(run, folder.environment_file)
     run.settings = _read_settings(folder.config_file)
     _add_faults(run, _diagnoses(folder.diagnoses))
+
     with suppress(UsageError, ValueError, ArithmeticError):
         run.curves += _read_scaling(path)
     with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
@@ -171,9 +178,10 @@ def _add_faults(run: RunData, faults: list[Moment]) -> None:
 
 def _add_rank_0(run: RunData, file: Path) -> None:
     """Read the events of rank 0, which has most of what a page shows."""
-    curves = Curves()
     run.num_bytes = file.lstat().st_size
     run.num_bytes_read = min(run.num_bytes, RANK_0_BYTES)
+
+    curves = Curves()
     for event in sampled_events(file, most_bytes=RANK_0_BYTES):
         _add(run, curves, event)
     run.curves = curves.in_order()
@@ -184,6 +192,7 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
     kind = event["kind"]
     step = event["step"]
     moment = float(event["time"])
+
     if event.get("number") == 0 or not run.attempts:
         run.attempts.append(AttemptTimes(begin=moment, last=moment))
     attempt = run.attempts[-1]
@@ -194,15 +203,18 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
     match kind:
         case "start":
             run.facts = {
-                name: event[name] for name, of in _FACTS.items() if type(event.get(name)) is of
+                name: event[name]
+                for name, type_ in _FACTS.items()
+                if type(event.get(name)) is type_
             }
             run.end = {}
         case "resume":
             attempt.resumed_at = step
             curves.cut(step)
         case "first_step":
+            lasted_s = seconds_of(event.get("seconds")) or 0.0
             attempt.first_step_at = moment
-            attempt.begin = min(attempt.begin, moment - (seconds_of(event.get("seconds")) or 0.0))
+            attempt.begin = min(attempt.begin, moment - lasted_s)
         case "recovered":
             attempt.is_restart = True
         case "train" | "evaluation" | "logged":
@@ -219,7 +231,14 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
             run.end = dict(event)
 
     if kind in _SHOWN:
-        run.moments.append(Moment(time=moment, kind=kind, step=step, text=_line_of(event)))
+        run.moments.append(
+            Moment(
+                time=moment,
+                kind=kind,
+                step=step,
+                text=_line_of(event),
+            )
+        )
 
 
 def _line_of(event: Mapping[str, Any]) -> str:
@@ -240,15 +259,25 @@ def _line_of(event: Mapping[str, Any]) -> str:
 
 def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
     """Take the times of a `phases` event, if they are times."""
-    spent = event.get("phases_s")
-    if not isinstance(spent, dict):
+    reported = event.get("phases_s")
+    if not isinstance(reported, dict):
         return
 
-    numbers = {name: number(spent[name]) for name in _PHASES & spent.keys()}
-    phases_s = {name: seconds for name, seconds in numbers.items() if seconds is not None}
-    if all(0 <= seconds < MAX_SECONDS for seconds in phases_s.values()):
-        times = PhaseTimes(time=float(event["time"]), step=event["step"], phases_s=phases_s)
-        run.phases.setdefault(rank, []).append(times)
+    phases_s = {}
+    for name in _PHASES & reported.keys():
+        seconds = number(reported[name])
+        if seconds is None:
+            continue
+        if not 0 <= seconds < MAX_SECONDS:
+            return
+        phases_s[name] = seconds
+
+    times = PhaseTimes(
+        time=float(event["time"]),
+        step=event["step"],
+        phases_s=phases_s,
+    )
+    run.phases.setdefault(rank, []).append(times)
 
 
 # Other files
@@ -276,15 +305,18 @@ def _read_scaling(path: Path) -> list[Curve]:
         *read_scaling(path, Measurement)[-1:],
         *read_scaling(path, Prediction)[-1:],
     ]
-    lines = {name: line for result in results for name, line in efficiency_lines(result).items()}
+    lines: dict[str, Line] = {}
+    for result in results:
+        lines |= efficiency_lines(result)
+
     curves = []
     for name, line in lines.items():
-        points = {
+        by_ranks = {
             point.ranks: number(point.efficiency) for point in line if 0 < point.ranks < MAX_STEP
         }
-        sizes = sorted(points)
+        sizes = sorted(by_ranks)
         if sizes:
-            values = [points[ranks] for ranks in sizes]
+            values = [by_ranks[ranks] for ranks in sizes]
             curves.append(Curve(SCALING, name, sizes, values))
 
     return curves
@@ -307,24 +339,26 @@ class _Environment(TypedDict):
     python: str
 
 
-def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
-    """Facts to show, and the host of each rank."""
+def _add_environment(run: RunData, path: Path) -> None:
+    """Take the command, the versions, and where each rank runs."""
     try:
         record = from_json(_Environment, parse_json(read_regular(path)))
     except (OSError, ValueError):
-        return {}, {}
+        return
 
     places: dict[str, list[int]] = {}
     for entry in record["ranks"]:
-        places.setdefault(f"{entry['host']} ({entry['device']})", []).append(entry["rank"])
-    facts = {
+        place = f"{entry['host']} ({entry['device']})"
+        places.setdefault(place, []).append(entry["rank"])
+        run.hosts[entry["rank"]] = entry["host"]
+
+    run.environment = {
         "command": " ".join(record["command"]),
         "torch": record["torch"],
         "Python": record["python"],
     }
     for place, ranks in list(places.items())[:MAX_SETTINGS]:
-        facts[place] = f"ranks {number_ranges(ranks)}"
-    return facts, {entry["rank"]: entry["host"] for entry in record["ranks"]}
+        run.environment[place] = f"ranks {number_ranges(ranks)}"
 
 
 def _read_settings(path: Path) -> dict[str, str]:
@@ -338,6 +372,7 @@ def _read_settings(path: Path) -> dict[str, str]:
     for section, values in record.items():
         if not isinstance(values, dict):
             continue
+
         for name, value in values.items():
             shown = value if isinstance(value, str) else json.dumps(value, default=str)
             settings[f"{section}.{name}"] = shown

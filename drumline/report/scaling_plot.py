@@ -13,7 +13,11 @@ from drumline.runs.scaling_result import USUAL, Measurement, Prediction
 WIDTH = 640
 HEIGHT = 360
 LEFT = 56
+RIGHT = 24
 TOP = 44
+BOTTOM = 46
+HIGHEST = 1.1
+"""The efficiency at the top of the plot."""
 COLOURS = ("#2a6f97", "#c05621")
 
 
@@ -38,10 +42,13 @@ def efficiency_lines(result: Prediction | Measurement) -> Mapping[str, Line]:
     lines: dict[str, list[EfficiencyPoint]] = {}
     for size in result.sizes:
         spread = min(0.9, size.spread_s / size.step_s)
-        low = size.efficiency / (1 + spread)
-        high = size.efficiency / (1 - spread)
-        line = lines.setdefault(f"measured, {size.scaling} scaling", [])
-        line.append(EfficiencyPoint(size.ranks, low, size.efficiency, high))
+        point = EfficiencyPoint(
+            ranks=size.ranks,
+            low=size.efficiency / (1 + spread),
+            efficiency=size.efficiency,
+            high=size.efficiency / (1 - spread),
+        )
+        lines.setdefault(f"measured, {size.scaling} scaling", []).append(point)
 
     return lines
 
@@ -54,7 +61,8 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
 
     def x(count: float) -> float:
         """The place of a number of ranks."""
-        return LEFT + (math.log2(count) - low) / (high - low) * (WIDTH - LEFT - 24)
+        part = (math.log2(count) - low) / (high - low)
+        return LEFT + part * (WIDTH - LEFT - RIGHT)
 
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
     parts = [
@@ -63,17 +71,21 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
         _label(LEFT, 20, title, 'font-weight="bold"'),
         _label(WIDTH / 2, HEIGHT - 8, "ranks; grey: usual"),
     ]
-    for fifth in range(6):
-        parts.append(_label(LEFT - 10, _y(fifth / 5) + 4, f"{fifth * 20}%", 'text-anchor="end"'))
+
+    for percent in range(0, 101, 20):
+        y = _y(percent / 100) + 4
+        parts.append(_label(LEFT - 10, y, f"{percent}%", 'text-anchor="end"'))
     for count in ranks:
         parts.append(_label(x(count), HEIGHT - 26, f"{count:,}"))
+
     for count, usual in USUAL.items():
         if ranks[0] <= count <= ranks[-1]:
             parts.append(_bar(x(count), *usual, "#bbb", 12))
 
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(f"{x(point.ranks):.1f},{_y(point.efficiency):.1f}" for point in line)
+        places = [(x(point.ranks), _y(point.efficiency)) for point in line]
+        path = " ".join(f"{place_x:.1f},{place_y:.1f}" for place_x, place_y in places)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for point in line:
             parts.append(_bar(x(point.ranks), point.low, point.high, colour, 2))
@@ -84,7 +96,8 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
 
 def _y(efficiency: float) -> float:
     """The height of an efficiency in the plot."""
-    return TOP + (1.1 - min(efficiency, 1.1)) / 1.1 * (HEIGHT - TOP - 46)
+    part_below_top = (HIGHEST - min(efficiency, HIGHEST)) / HIGHEST
+    return TOP + part_below_top * (HEIGHT - TOP - BOTTOM)
 
 
 def _label(x: float, y: float, label: str, attributes: str = 'text-anchor="middle"') -> str:

@@ -52,16 +52,19 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
     folder = RunFolder(run)
     holder = job_at_work(folder)
     is_at_work = holder is not None or mirror is not None
-    checkpoints, samples, events, settings = map(
-        Section, ("checkpoints", "samples", "events", "settings")
-    )
+    checkpoints = Section("checkpoints")
+    samples = Section("samples")
+    events = Section("events")
+    settings = Section("settings")
+
     # In this order, because a running job continues to write: the ledger before a checkpoint,
     # events after both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress, mirror or catalog.verify)
-    last = max((position.step for position in saved if position.is_finite), default=None)
+    finite_steps = [position.step for position in saved if position.is_finite]
+    last_valid_step = max(finite_steps, default=None)
     if saved and all(position.in_own_loop for position in saved):
         checkpoints.note(folder.checkpoints.name, SAVED_BY_OWN_LOOP)
-        return RunReport(run, [checkpoints], holder, last)
+        return RunReport(run, [checkpoints], holder, last_valid_step)
 
     history = check_samples(folder.ledger, samples, saved)
     may_lack = is_at_work or not checkpoints.counts.get("checkpoints")
@@ -69,33 +72,35 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
     saved_steps = set() if history is None else history.saved_steps
     reported = check_events(folder.events, events, saved_steps=saved_steps, hosts=hosts)
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
-    has_saved = bool(saved) or bool(reported.of_kinds("checkpoint"))
 
     if history is None and not samples.problems:
+        has_saved = bool(saved) or bool(reported.of_kinds("checkpoint"))
         if has_saved and events.counts["events"]:
             samples.problem(FILE, "is missing, though the run has taken steps")
         else:
             samples.note(FILE, "is missing: `drumline train` saved no step here")
 
-    return RunReport(run, [checkpoints, samples, events, settings], holder, last)
+    return RunReport(run, [checkpoints, samples, events, settings], holder, last_valid_step)
 
 
 def _check_settings(folder: RunFolder, section: Section, *, may_lack: bool) -> dict[int, str]:
     """Returns the host of each rank of the latest start. `may_lack`: whether the files may not be
     written yet, which they are by the end of the first step."""
-    paths = (folder.config_file, folder.environment_file)
-    settings, environment = (_read_table(path, section, may_lack=may_lack) for path in paths)
-    readable = (settings is not None) + (environment is not None)
-    section.counts = {"readable": readable}
-    section.summary = (
-        "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
-    )
+    settings = _read_table(folder.config_file, section, may_lack=may_lack)
+    environment = _read_table(folder.environment_file, section, may_lack=may_lack)
+    num_readable = (settings is not None) + (environment is not None)
+    section.counts = {"readable": num_readable}
+    if num_readable == 2:
+        section.summary = "config.toml and environment.json can be read"
+    else:
+        section.summary = "cannot all be read"
 
+    if environment is None:
+        return {}
     try:
-        return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}
+        return {int(entry["rank"]): str(entry["host"]) for entry in environment["ranks"]}
     except (KeyError, TypeError, ValueError, OverflowError):
-        if environment is not None:
-            section.problem(folder.environment_file.name, "does not list the ranks and their hosts")
+        section.problem(folder.environment_file.name, "does not list the ranks and their hosts")
         return {}
 
 

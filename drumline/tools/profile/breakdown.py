@@ -63,7 +63,9 @@ class StepParts:
 
     step: TraceStep
     parts_s: Mapping[str, float]
+    """By the names of `PARTS`."""
     hidden_s: float
+    """Communication while it computes."""
     other_s: float
     """Open collectives that are no buckets of gradients."""
     num_other: int
@@ -83,30 +85,38 @@ def matched(
             by_kind[call.kind][rank].append(call)
 
     collectives = []
-    for kind, of_ranks in by_kind.items():
-        if len({len(calls) for calls in of_ranks.values()}) == 1:
-            rows = [
-                dict(zip(of_ranks, row, strict=True))
-                for row in zip(*of_ranks.values(), strict=True)
-            ]
-        else:
-            rows = [{rank: call} for rank, calls in of_ranks.items() for call in calls]
-        if kind.startswith(LEFT_TOGETHER):
-            rows = [part for row in rows for part in _possible(row, clock_error_s)]
-        collectives += [MatchedCollective(kind=kind, by_rank=row) for row in rows]
+    for kind, calls_by_rank in by_kind.items():
+        for by_rank in _aligned(calls_by_rank):
+            if kind.startswith(LEFT_TOGETHER) and not _is_possible(by_rank, clock_error_s):
+                parts = _apart(by_rank)
+            else:
+                parts = [by_rank]
+            collectives += [MatchedCollective(kind=kind, by_rank=part) for part in parts]
 
     return collectives
 
 
-def _possible(
-    row: dict[int, CollectiveCall], clock_error_s: float
+def _aligned(
+    calls_by_rank: Mapping[int, Sequence[CollectiveCall]],
 ) -> list[dict[int, CollectiveCall]]:
-    """The collective as one, or each call alone where a rank left before another joined."""
-    first_end = min(call.end for call in row.values())
-    last_call = max(call.call for call in row.values())
-    if last_call - first_end <= clock_error_s:
-        return [row]
-    return [{rank: call} for rank, call in row.items()]
+    """The n-th calls of all ranks; each call alone where ranks have different numbers of them."""
+    if len({len(calls) for calls in calls_by_rank.values()}) > 1:
+        return [{rank: call} for rank, calls in calls_by_rank.items() for call in calls]
+
+    rows = zip(*calls_by_rank.values(), strict=True)
+    return [dict(zip(calls_by_rank, row, strict=True)) for row in rows]
+
+
+def _is_possible(by_rank: Mapping[int, CollectiveCall], clock_error_s: float) -> bool:
+    """Whether no rank left before another joined."""
+    first_end = min(call.end for call in by_rank.values())
+    last_call = max(call.call for call in by_rank.values())
+    return last_call - first_end <= clock_error_s
+
+
+def _apart(by_rank: Mapping[int, CollectiveCall]) -> list[dict[int, CollectiveCall]]:
+    """Each call alone."""
+    return [{rank: call} for rank, call in by_rank.items()]
 
 
 def clock_difference(trace: RankTrace, reference: RankTrace) -> float:
@@ -148,7 +158,9 @@ def waits_of(
     for collective in collectives:
         call = collective.by_rank.get(rank)
         if call is not None:
-            waits[collective.last_rank].append((call.call, min(collective.all_joined, call.end)))
+            end = min(collective.all_joined, call.end)
+            waits[collective.last_rank].append((call.call, end))
+
     return waits
 
 
@@ -164,7 +176,6 @@ def divide_steps(
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
-    waits = waits_of(rank, collectives)
     communication = union((call.call, call.end) for call in calls)
     claims = [
         ("compute", trace.compute),
@@ -176,7 +187,11 @@ def divide_steps(
     hidden = intersection(communication, trace.compute)
     other_calls = [call for call in calls if not call.is_bucket]
     other_collectives = union((call.call, call.end) for call in other_calls)
-    idle = {last: difference(union(pairs), trace.compute) for last, pairs in sorted(waits.items())}
+
+    idle_waits = {}
+    for last_rank, waits in sorted(waits_of(rank, collectives).items()):
+        if last_rank != rank:
+            idle_waits[last_rank] = difference(union(waits), trace.compute)
 
     return [
         StepParts(
@@ -186,9 +201,8 @@ def divide_steps(
             other_s=length(clipped(other_collectives, step.start, step.end)),
             num_other=sum(step.start <= call.call < step.end for call in other_calls),
             waited_s={
-                last: length(clipped(when, step.start, step.end))
-                for last, when in idle.items()
-                if last != rank
+                last_rank: length(clipped(idle_wait, step.start, step.end))
+                for last_rank, idle_wait in idle_waits.items()
             },
         )
         for step in trace.steps

@@ -48,6 +48,7 @@ from drumline.tools.profile.gradient_times import buckets_of, host_intervals, te
 from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.phases import (
     RankPhases,
+    costliest_key,
     mean_known,
     mean_over_ranks,
     mean_phases,
@@ -100,11 +101,13 @@ def read_ranks(
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
     ahead_s: dict[str, float] = {}
+
     world_size = 1
     for rank in range(MOST_RANKS):
         has_facts = facts_path(folder, rank).exists()
         if rank >= world_size and (facts or not has_facts):
             break
+
         try:
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
@@ -157,17 +160,20 @@ def _read_rank(
 def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
     """The steps without those that an evaluation or a save followed. If no other is left: these,
     until it began."""
-    paused = {pause.step for pause in facts.pauses} | set(facts.left_out)
-    counted = tuple(step for step in trace.steps if step.number not in paused)
+    not_counted = {pause.step for pause in facts.pauses} | set(facts.left_out)
+    counted = tuple(step for step in trace.steps if step.number not in not_counted)
     if counted:
         return counted
 
-    ends = {step.number: step.end for step in trace.steps}
-    for pause in reversed(facts.pauses):
-        ends[pause.step] = (pause.began_ns - trace.base_ns) / 1e9
-    return tuple(
-        step._replace(end=min(step.end, max(step.start, ends[step.number]))) for step in trace.steps
-    )
+    first_pauses: dict[int, float] = {}
+    for pause in facts.pauses:
+        first_pauses.setdefault(pause.step, (pause.began_ns - trace.base_ns) / 1e9)
+
+    steps = []
+    for step in trace.steps:
+        end = min(step.end, first_pauses.get(step.number, step.end))
+        steps.append(step._replace(end=max(step.start, end)))
+    return tuple(steps)
 
 
 def result_of(
@@ -188,6 +194,7 @@ def result_of(
     }
     ranks = _rank_steps(facts, steps, phases, hosts)
     buckets = buckets_of(facts, traces, collectives, hosts)
+
     all_steps = [step for steps_of_rank in steps.values() for step in steps_of_rank]
     all_traces = list(traces.values())
     first_rank = min(facts)
@@ -265,30 +272,33 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
     optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch."""
     num_buckets = len(facts.bucket_bytes)
     is_single = facts.num_models == 1 and facts.num_optimizers == 1
-    is_known = is_single and num_buckets > 0 and num_calls % num_buckets == 0
-    return max(1, num_calls // num_buckets) if is_known else 1
+    if not is_single or num_buckets == 0 or num_calls % num_buckets:
+        return 1
+    return max(1, num_calls // num_buckets)
 
 
 def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
     """For each step in which ranks waited, the one that they waited for longest."""
-    slowest_ranks = []
+    critical = []
     for steps in zip(*divided.values(), strict=False):
-        waited: dict[int, float] = defaultdict(float)
+        waited_s: dict[int, float] = defaultdict(float)
         for step in steps:
-            for last, seconds in step.waited_s.items():
-                waited[last] += seconds
-        if any(waited.values()):
-            slowest_ranks.append(max(waited, key=lambda rank: waited[rank]))
+            for last_rank, seconds in step.waited_s.items():
+                waited_s[last_rank] += seconds
 
-    return slowest_ranks
+        if any(waited_s.values()):
+            critical.append(costliest_key(waited_s))
+
+    return critical
 
 
 def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[float, ...]:
     """How long the other ranks waited for this one in each step, on average over them."""
-    peers = [steps for number, steps in divided.items() if number != rank]
-    return tuple(
-        fmean(step.waited_s.get(rank, 0.0) for step in steps) for steps in zip(*peers, strict=False)
-    )
+    steps_of_peers = [steps for peer, steps in divided.items() if peer != rank]
+    means_s = []
+    for steps in zip(*steps_of_peers, strict=False):
+        means_s.append(fmean(step.waited_s.get(rank, 0.0) for step in steps))
+    return tuple(means_s)
 
 
 # Kernels and host synchronizations
@@ -296,12 +306,12 @@ def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[f
 
 def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
     """Means over steps and ranks, the longest first."""
-    rows = (
-        (operation.name, operation.seconds, operation.calls)
-        for trace in traces
-        for operation in trace.operations
-        if operation.step in {step.number for step in trace.steps}
-    )
+    rows = []
+    for trace in traces:
+        counted = {step.number for step in trace.steps}
+        for operation in trace.operations:
+            if operation.step in counted:
+                rows.append((operation.name, operation.seconds, operation.calls))
 
     return [
         Kernel(name=name, seconds=seconds, calls=calls)
@@ -343,17 +353,19 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     so that it is of the last sync before it, and of the copy that this one waits for."""
     syncs = sorted(trace.syncs, key=lambda event: event.end)
     sources = ["unknown"] * len(syncs)
-    named = 0
-    for when, place in sorted(facts.sync_lines):
-        seconds = (when - trace.base_ns) / 1e9
-        last = bisect_right(syncs, seconds, key=lambda event: event.end) - 1
-        if last >= named and seconds - syncs[last].end < LINE_AFTER_S:
-            sources[last] = place
+    num_done = 0
+    for reported_ns, source in sorted(facts.sync_lines):
+        reported = (reported_ns - trace.base_ns) / 1e9
+        last = bisect_right(syncs, reported, key=lambda event: event.end) - 1
+        if last >= num_done and reported - syncs[last].end < LINE_AFTER_S:
+            sources[last] = source
+
             copy = syncs[last - 1]
             is_copied_before = syncs[last].start - copy.end < SAME_CALL_S
-            if last > named and is_copied_before and copy.name.startswith("cudaMemcpy"):
-                sources[last - 1] = place
-        named = max(named, last + 1)
+            if last > num_done and is_copied_before and copy.name.startswith("cudaMemcpy"):
+                sources[last - 1] = source
+
+        num_done = max(num_done, last + 1)
 
     named_syncs = tuple(
         event._replace(details=Details(source=source))
@@ -419,6 +431,7 @@ class MergedRank:
         self._rank = rank
         self._host = host
         self._numbers: dict[int, int] = {}
+        """The number that each process has in the merged trace."""
         self._kernels: list[TraceEntry] = []
 
     def add(self, entries: Sequence[TraceEntry], shift_s: float) -> None:
@@ -429,6 +442,7 @@ class MergedRank:
             process = entry.pid
             if not isinstance(process, int):
                 continue
+
             if entry.ph == "M":
                 if entry.name != "thread_name":
                     continue
@@ -436,9 +450,11 @@ class MergedRank:
                 continue
             else:
                 entry.ts += shift_us
+
             entry.pid = self._numbers.get(process) or self._new_number(process)
             if isinstance(entry.id, int):
                 entry.id += self._rank << 40
+
             if entry.cat in ON_DEVICE:
                 entry.args = entry.args.copy()  # not the whole part that it was read with
                 self._kernels.append(entry)
@@ -449,7 +465,8 @@ class MergedRank:
 
     def _new_number(self, process: int) -> int:
         """The rank's own process is the first that its trace names."""
-        number = (self._rank + 1) * PROCESSES + min(len(self._numbers), PROCESSES - 1)
+        first_number = (self._rank + 1) * PROCESSES
+        number = first_number + min(len(self._numbers), PROCESSES - 1)
         self._numbers[process] = number
         return number
 
@@ -457,6 +474,7 @@ class MergedRank:
         """Write the kernels, and the names of the processes."""
         cut_kernels(self._kernels)
         self._merged.write(self._kernels)
+
         names = []
         for process, number in self._numbers.items():
             gpu = f", GPU {process}" if number % PROCESSES else ""
@@ -479,9 +497,10 @@ def cut_kernels(kernels: Sequence[TraceEntry]) -> None:
     streams: dict[tuple[int | str, int | str], list[tuple[float, float, int]]] = defaultdict(list)
     for position, kernel in enumerate(kernels):
         if kernel.ts is not None and kernel.dur is not None and kernel.ph == "X":
-            streams[kernel.pid, kernel.tid].append((kernel.ts, kernel.dur, position))
+            stream = streams[kernel.pid, kernel.tid]
+            stream.append((kernel.ts, kernel.dur, position))
 
     for rows in streams.values():
         rows.sort()
-        for (start_us, lasts_us, position), (next_us, _, _) in pairwise(rows):
-            kernels[position].dur = min(lasts_us, next_us - start_us)
+        for (start_us, lasts_us, position), (next_start_us, _, _) in pairwise(rows):
+            kernels[position].dur = min(lasts_us, next_start_us - start_us)

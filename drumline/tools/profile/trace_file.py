@@ -98,6 +98,7 @@ def read_parts(path: Path) -> Iterator[tuple[list[TraceEntry], int]]:
             raw_document: Document = decoded(content, Document)
             entries = list(decodable(raw_document.raw_entries))
             written_ns = raw_document.base_ns
+
         if not 0 <= written_ns < 1 << 62:
             raise ValueError("its base time is no time")
         base_ns = written_ns or base_ns  # torch writes it before the entries
@@ -106,27 +107,26 @@ def read_parts(path: Path) -> Iterator[tuple[list[TraceEntry], int]]:
 
 def _documents(path: Path) -> Iterator[bytes]:
     """The trace as documents with some of its entries each."""
-    opening = b""
-    begun: list[bytes] = []
+    pieces = [b""]
     size = 0
     num_values = 0
     for part in unpacked(path):
-        end = part.rfind(BETWEEN)
-        if end < 0:
-            begun.append(part)
+        place = part.rfind(BETWEEN)
+        if place < 0:
+            pieces.append(part)
             size += len(part)
             num_values += part.count(b"{") + part.count(b"[")
             check_values(num_values, size)
             continue
 
-        last = end + len(b"\n  }")
-        yield b"".join([opening, *begun, part[:last], CLOSING])
-        opening = OPENING
-        begun = [part[last + len(b",") :]]
+        entry_end = place + len(b"\n  }")
+        yield b"".join([*pieces, part[:entry_end], CLOSING])
+        next_entry = entry_end + len(b",")
+        pieces = [OPENING, part[next_entry:]]
         size = 0
         num_values = 0
 
-    yield b"".join([opening, *begun])
+    yield b"".join(pieces)
 
 
 def check_values(num_values: int, size: int) -> None:
@@ -165,6 +165,7 @@ def unpacked(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
                 if size > most:
                     raise ValueError(f"it has more than {most:,} bytes")
                 yield part
+
     except EOFError:
         raise ValueError("it is incomplete") from None
     except zlib.error as error:
@@ -218,7 +219,9 @@ class Label(NamedTuple):
 
     name: str
     kind: str
+    """The category of its entry, such as `cpu_op` or `kernel`."""
     thread: str
+    """`PROCESS:THREAD`; of a kernel, its device and stream."""
 
 
 class Event(NamedTuple):
@@ -283,10 +286,13 @@ class RankTrace:
     """Whether a GPU computes."""
     steps: tuple[TraceStep, ...]
     compute: Intervals
+    """When it computed: the GPU's kernels, or the CPU's operations without those that make data."""
     data: Intervals
+    """When the host waited for a batch."""
     collectives: tuple[CollectiveCall, ...]
     """In the order of their calls."""
     syncs: tuple[Event, ...]
+    """Calls of the host that wait for the GPU."""
     backward: Intervals
     """Operations of backward passes, on the host."""
     differentiated: Intervals
@@ -334,7 +340,8 @@ class EventColumns:
 
     def labelled(self, is_meant: Callable[[Label], object]) -> Mask:
         """Which events have such a label."""
-        return np.array([bool(is_meant(label)) for label in self.labels], dtype=bool)[self.label]
+        is_label_meant = np.array([bool(is_meant(label)) for label in self.labels], dtype=bool)
+        return is_label_meant[self.label]
 
     def named(self, is_meant: Callable[[str], object]) -> Mask:
         """Which events have such a name."""
@@ -364,8 +371,13 @@ class EventColumns:
 
     def events(self) -> list[Event]:
         """All of them as `Event`s, which is slow for many."""
-        columns = (self.start, self.end, self.label, self.number)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
+        rows = zip(
+            self.start.tolist(),
+            self.end.tolist(),
+            self.label.tolist(),
+            self.number.tolist(),
+            strict=True,
+        )
         return [
             Event(start, end, self.labels[label], self.details.get(number, NO_DETAILS))
             for start, end, label, number in rows
@@ -379,7 +391,9 @@ class ColumnBuilder:
         self._labels: dict[tuple[str, str, int | str, int | str], int] = defaultdict(
             itertools.count().__next__
         )
+        """Numbers of labels, by name, kind, process and thread."""
         self._places: list[NDArray[np.int32]] = []
+        """One array for each part, like the times: the number of each event's label."""
         self._starts_us: list[NDArray[np.float64]] = []
         self._lasts_us: list[NDArray[np.float64]] = []
         """NaN: the entry has none."""
@@ -390,16 +404,17 @@ class ColumnBuilder:
     def add(self, entries: Sequence[TraceEntry]) -> None:
         """Append the ranges of a part of the trace."""
         ranges = [entry for entry in entries if entry.ph == "X"]
-        labels = [self._labels[entry.name, entry.cat, entry.pid, entry.tid] for entry in ranges]
+        places = [self._labels[entry.name, entry.cat, entry.pid, entry.tid] for entry in ranges]
         starts_us = [entry.ts for entry in ranges]
         lasts_us = [entry.dur for entry in ranges]
-        self._places.append(np.array(labels, dtype=np.int32))
+        self._places.append(np.array(places, dtype=np.int32))
         self._starts_us.append(np.array(starts_us, dtype=np.float64))
         self._lasts_us.append(np.array(lasts_us, dtype=np.float64))
 
         for entry in entries:
             if entry.cat == TO_BACKWARD and entry.ph == "s":
                 self._differentiated_us.append(entry.ts or 0.0)
+
         for number, entry in enumerate(ranges, start=self._num_events):
             # Operations on the host, which most events are, have none that are read.
             if entry.cat != "cpu_op":
@@ -413,8 +428,9 @@ class ColumnBuilder:
         lasts_us = np.concatenate(self._lasts_us)
         starts = starts_us / 1e6
         ends = (starts_us + lasts_us) / 1e6
+        is_range = _are_times(starts_us) & _are_times(lasts_us)
         order = np.lexsort((-ends, starts))
-        order = order[(_are_times(starts_us) & _are_times(lasts_us))[order]]
+        order = order[is_range[order]]
 
         return EventColumns(
             start=starts[order],
@@ -447,18 +463,22 @@ def read_events(
         builder.add(entries)
         if then is not None:
             then(entries, base_ns)
+
     return builder.columns(), base_ns
 
 
 def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     """What a breakdown needs of a trace."""
-    is_device = any(label.kind == "kernel" for label in columns.labels)
-    gloo = {label.thread for label in columns.labels if label.name.startswith("gloo:")}
-    is_host = columns.labelled(lambda label: label.kind == "cpu_op" and label.thread not in gloo)
+    gloo_threads = {label.thread for label in columns.labels if label.name.startswith("gloo:")}
+    is_host = columns.labelled(
+        lambda label: label.kind == "cpu_op" and label.thread not in gloo_threads
+    )
     host = columns.where(is_host)
+
     is_data = columns.named(lambda name: name == DATA_MARK or LOADER_NEXT.match(name))
     data = union(columns.where(is_data).times())
 
+    is_device = any(label.kind == "kernel" for label in columns.labels)
     if is_device:
         is_work = columns.of_kinds(ON_DEVICE) & ~columns.named(is_communication)
         work = columns.where(is_work)
@@ -467,7 +487,8 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         launches = _launches(columns, work)
     else:
         # What makes a batch is data.
-        is_outside = np.searchsorted(data.reshape(-1), host.start, "right") % 2 == 0
+        num_edges_before = np.searchsorted(data.reshape(-1), host.start, "right")
+        is_outside = num_edges_before % 2 == 0
         work = host.where(is_outside & host.named(is_compute))
         seconds = _self_times(work)
         compute = difference(union(work.times()), data)
@@ -478,6 +499,7 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     is_differentiated = np.isin(host.start, columns.differentiated)
     is_clipping = host.named(lambda name: name in CLIPS)
     is_accumulation = host.named(lambda name: name == ACCUMULATES)
+
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
@@ -497,12 +519,13 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
 
 def _launches(columns: EventColumns, kernels: EventColumns) -> NDArray[np.float64]:
     """For each kernel: when the host launched it, its start and its end."""
-    runtime = columns.where(columns.of_kinds(LAUNCHES))
-    called = {event.details.correlation: event.start for event in runtime.events()}
-    rows = [
-        (called.get(kernel.details.correlation, kernel.start), kernel.start, kernel.end)
-        for kernel in kernels.events()
-    ]
+    calls = columns.where(columns.of_kinds(LAUNCHES))
+    launches = {call.details.correlation: call.start for call in calls.events()}
+    rows = []
+    for kernel in kernels.events():
+        launch = launches.get(kernel.details.correlation, kernel.start)
+        rows.append((launch, kernel.start, kernel.end))
+
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
@@ -526,42 +549,47 @@ def _steps(
 ) -> Iterator[TraceStep]:
     """A step lasts until the next one starts. On a GPU it starts with the first kernel that it
     launches on the stream that computes most: the host may be ahead by whole steps."""
-    starts: dict[int, float] = {}
+    host_starts: dict[int, float] = {}
     is_mark = columns.named(lambda name: name.startswith(STEP_MARK))
     for event in columns.where(is_mark & columns.of_kinds({"user_annotation"})).events():
         number = whole_number(event.name.removeprefix(STEP_MARK))
         if number is not None:
-            starts.setdefault(number, event.start)
+            host_starts.setdefault(number, event.start)
 
     ends = columns.end[columns.named(lambda name: name == END_MARK)]
-    if not starts or not len(ends):
+    if not host_starts or not len(ends):
         raise ValueError("it has no steps, or no end of the last one")
 
-    end = ends[-1]
-    times = list(starts.values())
+    starts = list(host_starts.values())
     if len(launches):
-        times = _device_starts(times, work, launches)
-    if any(later <= earlier for earlier, later in itertools.pairwise([*times, end])):
+        starts = _device_starts(starts, work, launches)
+
+    edges = [*starts, float(ends[-1])]
+    if any(later <= earlier for earlier, later in itertools.pairwise(edges)):
         raise ValueError("its steps are not in order")
 
-    for number, start, until in zip(starts, times, [*times[1:], float(end)], strict=True):
-        yield TraceStep(number, start, until)
+    for number, (start, end) in zip(host_starts, itertools.pairwise(edges), strict=True):
+        yield TraceStep(number, start, end)
 
 
 def _device_starts(
-    host: list[float], work: EventColumns, launches: NDArray[np.float64]
+    host_starts: list[float],
+    work: EventColumns,
+    launches: NDArray[np.float64],
 ) -> list[float]:
-    """As those on the host if a step has no kernel."""
+    """When the GPU began each step; as on the host if a step has no kernel."""
     streams, _ = work.numbered(lambda label: label.thread)
     busy_s = np.bincount(streams, work.end - work.start)
-    launched, begun, _ = launches[streams == busy_s.argmax()].T
+    on_busiest = launches[streams == busy_s.argmax()]
+    launched = on_busiest[:, 0]
+    kernel_starts = on_busiest[:, 1]
 
     first_kernels = []
-    for low, high in itertools.pairwise([*host, np.inf]):
-        of_step = begun[(launched >= low) & (launched < high)]
-        if not len(of_step):
-            return host
-        first_kernels.append(float(of_step.min()))
+    for low, high in itertools.pairwise([*host_starts, np.inf]):
+        is_in_step = (launched >= low) & (launched < high)
+        if not is_in_step.any():
+            return host_starts
+        first_kernels.append(float(kernel_starts[is_in_step].min()))
     return first_kernels
 
 
@@ -570,14 +598,16 @@ def _self_times(nested: EventColumns) -> NDArray[np.float64]:
     threads, _ = nested.numbered(lambda label: label.thread)
     by_thread = np.argsort(threads, kind="stable")
     rows = nested.where(by_thread)
-    lasts = rows.end - rows.start
-    is_first = np.diff(threads[by_thread], prepend=-1) != 0
-    outer = _outer_places(rows, is_first)
+    lasts_s = rows.end - rows.start
+
+    is_first_of_thread = np.diff(threads[by_thread], prepend=-1) != 0
+    outer = _outer_places(rows, is_first_of_thread)
     is_inside = outer >= 0
-    self_s = lasts.copy()
-    np.subtract.at(self_s, outer[is_inside], lasts[is_inside])
+    self_s = lasts_s.copy()
+    np.subtract.at(self_s, outer[is_inside], lasts_s[is_inside])
+
     seconds = np.empty_like(self_s)
-    seconds[by_thread] = self_s
+    seconds[by_thread] = self_s  # back into the order of the operations
     return seconds
 
 
@@ -587,11 +617,13 @@ def _outer_places(rows: EventColumns, is_first: Mask) -> NDArray[np.int64]:
     back by all that the row before has already passed."""
     outer = np.arange(len(rows)) - 1
     outer[is_first] = -1
-    left = np.flatnonzero(outer >= 0)
-    while len(left):
-        left = left[rows.end[outer[left]] <= rows.start[left]]
-        outer[left] = outer[outer[left]]
-        left = left[outer[left] >= 0]
+
+    searching = np.flatnonzero(outer >= 0)
+    while len(searching):
+        has_ended = rows.end[outer[searching]] <= rows.start[searching]
+        searching = searching[has_ended]
+        outer[searching] = outer[outer[searching]]
+        searching = searching[outer[searching] >= 0]
 
     return outer
 
@@ -602,16 +634,24 @@ def _operation_times(
     """The time of each operation in each step."""
     starts = np.array([step.start for step in steps])
     ends = np.array([step.end for step in steps])
-    places = np.searchsorted(starts, work.start, "right") - 1
-    is_inside = (places >= 0) & (work.start < ends[places])
+    step_places = np.searchsorted(starts, work.start, "right") - 1
+    is_in_step = (step_places >= 0) & (work.start < ends[step_places])
 
+    # One key for each pair of a step and a name.
     name_places, names = work.numbered(lambda label: label.name)
-    keys = (places * len(names) + name_places)[is_inside]
-    totals = np.bincount(keys, seconds[is_inside])
+    keys = step_places * len(names) + name_places
+    keys = keys[is_in_step]
+    totals_s = np.bincount(keys, seconds[is_in_step])
     calls = np.bincount(keys)
+
     for key in np.flatnonzero(calls).tolist():
-        place, name = divmod(key, len(names))
-        yield OperationTime(names[name], steps[place].number, float(totals[key]), int(calls[key]))
+        step_place, name_place = divmod(key, len(names))
+        yield OperationTime(
+            name=names[name_place],
+            step=steps[step_place].number,
+            seconds=float(totals_s[key]),
+            calls=int(calls[key]),
+        )
 
 
 def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCall]:
@@ -628,17 +668,18 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
         works[_kind_of_work(event.name)].append(event)
 
     is_accumulation = host.named(lambda name: name == ACCUMULATES)
-    inside: dict[str, list[Event]] = defaultdict(list)
+    accumulations: dict[str, list[Event]] = defaultdict(list)
     for event in host.where(is_accumulation).events():
-        inside[event.label.thread].append(event)
+        accumulations[event.label.thread].append(event)
 
     collectives = []
-    for kind, done in works.items():
-        begun: Sequence[Event | None] = calls[kind]
-        if len(begun) != len(done):
-            begun = [None] * len(done)
-        for call, work in zip(begun, done, strict=True):
-            collectives.append(_joined(kind, call, work, inside))
+    for kind, works_of_kind in works.items():
+        calls_of_kind: Sequence[Event | None] = calls[kind]
+        if len(calls_of_kind) != len(works_of_kind):
+            calls_of_kind = [None] * len(works_of_kind)
+        for call, work in zip(calls_of_kind, works_of_kind, strict=True):
+            collectives.append(_joined(kind, call, work, accumulations))
+
     return sorted(collectives, key=lambda collective: collective.call)
 
 
@@ -646,11 +687,10 @@ def _joined(
     kind: str,
     call: Event | None,
     work: Event,
-    inside: Mapping[str, Sequence[Event]],
+    accumulations: Mapping[str, Sequence[Event]],
 ) -> CollectiveCall:
-    """`inside`: where the gradients of parameters are accumulated, by thread."""
+    """`accumulations`: where the gradients of parameters are accumulated, by thread."""
     count = work.details.num_items
-    group = work.details.group
     num_bytes = 0
     if isinstance(count, int) and 0 < count < 1 << 50:
         num_bytes = count * ITEM_BYTES.get(str(work.details.dtype), 0)
@@ -660,10 +700,12 @@ def _joined(
     is_bucket = False
     if call is not None:
         host_call = call.start
-        is_bucket = kind == "allreduce" and _is_inside(call, inside.get(call.label.thread, ()))
+        of_thread = accumulations.get(call.label.thread, ())
+        is_bucket = kind == "allreduce" and _is_inside(call, of_thread)
         if work.label.kind != "kernel":  # which a rank joins when it starts
             joined = call.start
 
+    group = work.details.group
     return CollectiveCall(
         kind=f"{kind}:{group}" if isinstance(group, str) else kind,
         call=joined,
@@ -697,9 +739,9 @@ def _syncs(columns: EventColumns) -> list[Event]:
     """Those of the steps, by the host's time, but not of the profiler's own end."""
     is_step = columns.named(lambda name: name.startswith(STEP_MARK))
     is_end = columns.named(lambda name: name == END_MARK)
-    low = columns.start[is_step].min(initial=np.inf)
-    high = columns.start[is_end].max(initial=-np.inf)
-    is_within = (columns.start >= low) & (columns.start < high)
+    first_start = columns.start[is_step].min(initial=np.inf)
+    last_end = columns.start[is_end].max(initial=-np.inf)
+    is_within = (columns.start >= first_start) & (columns.start < last_end)
 
     is_long = columns.end - columns.start > BLOCKING_COPY_S
     is_blocking_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long

@@ -34,10 +34,16 @@ SIMILARITY = 0.85
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that are set, by name; the value only of variables that we know."""
     shown = {}
-    for name in sorted(name for name in environment if name.startswith(PREFIXES)):
+    for name, value in sorted(environment.items()):
+        if not name.startswith(PREFIXES):
+            continue
+
         is_known = name in MEANING or name in RENAMED or name in REMOVED
-        printable = "".join(letter if letter.isprintable() else "?" for letter in environment[name])
-        shown[name] = printable[:MAX_SHOWN] if is_known and not SECRET.search(name) else NOT_SHOWN
+        if is_known and not SECRET.search(name):
+            printable = "".join(letter if letter.isprintable() else "?" for letter in value)
+            shown[name] = printable[:MAX_SHOWN]
+        else:
+            shown[name] = NOT_SHOWN
 
     return shown
 
@@ -54,17 +60,21 @@ def meaning(name: str) -> str:
 
 def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
     """Variables that slow or break a run, old names and misspelt ones."""
-    variables = facts["variables"]
-    for name, value in variables.items():
+    for name, value in facts["variables"].items():
         if broken := _broken_rule(RENAMED.get(name, name), value):
-            level, what = broken
-            yield Fault(level, f"{name}={value}: {what}", FIXES.get(name, VariableFix(name)))
-        elif new := RENAMED.get(name):
-            what = f"{name}={value} is a deprecated name; it is now {new}"
-            yield Fault("note", what, f"unset {name}; export {new}={value}")
+            level, reason = broken
+            fix = FIXES.get(name, VariableFix(name))
+            yield Fault(level, f"{name}={value}: {reason}", fix)
+
+        elif new_name := RENAMED.get(name):
+            what = f"{name}={value} is a deprecated name; it is now {new_name}"
+            yield Fault("note", what, f"unset {name}; export {new_name}={value}")
+
         elif name in REMOVED:
             see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
-            yield Fault("warning", f"{name}={value} has no effect any more{see}", VariableFix(name))
+            what = f"{name}={value} has no effect any more{see}"
+            yield Fault("warning", what, VariableFix(name))
+
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a known variable; did you mean {near}?"
