@@ -44,6 +44,7 @@ COUNTS = {
     "local-rank-save": 4,
     "no-distributed-sampler": 2,
     "set-epoch-missing": 2,
+    "shuffle-beside-sampler": 2,
     "too-many-threads": 1,
     "unguarded-save": 4,
     "unsafe-load": 2,
