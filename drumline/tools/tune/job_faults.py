@@ -6,7 +6,7 @@ and ranks that did not join."""
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,7 @@ from drumline.tools.tune.known_messages import (
     Role,
     known_messages,
 )
+from drumline.tools.tune.tracebacks import TracebackReader
 
 WATCHDOG = re.compile(
     r"aught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d{1,12}), )?"
@@ -334,6 +335,7 @@ class PlainFault:
     is_exception: bool
     is_warning: bool  # of NCCL
     places: list[LinePlace]
+    frame: str = ""  # of the program, for an exception
     num_like_it: int = 1
 
 
@@ -371,6 +373,10 @@ class JobFaults:
     ranks: set[int] = field(default_factory=set)  # all that torch's lines name
     work: str = ""  # the last long work before the first time-out
     num_unkept: int = 0  # lines that are not explained, beyond those that are kept
+    _tracebacks: defaultdict[str, TracebackReader] = field(
+        default_factory=lambda: defaultdict(TracebackReader)
+    )
+    _last_exceptions: dict[str, PlainFault] = field(default_factory=dict)  # of each origin
     _num_lines: int = 0
     _num_lines_of: Counter[str] = field(default_factory=Counter)  # of a process or a file
     _time: tuple[int, int, float] = (0, 0, 0.0)
@@ -397,6 +403,7 @@ class JobFaults:
 
             return
 
+        self._read_traceback(line)
         text = line.source + line.text
         read = known_messages().read(text, is_info=line.is_info, setting=line.setting)
         if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
@@ -411,6 +418,7 @@ class JobFaults:
 
     def _read_known(self, line: LogLine, read: ReadMessage, places: list[LinePlace]) -> None:
         """The same message of the same process counts once, with some of its places."""
+        self._end_traceback(line, read)
         key = (read.message.kind, read.what, line.origin)
         earlier = self.messages.get(key)
         if earlier is None:
@@ -423,6 +431,24 @@ class JobFaults:
             )
         elif len(earlier.places) < MAX_FAULT_PLACES:
             earlier.places.extend(places)
+
+    def _read_traceback(self, line: LogLine) -> None:
+        """A part of a traceback, or what follows an exception that ends in a colon."""
+        self._tracebacks[line.origin].read(line.text)
+        exception = self._last_exceptions.get(line.origin)
+        if exception is not None and exception.text.endswith(":"):
+            exception.text = f"{exception.text} {line.text.strip()}"[:MAX_TEXT]
+
+    def _end_traceback(self, line: LogLine, read: ReadMessage) -> None:
+        """What is explained says more than the exception that it follows from."""
+        if read.message.role not in ("cause", "failure"):
+            return
+
+        earlier = self._last_exceptions.pop(line.origin, None)
+        if earlier is not None and self._tracebacks[line.origin].is_chained:
+            earlier.is_exception = False
+
+        self._tracebacks[line.origin].end()
 
     def _read_unknown(self, line: LogLine, places: list[LinePlace]) -> None:
         """An exception, a warning of NCCL, a line that looks like an error, or none of them."""
@@ -440,6 +466,9 @@ class JobFaults:
             self._read_work(line.text)
             return
 
+        if exception and self._joins_chain(line.origin, exception):
+            return
+
         shape = f"{line.origin}\n{text.translate(DIGITS)}"
         if shape in self.plain:
             self.plain[shape].num_like_it += 1
@@ -451,9 +480,26 @@ class JobFaults:
                 is_exception=exception is not None,
                 is_warning=line.source != "",
                 places=places,
+                frame=self._tracebacks[line.origin].frame if exception else "",
             )
         else:
             self.num_unkept += 1
+
+        if exception and shape in self.plain:
+            self._last_exceptions[line.origin] = self.plain[shape]
+            self._tracebacks[line.origin].end()
+
+    def _joins_chain(self, origin: str, exception: str) -> bool:
+        """Add an exception to the one that it follows from."""
+        cause = self._last_exceptions.get(origin)
+        if cause is None or not self._tracebacks[origin].is_chained:
+            return False
+
+        self._tracebacks[origin].end()
+        if exception not in cause.text:
+            cause.text = f"{cause.text}, then {exception}"[: 2 * MAX_TEXT]
+
+        return True
 
     def _read_work(self, text: str) -> None:
         """Long work before the first time-out, which may be what others wait for."""

@@ -171,7 +171,8 @@ def _plain_finding(fault: PlainFault, where: str) -> Finding:
     if fault.num_like_it > 1:
         what += f" ({fault.num_like_it - 1} more like it)"
     if fault.is_exception:
-        what = f"the program raised {what}"
+        place = f" ({fault.frame})" if fault.frame else ""
+        what = f"the program raised {what}{place}"
         return Finding("problem", "exception", where, what, EXCEPTION_FIRST)
 
     return Finding("warning", UNEXPLAINED, where, what)

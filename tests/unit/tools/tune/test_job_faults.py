@@ -391,3 +391,43 @@ def test_the_number_of_an_xid_is_not_that_of_the_bus(code: int, text: str) -> No
 )
 def test_an_exception_that_another_fault_caused_comes_after_a_time_out(line: str) -> None:
     assert checks(line + "\n" + timed_out(1, 900))[0] == "collective timeout"
+
+
+# Exceptions: where they were raised, what they follow from, and what only passes them on
+
+FRAMES = (
+    '  File "/opt/app/train.py", line 41, in train_one_epoch\n'
+    "    loss = criterion(model(batch), label)\n"
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/loss.py", line 9, in forward\n'
+    "    return F.loss(input)\n"
+)
+
+
+def test_an_exception_names_the_line_of_the_program() -> None:
+    (finding,) = findings(f"Traceback (most recent call last):\n{FRAMES}ValueError: odd value 7\n")
+    assert "ValueError: odd value 7" in finding.what
+    assert "/opt/app/train.py, line 41, in train_one_epoch: loss = criterion(" in finding.what
+
+
+def test_a_frame_belongs_to_its_rank() -> None:
+    text = '[rank1]:   File "/opt/app/a.py", line 1, in save\n[rank0]: ValueError: odd value 7\n'
+    (finding,) = findings(text)
+    assert "a.py" not in finding.what
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ],
+)
+def test_exceptions_of_one_chain_are_one_finding(between: str) -> None:
+    text = f"KeyError: 'shape'\n\n{between}\n\n{FRAMES}ValueError: odd value 7\n"
+    (finding,) = findings(text)
+    assert "KeyError: 'shape', then ValueError: odd value 7" in finding.what
+
+
+def test_an_exception_that_ends_in_a_colon_has_its_next_line() -> None:
+    (finding,) = findings("ValueError: these do not fit:\n - ds lr=1 vs hf lr=2\nmore\n")
+    assert "these do not fit: - ds lr=1 vs hf lr=2" in finding.what
