@@ -63,6 +63,9 @@ MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
 MAX_WAIT_PLACES = 1000
 MAX_FAULT_PLACES = 20  # of lines that say the same
+NUM_END_LINES = 60
+ROOT_CAUSE = "Root Cause (first observed failure)"  # in torchrun's summary, before the rank
+ROOT_RANK = re.compile(r"\brank {1,20}: (\d{1,7}) \(local_rank")
 EXCEPTION = re.compile(
     r"(?:^|[\s\]:|)(])(?<!except )(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,8}"
     r"(?:[A-Z]\w{0,60}Error|(?:[A-Z]\w{0,60})?Exception|StopIteration|TimeoutExpired|BrokenProcessPool)"
@@ -313,7 +316,7 @@ class LogMoment:
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoggedFault:
     read: ReadMessage
     origin: str
@@ -321,6 +324,7 @@ class LoggedFault:
     moment: LogMoment
     places: list[LinePlace]
     """Of its line, and of some that say the same."""
+    last_line: int
     is_info: bool
     """NCCL went on after it."""
 
@@ -377,6 +381,8 @@ class JobFaults:
         default_factory=lambda: defaultdict(TracebackReader)
     )
     _last_exceptions: dict[str, PlainFault] = field(default_factory=dict)  # of each origin
+    failed_first: set[str] = field(default_factory=set)  # origins, as torchrun says
+    _is_root_cause: bool = False  # the next rank of torchrun's summary is
     _num_lines: int = 0
     _num_lines_of: Counter[str] = field(default_factory=Counter)  # of a process or a file
     _time: tuple[int, int, float] = (0, 0, 0.0)
@@ -403,7 +409,10 @@ class JobFaults:
 
             return
 
-        self._read_traceback(line)
+        if self._read_traceback(line):
+            return
+
+        self._read_root_cause(line.text)
         text = line.source + line.text
         read = known_messages().read(text, is_info=line.is_info, setting=line.setting)
         if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
@@ -427,17 +436,37 @@ class JobFaults:
                 origin=line.origin,
                 moment=self._moment(),
                 places=places,
+                last_line=self._num_lines,
                 is_info=line.is_info,
             )
-        elif len(earlier.places) < MAX_FAULT_PLACES:
+            return
+
+        earlier.last_line = self._num_lines
+        if len(earlier.places) < MAX_FAULT_PLACES:
             earlier.places.extend(places)
 
-    def _read_traceback(self, line: LogLine) -> None:
-        """A part of a traceback, or what follows an exception that ends in a colon."""
-        self._tracebacks[line.origin].read(line.text)
+    def _read_traceback(self, line: LogLine) -> bool:
+        """Whether it is code of a traceback. It may also be what follows an exception that ends in a
+        colon."""
+        if self._tracebacks[line.origin].read(line.text):
+            return True
+
         exception = self._last_exceptions.get(line.origin)
         if exception is not None and exception.text.endswith(":"):
             exception.text = f"{exception.text} {line.text.strip()}"[:MAX_TEXT]
+
+        return False
+
+    def _read_root_cause(self, text: str) -> None:
+        """Which rank torchrun saw fail first."""
+        if ROOT_CAUSE in text:
+            self._is_root_cause = True
+        elif self._is_root_cause and (rank := ROOT_RANK.search(text)):
+            self.failed_first.add(f"rank {rank[1]}")
+            self._is_root_cause = False
+
+    def is_at_end(self, fault: LoggedFault) -> bool:
+        return self._num_lines - fault.last_line < NUM_END_LINES
 
     def _end_traceback(self, line: LogLine, read: ReadMessage) -> None:
         """What is explained says more than the exception that it follows from."""

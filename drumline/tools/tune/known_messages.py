@@ -11,7 +11,8 @@ They are data, in `messages/*.toml`. The keys of a message:
   that follow from it;
 - `in_info`: it is looked for in NCCL's INFO lines too (conditions always are);
 - `only_over`: of a condition, only where ranks are connected over this transport;
-- `shows_work`: the finding names the last long work that the log shows.
+- `shows_work`: the finding names the last long work that the log shows;
+- `at_end`: it counts only among the last lines of the logs, which end there if the job hangs.
 
 A line has the meaning of the first message that it matches, in the order of FILES.
 
@@ -84,6 +85,7 @@ class KnownMessage:
     in_info: bool = False
     only_over: str = ""
     shows_work: bool = False
+    at_end: bool = False
 
     @property
     def is_condition(self) -> bool:

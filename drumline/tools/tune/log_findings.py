@@ -69,13 +69,14 @@ class RankedFinding:
     finding: Finding
     precedence: Precedence
     moment: LogMoment = START
+    failed_first: bool = False
 
     @property
-    def order(self) -> tuple[int, int, LogMoment]:
+    def order(self) -> tuple[int, int, bool, LogMoment]:
         """How a job ended says less than a warning about what it ran on."""
         is_end = self.precedence in ("outcome", "echo") and self.finding.level == "problem"
         level: Level = "warning" if is_end else self.finding.level
-        return (LEVELS.index(level), PRECEDENCES.index(self.precedence), self.moment)
+        return (LEVELS.index(level), PRECEDENCES.index(self.precedence), not self.failed_first, self.moment)
 
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
@@ -116,6 +117,8 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
         message = fault.read.message
         if message.only_over and message.only_over not in transports:
             continue
+        if message.at_end and not faults.is_at_end(fault):
+            continue
 
         level, precedence = _weight_of(fault, kinds, failures)
         what = fault.read.what
@@ -129,7 +132,7 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
             finding = replace(finding, level="problem", what=what)
 
-        yield RankedFinding(finding, precedence, fault.moment)
+        yield RankedFinding(finding, precedence, fault.moment, fault.origin in faults.failed_first)
 
     for plain in faults.plain.values():
         finding = _plain_finding(plain, log.name_of(plain.origin))
@@ -138,6 +141,7 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             faults.refined(finding, plain.places),
             "failure" if plain.is_exception else precedence,
             plain.moment,
+            plain.origin in faults.failed_first,
         )
 
     if faults.num_unkept:

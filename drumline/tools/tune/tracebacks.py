@@ -16,14 +16,18 @@ MAX_SOURCE = 80
 class TracebackReader:
     frame: str = ""  # the last frame of the program itself
     is_chained: bool = False  # the next exception follows from the last one
-    _source_column: int | None = None  # where the source text of the frame begins
+    _source_column: int | None = None  # of a frame; its source text follows
+    _is_in_program: bool = False
 
-    def read(self, text: str) -> None:
-        """A line; most are no part of a traceback."""
-        if self._source_column is not None:
-            source = text[self._source_column :].strip()[:MAX_SOURCE]
-            self.frame += f": {source}" if source and 'File "' not in text else ""
-            self._source_column = None
+    def read(self, text: str) -> bool:
+        """A line; most are no part of a traceback. Whether it is code, which is no message."""
+        source = "" if self._source_column is None else text[self._source_column :]
+        self._source_column = None
+        if source.startswith("  "):
+            if self._is_in_program:
+                self.frame += f": {source.strip()[:MAX_SOURCE]}"
+
+            return True
 
         if 'File "' in text:
             self._read_frame(text)
@@ -32,14 +36,18 @@ class TracebackReader:
         elif any(words in text for words in CHAIN):
             self.is_chained = True
 
+        return False
+
     def _read_frame(self, text: str) -> None:
         frame = FRAME.search(text)
-        if frame is None or any(folder in frame[1] for folder in IN_PACKAGES):
+        if frame is None:
             return
 
         path, line, function = frame.groups()
-        self.frame = f"{path}, line {line}, in {function}"
         self._source_column = frame.start()
+        self._is_in_program = not any(folder in path for folder in IN_PACKAGES)
+        if self._is_in_program:
+            self.frame = f"{path}, line {line}, in {function}"
 
     def end(self) -> None:
         """An exception was read: the next traceback begins."""

@@ -431,3 +431,28 @@ def test_exceptions_of_one_chain_are_one_finding(between: str) -> None:
 def test_an_exception_that_ends_in_a_colon_has_its_next_line() -> None:
     (finding,) = findings("ValueError: these do not fit:\n - ds lr=1 vs hf lr=2\nmore\n")
     assert "these do not fit: - ds lr=1 vs hf lr=2" in finding.what
+
+
+def test_the_rank_that_torchrun_saw_fail_first_comes_first() -> None:
+    summary = "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n"
+    text = "[rank0]: ValueError: odd value 7\n[rank3]: ValueError: odd shape\n"
+    assert findings(text)[0].where == "rank 0"
+    assert findings(text + summary)[0].where == "rank 3"
+
+
+EXTENSIONS = "Using /root/.cache/torch_extensions/py310_cu118 as PyTorch extensions root...\n"
+
+
+def test_a_log_that_ends_in_a_known_wait_says_so() -> None:
+    (finding,) = findings("epoch 1\n" + EXTENSIONS)
+    assert (finding.level, finding.check) == ("warning", "hang")
+    assert "TORCH_EXTENSIONS_DIR" in finding.fix
+
+
+def test_a_wait_that_ended_is_not_shown() -> None:
+    assert findings(EXTENSIONS + "step 7 loss 0.3\n" * 100) == []
+
+
+def test_code_in_a_traceback_is_no_message() -> None:
+    code = '  File "/opt/app/a.py", line 1, in f\n    raise RuntimeError("CUDA out of memory")\n'
+    assert checks(code + "ValueError: odd value 7\n") == ["exception"]
