@@ -129,8 +129,11 @@ def test_what_is_printed() -> None:
         "  gpu-01: ranks 2, 3; mlx5_0 1/RoCE and mlx5_1 1/RoCE",
         "NET/IB/GDRDMA over mlx5_1 1/RoCE: 1 -> 2 and 3 -> 0 (1 channel)",
         "P2P/CUMEM: 0 <-> 1 and 2 <-> 3 (2 channels)",
-        "problem: rank 2 on gpu-01: the process at gpu-00<4242> closed its connection: it exited, or was killed",
-        "  fix: read the log of that rank first; drumline launch --watch names the rank that failed first; "
+        "problem: rank 2 on gpu-01: the process at gpu-00<4242> closed its connection: it exited or was killed, "
+        "its node or network card failed, or the network between the two nodes did (a faulty link, InfiniBand)",
+        "  fix: read the log of that rank first (drumline launch --watch names the rank that failed first), and "
+        "dmesg of that node; if no process failed there, check the network of the node (ibstat, cable, ethtool -S) "
+        "and exclude an unhealthy node; NCCL_SOCKET_IFNAME with the interface that joins the hosts; "
         "if the address is no host of the job: a port scan or health check, which NCCL 2.27.3 and newer ignore",
         "result: 1 problem, the first to look at: rank 2 on gpu-01",
     ]
