@@ -39,6 +39,7 @@ from drumline.launch.slurm import (
     batch_text,
     check_sbatch,
     node_of_step,
+    sets_cores,
     submit,
     write_batch_file,
 )
@@ -233,15 +234,28 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     request.program()
     least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
     name = verb_flags.job_name or request.name
-    command = [sys.executable, "-m", "drumline", "launch", "--srun", *_passed_on(request), "--"]
+    python = verb_flags.python or ("python3" if verb_flags.container else sys.executable)
+    sbatch_flags = shlex.split(verb_flags.get("sbatch", ""))
+    num_cpus = verb_flags.cpus
+    num_ranks = verb_flags.procs or verb_flags.gpus
+    if num_cpus is None and num_ranks and not sets_cores(sbatch_flags):
+        num_cpus = num_ranks
+        print_message(
+            f"note: {plural(num_cpus, 'core')} for each node, one for each rank; "
+            "--cpus N gives more to workers that load data"
+        )
+    command = [python, "-m", "drumline", "launch", "--srun", *_passed_on(request), "--"]
     job = BatchJob(
         name=name,
         command=[*command, request.target, *request.arguments],
         num_nodes=verb_flags.get("nodes", 1),
         num_gpus=verb_flags.gpus,
-        num_cpus=verb_flags.cpus,
+        num_cpus=num_cpus,
         options={name: verb_flags[name] for name in OF_SBATCH if name in verb_flags},
-        further_flags=shlex.split(verb_flags.get("sbatch", "")),
+        further_flags=sbatch_flags,
+        srun_flags=shlex.split(verb_flags.get("srun-flags", "")),
+        container=verb_flags.container,
+        setup=Path(verb_flags.setup).absolute() if "setup" in verb_flags else None,
         signal_before_s=verb_flags.get("signal-before", SIGNAL_BEFORE_S),
         max_requeues=verb_flags.get("max-requeues", MAX_REQUEUES),
         may_shrink="nnodes" in verb_flags,

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,7 +34,13 @@ from drumline.launch.node_plan import (
     TASK_RESTARTS,
     wrong_endpoint,
 )
-from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
+from drumline.launch.slurm import (
+    CONTAINER,
+    MAX_REQUEUES,
+    SIGNAL_BEFORE_S,
+    wrong_flag_words,
+    wrong_values,
+)
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 
 ANYWHERE: FlagTable = {
@@ -111,7 +116,11 @@ OF_HOSTS: FlagTable = {
         "COMMAND",
         "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'.",
     ),
-    "python": (str, "PATH", "The Python to run on the hosts [the one that runs this]."),
+    "python": (
+        str,
+        "PATH",
+        "The Python to run on the hosts, or in a Slurm job [the one that runs this; in a --container python3].",
+    ),
     "env": (
         REPEATED,
         "NAME | NAME=VALUE",
@@ -180,7 +189,7 @@ OF_SLURM: FlagTable = {
     ),
     "account": (str, "NAME", "The account that is charged."),
     "qos": (str, "NAME", "The quality of service."),
-    "cpus": (Count, "N", "Cores of each node."),
+    "cpus": (Count, "N", "Cores of each node [one for each rank of --procs or --gpus]."),
     "mem": (str, "SIZE", "Memory of each node, as in 64G."),
     "job-name": (str, "NAME", "The name of the job and of its log [that of the task or script]."),
     "signal-before": (
@@ -193,6 +202,22 @@ OF_SLURM: FlagTable = {
         str,
         "FLAGS",
         "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'.",
+    ),
+    "srun-flags": (
+        str,
+        "FLAGS",
+        "Any other flags of srun: --srun-flags='--mpi=none --cpu-bind=cores'.",
+    ),
+    "container": (
+        str,
+        "IMAGE | FOLDER",
+        "Run the ranks in a container: an image as pyxis takes it (nvcr.io#nvidia/pytorch:25.01-py3, FILE.sqsh), "
+        "with this folder mounted; or the folder of an OCI bundle (/images/train), for Slurm's own --container.",
+    ),
+    "setup": (
+        str,
+        "FILE",
+        "Lines of bash that the job sources first: module load, conda activate.",
     ),
     "srun": switch(
         "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`."
@@ -267,7 +292,7 @@ BELONGS: Sequence[tuple[FlagTable, frozenset[str], str]] = (
     (OF_HOSTS, frozenset({"hosts", "hostfile"}), "needs --hosts or --hostfile"),
 )
 # Flags that have a meaning in one more place than their table.
-ALSO = {"name": FILE, "nodes": "node-rank"}
+ALSO = {"name": FILE, "nodes": "node-rank", "python": "slurm"}
 NEEDS = {
     "exclude": "sync",
     "on-hang": "watch",
@@ -356,12 +381,14 @@ def _wrong_by_hand(verb_flags: FlagValues) -> Iterator[str]:
 
 def _wrong_for_slurm(verb_flags: FlagValues) -> Iterator[str]:
     options = {name: verb_flags[name] for name in (*OF_SBATCH, "job-name") if name in verb_flags}
-    sbatch_flags: list[str] = []
-    try:
-        sbatch_flags = shlex.split(verb_flags.get("sbatch", ""))
-    except ValueError as error:
-        yield f"--sbatch: {verb_flags['sbatch']!r} cannot be parsed: {error}"
-    yield from wrong_values(options, sbatch_flags)
+    yield from wrong_values(options)
+    for name in ("sbatch", "srun-flags"):
+        yield from wrong_flag_words(name, verb_flags.get(name, ""))
+    container = verb_flags.container
+    if container is not None and not CONTAINER.fullmatch(container):
+        yield f"--container: {container!r} is not an image or a folder; no blanks, quotes and the like"
+    if "setup" in verb_flags and not Path(verb_flags.setup).is_file():
+        yield f"--setup: there is no file {verb_flags.setup} (looked in {Path.cwd()})"
 
 
 def _wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:

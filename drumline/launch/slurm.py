@@ -15,7 +15,7 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +31,17 @@ MAX_REQUEUES = 1000
 # rejected.
 VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
+CONTAINER = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_.,:@%+=/#-]*")
+CORE_FLAGS = ("--cpus-per-task", "--cpus-per-gpu")
+SETUP = """
+
+# Modules, a conda environment and the like, for srun and what it starts.
+[ -r {file} ] || {{ echo "drumline: the file of --setup cannot be read:" {file} >&2; exit 2; }}
+. {file}"""
 TEXT = """\
-#!/bin/sh
+#!/bin/{shell}
 {written}
-{directives}
+{directives}{setup}
 
 # The secret that the nodes of this job share is in no file and on no command line.
 if [ -z "${{DRUMLINE_SECRET:-}}" ]; then
@@ -109,6 +116,12 @@ class BatchJob:
     """sbatch's own flags by name, such as partition and time."""
     further_flags: Sequence[str] = ()
     """As they are."""
+    srun_flags: Sequence[str] = ()
+    """The same, for srun."""
+    container: str | None = None
+    """An OCI bundle, or an image for pyxis."""
+    setup: Path | None = None
+    """A file that is sourced before srun."""
     signal_before_s: int = SIGNAL_BEFORE_S
     max_requeues: int = MAX_REQUEUES
     may_shrink: bool = False
@@ -120,18 +133,42 @@ class BatchJob:
         return f"{self.name}-%j.log"
 
 
-def wrong_values(options: Mapping[str, str], flags: Sequence[str]) -> Iterator[str]:
+def wrong_values(options: Mapping[str, str]) -> Iterator[str]:
     """A message for each value that a batch file cannot contain."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
             yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
-    for flag in flags:
-        if not FLAG.fullmatch(flag):
-            yield f"--sbatch: {flag!r} is not a flag for a batch file; give --name or --name=value"
+
+
+def wrong_flag_words(name: str, text: str) -> Iterator[str]:
+    """The same for a text of flags, which the flag of this name passes on."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        yield f"--{name}: {text!r} cannot be parsed: {error}"
+        return
+    for word in words:
+        if not FLAG.fullmatch(word):
+            yield f"--{name}: {word!r} is not a flag for a batch file; give --name or --name=value"
+
+
+def sets_cores(flags: Iterable[str]) -> bool:
+    """Whether these flags of sbatch say how many cores a task has."""
+    return any(flag.partition("=")[0] in CORE_FLAGS for flag in flags)
+
+
+def container_flags(container: str) -> str:
+    """srun's flags for it, as shell words. A folder is an OCI bundle, which is Slurm's own; all
+    else is pyxis's: a registry's image, or a squashfs file."""
+    if container.startswith(("/", ".")) and not container.endswith(".sqsh"):
+        return shlex.quote(f"--container={container}")
+    image = shlex.quote(f"--container-image={container}")
+    return f'{image} --container-mounts="$PWD:$PWD" --container-workdir="$PWD"'
 
 
 def batch_text(job: BatchJob) -> str:
     """The batch file that sbatch takes."""
+    setup = "" if job.setup is None else SETUP.format(file=shlex.quote(str(job.setup)))
     cpus = [] if job.num_cpus is None else [f"--cpus-per-task={job.num_cpus}"]
     no_kill = ["--no-kill"] if job.may_shrink else []
     flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
@@ -140,12 +177,18 @@ def batch_text(job: BatchJob) -> str:
         flags.append(f"--gpus-per-node={job.num_gpus}")
     flags += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{job.signal_before_s}"]
     flags += [f"--output={job.log}", "--open-mode=append", *job.further_flags]
+    # srun does not inherit the job's number of cores. A node that is done must not end the others.
+    srun_flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus, *job.srun_flags]
+    srun_words = shlex.join(srun_flags)
+    if job.container is not None:
+        srun_words += f" {container_flags(job.container)}"
     return TEXT.format(
         written=WRITTEN,
+        # `module` and `conda activate` are functions, which a plain sh may not have.
+        shell="bash" if setup else "sh",
+        setup=setup,
         directives="\n".join(f"#SBATCH {flag}" for flag in flags),
-        # srun does not inherit the job's number of cores. A node that is done must not end the
-        # others.
-        srun_flags=shlex.join(["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]),
+        srun_flags=srun_words,
         command=shlex.join(job.command),
         preempted=int(ExitCode.PREEMPTED),
         max_requeues=job.max_requeues,

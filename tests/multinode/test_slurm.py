@@ -85,9 +85,12 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(
     for folder in (tmp_path, calm):
         (folder / "task.py").write_text(TASK)
     (tmp_path / "slow").touch()
+    (tmp_path / "setup.sh").write_text('echo "setup in $BASH" >&2\n')
+    flags = ["--nodes", "2", "--procs", "1", "--setup", "setup.sh", "--srun-flags=--mpi=none"]
     words = [*TRAIN, "--checkpoint.writers", "nodes", "--run", "run", "--fresh"]
-    said = submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *words)
+    said = submit(a, slurm, tmp_path, *flags, *words)
     assert said == (
+        "drumline: note: 1 core for each node, one for each rank; --cpus N gives more to workers that load data\n"
         "drumline: submitted digits.sbatch as job 1\n  log      digits-1.log\n"
         "  follow   squeue --job 1; tail -F digits-1.log\n"
         "  pause    scancel --signal=USR1 1    (it saves, and is requeued)\n"
@@ -114,6 +117,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(
     text = log.read_text()
     assert text.count("preempted by SIGTERM to rank ") == 1, text
     assert "drumline: requeueing job 1 (1 of 1000)\n" in text
+    assert text.count("setup in /bin/bash\n") == 2
     assert text.count("resumed at step ") == 1
     assert text.count("done: 40 steps") == 1
     ranks = json.loads((run / "environment.json").read_text())["ranks"]

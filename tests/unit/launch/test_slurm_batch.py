@@ -21,6 +21,7 @@ from drumline.launch.slurm import (
     node_of_step,
     submit,
     write_batch_file,
+    wrong_flag_words,
     wrong_values,
 )
 
@@ -96,12 +97,103 @@ def test_only_a_preempted_run_is_requeued(
 
 def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:
     options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
-    assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"])) == [
+    assert list(wrong_values(options)) == [
         "--partition: 'a\\n#SBATCH --uid=0' cannot be in a batch file; no blanks, quotes and the like",
         '--qos: "it\'s" cannot be in a batch file; no blanks, quotes and the like',
-        "--sbatch: '-x' is not a flag for a batch file; give --name or --name=value",
-        "--sbatch: '--comment=a b' is not a flag for a batch file; give --name or --name=value",
     ]
+    assert list(wrong_flag_words("srun-flags", "--exclusive -x '--comment=a b'")) == [
+        "--srun-flags: '-x' is not a flag for a batch file; give --name or --name=value",
+        "--srun-flags: '--comment=a b' is not a flag for a batch file; give --name or --name=value",
+    ]
+
+
+def srun_line(text: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    return shlex.split(line)
+
+
+@pytest.mark.parametrize(
+    ("container", "flags"),
+    [
+        (
+            "nvcr.io#nvidia/pytorch:25.01-py3",
+            [
+                "--container-image=nvcr.io#nvidia/pytorch:25.01-py3",
+                "--container-mounts=$PWD:$PWD",
+                "--container-workdir=$PWD",
+            ],
+        ),
+        (
+            "./train.sqsh",
+            [
+                "--container-image=./train.sqsh",
+                "--container-mounts=$PWD:$PWD",
+                "--container-workdir=$PWD",
+            ],
+        ),
+        ("/images/train", ["--container=/images/train"]),
+    ],
+)
+def test_ranks_in_a_container_have_the_python_of_the_container(
+    container: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--slurm", "--print", "--srun-flags=--mpi=none", "--container", container, "digits"]
+    assert launch_command.run(words) == 0
+    start = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--mpi=none", *flags]
+    command = [*start, "python3", "-m", "drumline", "launch", "--srun", "--", "digits"]
+    assert srun_line(capsys.readouterr().out) == command
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores"),
+    [
+        (["--procs", "8"], "8 cores"),
+        (["--gpus", "1"], "1 core"),
+        (["--procs", "8", "--cpus", "64"], None),
+        (["--procs", "8", "--sbatch=--cpus-per-gpu=4"], None),
+        ([], None),
+    ],
+)
+def test_without_cpus_each_rank_has_a_core_and_a_note_says_so(
+    flags: list[str], cores: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_command.run(["--slurm", "--print", *flags, "digits"]) == 0
+    shown = capsys.readouterr()
+    if cores is None:
+        assert "note" not in shown.err
+        return
+    assert shown.err == (
+        f"drumline: note: {cores} for each node, one for each rank; --cpus N gives more to workers that load data\n"
+    )
+    flag = f"--cpus-per-task={cores.split()[0]}"
+    assert f"#SBATCH {flag}\n" in shown.out
+    assert flag in srun_line(shown.out), "srun does not inherit it"
+
+
+def test_the_lines_of_setup_are_sourced_by_bash_before_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The functions that modules and conda define are not in a plain sh."""
+    monkeypatch.chdir(tmp_path)
+    setup = tmp_path / "it's; exit 3.sh"
+    setup.write_text("function module { export LOADED=$2; }\nmodule load cuda\n")
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "loaded $LOADED"\n')
+    srun.chmod(0o755)
+    words = ["--slurm", "--print", "--python", "/env/bin/python", "--setup", setup.name, "digits"]
+    assert launch_command.run(words) == 0
+    text = capsys.readouterr().out
+    assert "/env/bin/python -m drumline launch --srun -- digits\n" in text
+    batch = tmp_path / "job"
+    batch.write_text(text)
+    batch.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([batch], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "loaded cuda\n"), done.stderr
+    setup.unlink()
+    done = subprocess.run([batch], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"drumline: the file of --setup cannot be read: {setup}\n"
 
 
 def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
@@ -169,6 +261,20 @@ def test_print_shows_the_file_and_submits_nothing(
             ["--slurm", "--sbatch='", "digits"],
             '--sbatch: "\'" cannot be parsed: No closing quotation',
         ),
+        (
+            ["--slurm", "--srun-flags=-n 9", "digits"],
+            "--srun-flags: '-n' is not a flag for a batch file; give --name or --name=value",
+        ),
+        (
+            ["--slurm", "--container", "a$(id)", "digits"],
+            "--container: 'a$(id)' is not an image or a folder; no blanks, quotes and the like",
+        ),
+        (
+            ["--slurm", "--setup", "none.sh", "digits"],
+            "--setup: there is no file none.sh (looked in ",
+        ),
+        (["--setup", "none.sh", "digits"], "--setup: needs --slurm"),
+        (["--python", "p", "digits"], "--python: needs --hosts or --hostfile"),
         (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot be in a batch file"),
         (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
         (["--partition", "a", "digits"], "--partition: needs --slurm"),
