@@ -76,7 +76,12 @@ class RankedFinding:
         """How a job ended says less than a warning about what it ran on."""
         is_end = self.precedence in ("outcome", "echo") and self.finding.level == "problem"
         level: Level = "warning" if is_end else self.finding.level
-        return (LEVELS.index(level), PRECEDENCES.index(self.precedence), not self.failed_first, self.moment)
+        return (
+            LEVELS.index(level),
+            PRECEDENCES.index(self.precedence),
+            not self.failed_first,
+            self.moment,
+        )
 
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
