@@ -38,8 +38,8 @@ UNEVEN_SIZES = {"SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE"}
 EARLY = 3  # a collective with this number or a lower one is among the first of its group
 
 LONG_WORK = (
-    "work of its own that took longer (evaluating, saving a checkpoint, loading or preparing data on "
-    "one rank alone)"
+    "work of its own that took longer (evaluating, generating, saving a checkpoint, compiling, loading "
+    "or preparing data on one rank alone)"
 )
 FIRST_OF_ALL = (
     "; as it is among the first collectives, it may be that no data passes between them (P2P "
@@ -52,7 +52,8 @@ SAME_WORK = (
 )
 CHECK_PATHS = (
     "give the logs of all ranks; try NCCL_P2P_DISABLE=1 on one host, and drumline doctor --hosts "
-    "A,B between hosts; dmesg | grep -i xid on each; drumline launch --watch names a rank that "
+    "A,B between hosts; dmesg | grep -i xid on each; a newer NCCL and driver; drumline launch --watch "
+    "names a rank that "
     "does something else"
 )
 SAME_COLLECTIVES = (
@@ -287,7 +288,8 @@ def _why_it_waits(
         ranks = named_ranks(late) if len(late) <= MAX_SHOWN else plural(len(late), "rank")
         return (
             f"{ranks} did not join {wait.name} within {limit}: it failed, is in another "
-            f"collective, had fewer batches (uneven data), or was still in {LONG_WORK}{last_work}"
+            "collective (a branch that depends on its data), had fewer batches (uneven data), or "
+            f"was still in {LONG_WORK}{last_work}"
         )
 
     if len(waiting) > 1:
@@ -300,7 +302,8 @@ def _why_it_waits(
     no_path = FIRST_OF_ALL if wait.is_early else ""
     return (
         f"{wait.name} timed out: another rank did not join it within {limit}: that one failed, is "
-        f"in another collective, had fewer batches (uneven data), or is in {LONG_WORK}, most often "
+        f"in another collective (a branch that depends on its data: images, experts), had fewer batches "
+        f"(uneven data), or is in {LONG_WORK}, most often "
         f"rank 0{no_path}{last_work}"
     )
 

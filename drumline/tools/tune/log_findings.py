@@ -50,7 +50,8 @@ READ_FIRST = (
 )
 EXCEPTION_FIRST = (
     "correct this first: what other ranks report after it, such as time-outs and closed "
-    "connections, follows from it"
+    "connections, follows from it; raised inside a package, it is often two packages of versions that "
+    "do not fit together (pip list, on every host)"
 )
 BROKEN_P2P = (
     "P2P (peer-to-peer) between GPUs does not work on this host: PCIe ACS or an IOMMU, a virtual "
@@ -399,7 +400,11 @@ def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
 
     for process in () if log.is_partial else incomplete:
         what = "it began to initialize a communicator, and never finished"
-        fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
+        fix = (
+            "another rank did not join, or failed: read the messages above, and the logs of the other "
+            "ranks; if all began: NCCL_SOCKET_IFNAME with the interface that joins the hosts, open TCP "
+            "ports (firewall), NCCL_IB_DISABLE=1 and NCCL_P2P_DISABLE=1 show which path hangs"
+        )
         finding = Finding("problem", "initialization", process.name, what, fix)
         yield RankedFinding(finding, "outcome", LAST)
 
