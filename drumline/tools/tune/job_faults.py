@@ -35,6 +35,17 @@ MAX_SHOWN = 3
 BETWEEN_TWO = {"SEND", "RECV", "COALESCED"}  # their numbers are those of each pair
 # Ranks may have different numbers of elements in them.
 UNEVEN_SIZES = {"SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE"}
+# What a collective is most often part of.
+USES = {
+    "_ALLGATHER_BASE": "parameters of FSDP or ZeRO-3, or a checkpoint",
+    "_REDUCE_SCATTER_BASE": "gradients of FSDP or ZeRO",
+    "ALLGATHER": "gathered results or objects",
+    "GATHER": "gathered results or objects",
+    "ALLTOALL_BASE": "experts or sequence parallel",
+    "COALESCED": "stages of a pipeline",
+    "SEND": "stages of a pipeline",
+    "RECV": "stages of a pipeline",
+}
 EARLY = 3  # a collective with this number or a lower one is among the first of its group
 
 LONG_WORK = (
@@ -128,7 +139,8 @@ class CollectiveWait:
         number = "" if self.number is None else f" #{self.number}"
         # torch's barrier is an all-reduce of one element.
         is_barrier = self.operation == "ALLREDUCE" and self.elements == 1
-        return f"{self.operation}{number}{' (a barrier)' if is_barrier else ''}"
+        use = "a barrier" if is_barrier else USES.get(self.operation)
+        return f"{self.operation}{number}{f' ({use})' if use else ''}"
 
     @property
     def is_early(self) -> bool:

@@ -50,6 +50,11 @@ def test_one_rank_that_waits_shows_that_another_did_not_join() -> None:
     )
 
 
+def test_what_a_collective_is_part_of_is_named() -> None:
+    (finding,) = findings(timed_out(3, 812, "_ALLGATHER_BASE"))
+    assert finding.what.startswith("_ALLGATHER_BASE #812 (parameters of FSDP or ZeRO-3")
+
+
 def test_rank_0_is_late_if_all_others_wait_for_it() -> None:
     (finding,) = findings(timed_out(1, 5) + timed_out(2, 5))
     assert (finding.check, finding.where) == ("collective timeout", "ranks 1, 2")
