@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import connected, importers, with_imported
+from drumline_lint.program.imports import (
+    connected,
+    imported_sources,
+    importers,
+    with_imported,
+)
 from drumline_lint.program.names import (
     ACCELERATOR,
     DDP,
@@ -74,22 +79,41 @@ def starts_ranks(program: Program, source: Source) -> bool:
     return any(program.function_of(call) in beginning for call in calls)
 
 
-@cached_query
 def is_of_ranks(program: Program, source: Source) -> bool:
     """Whether only programs that start several processes run this file: it is one, or every file
     that imports it, directly or not, and that nothing else imports, is one."""
     if starts_ranks(program, source):
         return True
-    reached = {source}
-    pending = [source]
-    beginnings = []
+    with_ranks, without_ranks = _run_by_main_files(program)
+    return source in with_ranks and source not in without_ranks
+
+
+@cached_query
+def _run_by_main_files(program: Program) -> tuple[set[Source], set[Source]]:
+    """What is run by files that start several processes and that nothing but tests imports, and
+    what is run by other files that nothing imports."""
+    main_files = [source for source in program.sources if _is_main_file(program, source)]
+    starting = [source for source in main_files if starts_ranks(program, source)]
+    plain = [source for source in main_files if not starts_ranks(program, source)]
+    return _run_by(program, starting), _run_by(program, plain)
+
+
+def _is_main_file(program: Program, source: Source) -> bool:
+    users = importers(program, source)
+    return not source.is_test and all(user.is_test for user in users)
+
+
+def _run_by(program: Program, sources: list[Source]) -> set[Source]:
+    """Files with all that they import, directly or through files that are not tests."""
+    reached = set(sources)
+    pending = list(sources)
     while pending:
-        current = pending.pop()
-        users = [user for user in importers(program, current) if not user.is_test]
-        beginnings += [] if users or current is source else [current]
-        pending += [user for user in users if user not in reached]
-        reached.update(users)
-    return bool(beginnings) and all(starts_ranks(program, first) for first in beginnings)
+        for imported in imported_sources(program, pending.pop()):
+            if imported not in reached:
+                reached.add(imported)
+                if not imported.is_test:
+                    pending.append(imported)
+    return reached
 
 
 _NODES = re.compile(

@@ -95,7 +95,7 @@ class Source:
         """The lines with `# noqa`, on any line of a statement."""
         return silenced_lines(self.text, lambda: _statements(self.tree))
 
-    @property
+    @cached_property
     def is_test(self) -> bool:
         is_by_folder = not _TEST_FOLDERS.isdisjoint(self.path.parts[-3:-1])
         is_by_name = self.path.name.startswith("test_") or self.path.name.endswith("_test.py")
