@@ -63,6 +63,8 @@ class DrumlineError(Exception):
     """The base class: one sentence about what happened, and one about what to do next."""
 
     exit_code = ExitCode.TRAINING_FAILED
+    lost_first_node = False
+    """Whether a node failed only because the first node is lost: it may join a new rendezvous there."""
 
     def __init__(
         self, what: str, *, next_step: str | None = None, place: Place | None = None

@@ -20,6 +20,7 @@ from drumline.cli.command_line import check_command, check_no_rank, show_help
 from drumline.cli.launch_flags import GROUPS, OF_SBATCH, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
 from drumline.config import read_flags
+from drumline.launch.detached.commands import launch_detached
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag
 from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
@@ -61,6 +62,8 @@ after it.
   drumline launch --watch --procs 8 train.py          hangs are reported by rank
   drumline launch --keep-going --hosts a,b digits     resumes after a preemption
                                                       and a full disk by itself
+  drumline launch --detach --hosts a,b digits         it runs on without this
+                                                      machine
   drumline launch --env-file .env digits              this node of a job
   drumline launch --slurm --nodes 2 --time 8:00:00 digits
   drumline launch --kubernetes --nodes 2 --image me/train:1 digits
@@ -75,6 +78,8 @@ exit codes: 0 success, 2 wrong usage, 3 a host is unreachable or the rendezvous
             and saved, 130 interrupted; otherwise that of the rank that failed
             first (1 when a signal ended it, or its host was lost)
 """
+# How long the nodes of a detached job wait for each other: one may be rebooting.
+REBOOT_S = 1800
 SETTINGS_COME_LATER = "a setting of the task goes after its name"
 # Flags that the launcher of each node gets as they are.
 _PASSED_ON = (
@@ -193,6 +198,9 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     if problems := list(wrong_variables(verb_flags.get("env", []), os.environ)):
         raise ConfigError(problems)
 
+    if verb_flags.detach and "join-timeout" not in verb_flags:
+        nodes = [replace(planned, join_timeout_s=REBOOT_S) for planned in nodes]
+
     logs = Path(verb_flags.logs or launch_folder(node.job))
     job = HostsJob(
         job=node.job,
@@ -211,7 +219,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         script_watch=request.script_watch(logs),
         spares=spares,
         standby=verb_flags.get("standby", True),
-        keep_going=bool(verb_flags.keep_going),
+        keep_going=verb_flags.get("keep-going", bool(verb_flags.detach)),
     )
     if verb_flags.sync:
         all_hosts = [*hosts, *spares]
@@ -221,6 +229,8 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         copy_code(job.cwd, job.client, all_hosts, verb_flags.get("exclude", []))
         print_message("the code is the same on all hosts", stream=sys.stdout)
 
+    if verb_flags.detach:
+        return launch_detached(job, request.name)
     return _with_profile(request, run_on_hosts(job))
 
 

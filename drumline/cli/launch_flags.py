@@ -101,6 +101,10 @@ OF_HOSTS: FlagTable = {
         "Run on these hosts, over ssh; with their numbers of ranks where these differ.",
     ),
     "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
+    "detach": switch(
+        "Hand the job to its hosts and return: it runs on without this machine, and after a reboot of a host. "
+        "drumline jobs, attach and stop work from any machine. For a task it implies --keep-going."
+    ),
     "spare": (
         str,
         "D,E:4",
@@ -316,6 +320,7 @@ NOT_FOR: Mapping[str, Sequence[str]] = {
     "env-file": ("keep-going",),
     "node-rank": ("keep-going",),
     "print": ("profile",),
+    "detach": ("profile", "print"),
 }
 # Flags for scripts, and what a task has instead.
 OF_SCRIPTS = {

@@ -64,6 +64,9 @@ class NodePlan:
     job: str = ""
     """The job's name, where one launcher gave it to all nodes: two jobs may use the same port."""
 
+    may_be_rebooting: bool = False
+    """Whether the first node may be away for as long as the join timeout."""
+
     @property
     def may_shrink(self) -> bool:
         """Whether the job continues without a node that is missing."""

@@ -38,6 +38,8 @@ WHOLE: dict[str, dict[str, Any]] = {
     "lines": {"rank": None, "stream": "out", "lines": ["x"]},
     "heartbeat": {"number": 1, "now": 2.0},
     "answer": {"id": 1},
+    "notice": {"text": "x"},
+    "job": {"name": "x"},
 }
 WRONG = [None, "x", -1.5, True, [], {}, [[]], [None], ["x", 1], float("nan"), 10**400]
 

@@ -4,6 +4,7 @@ are not touched."""
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.multinode.hosts import Host, Testbed
@@ -39,7 +40,9 @@ class SshDaemons:
     """Running servers on all hosts of a testbed; they end with their hosts. `config` is for `ssh
     -F`."""
 
-    def __init__(self, bed: Testbed) -> None:
+    def __init__(self, bed: Testbed, lines: Mapping[str, str] | None = None) -> None:
+        """`lines`: for the configuration of a host's server, by its name."""
+        self.lines = lines or {}
         self.folder = bed.folder / "ssh"
         self.folder.mkdir()
         self.config = self.folder / "config"
@@ -59,7 +62,8 @@ class SshDaemons:
         config = host.folder / "sshd_config"
         key = _quoted(self.folder / host.name)
         authorized = _quoted(self.folder / "user.pub")
-        config.write_text(SERVER.format(address=host.address, key=key, authorized=authorized))
+        text = SERVER.format(address=host.address, key=key, authorized=authorized)
+        config.write_text(f"{text}{self.lines.get(host.name, '')}\n")
         # A root account that is locked (`!`) may not log in even with a key; on these hosts it has
         # no password.
         shadow = host.folder / "shadow"

@@ -136,8 +136,11 @@ class Membership:
     def _published_job(self) -> dict[str, Any]:
         """As the first node describes it."""
         published = None
-        with contextlib.suppress(dist.DistError):
+        is_lost = False
+        try:
             published = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
+        except dist.DistError:
+            is_lost = True
 
         check_secret(self.store, "node 0")
         if published is not None:
@@ -149,7 +152,9 @@ class Membership:
             what += f" of this job: its {SECRET_ENV} differs"
             next_step = f"set the same {SECRET_ENV} on all nodes, and check what listens there"
 
-        raise PreflightError(what, next_step=next_step)
+        error = PreflightError(what, next_step=next_step)
+        error.lost_first_node = is_lost and not self.store.foreign
+        raise error
 
     def _seal_launch(self, job: Mapping[str, Any]) -> None:
         """Switch to a secret of this launch: users may give several launches the same one, and

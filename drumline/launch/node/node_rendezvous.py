@@ -498,11 +498,13 @@ class NodeRendezvous(RendezvousHandler):
         try:
             yield
         except dist.DistError as error:
-            raise self._error(
+            lost = self._error(
                 f"the first node, {self.membership.name(0)}, is lost or unreachable: "
                 f"nothing answers at {self.node.endpoint}",
                 "check what ended it; start all nodes again: a task resumes from its newest checkpoint",
-            ) from error
+            )
+            lost.lost_first_node = True
+            raise lost from error
 
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
         """Its class, and with it the exit code, is that of what ended the job."""

@@ -148,7 +148,7 @@ def open_rendezvous(
 
     if node.node_rank > 0:
         # A controller that reached all hosts knows that they are up.
-        are_up = node.job and not node.may_shrink
+        are_up = node.job and not node.may_shrink and not node.may_be_rebooting
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
 
@@ -228,10 +228,12 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
             ) from error
 
         reason = str(error).strip().splitlines()[0]
-        raise PreflightError(
+        failed = PreflightError(
             f"no store could be opened at {node.endpoint}: {reason}",
             next_step="check what listens there: it must be the launcher of the node with NODE_RANK 0",
-        ) from error
+        )
+        failed.lost_first_node = node.node_rank > 0
+        raise failed from error
 
 
 def address_of(node: NodePlan) -> str:

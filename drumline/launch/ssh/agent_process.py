@@ -62,7 +62,7 @@ def main(fd: int, supervisor: int) -> int:
     try:
         return run_node(from_json(NodePlan, spec["node"]), program, supervision)
     except DrumlineError as error:
-        status.send("error", text=str(error))
+        status.send("error", text=str(error), lost_first_node=error.lost_first_node)
         return error.exit_code
 
 

@@ -64,6 +64,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "lines": {"rank": Int | None, "stream": str, "lines": list[str]},
     "heartbeat": {"number": Int, "now": Number},
     "answer": {"id": Int},
+    "notice": {"text": str},
+    "job": {"name": str},
 }
 _FRAMES: dict[str, Any] = {kind: TypedDict(kind, form) for kind, form in FORMS.items()}  # type: ignore[operator]
 

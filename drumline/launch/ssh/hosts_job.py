@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from drumline.base.job_secret import new_secret
 from drumline.base.rank_environment import RESTARTED, ScriptWatch
@@ -37,6 +37,8 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class HostsJob:
     """One attempt of a launch: what runs, and where."""
 
+    program_there: ClassVar[str] = "drumline.launch.ssh.supervisor"
+    """What ssh starts on each host."""
     job: str
     hosts: Sequence[Host]
     nodes: Sequence[NodePlan]
@@ -102,7 +104,7 @@ class HostsJob:
             client.append(f"-oConnectTimeout={RECONNECT_TIMEOUT_S}")
         # Our own heartbeats notice a cut before ssh does. ssh uses the first option of a name.
         client.append(f"-oServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}")
-        supervisor = remote_module("drumline.launch.ssh.supervisor", self.python, self.python_path)
+        supervisor = remote_module(self.program_there, self.python, self.python_path)
         return ssh_words(client, host, supervisor, cwd=self.cwd)
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:

@@ -20,16 +20,17 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from drumline.base.processes import Termination, descendants
-from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
+from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink
 from drumline.base.text import signal_name
 from drumline.base.untrusted import make_own_folder, open_append, open_log
 from drumline.launch.keep_going import SPACE_POLL_S, has_space, needed_bytes
 from drumline.launch.node.guard import JOB_ENV, job_processes
-from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
+from drumline.launch.node.rank_logs import last_lines
 from drumline.launch.node_plan import silence_limit_s
+from drumline.launch.ssh.node_output import NodeOutput, Sink
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
@@ -47,12 +48,28 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
 SILENT_S = 1.5
 LINK_FILE = "launcher-link.json"
-# The key of the agent's log among those of ranks.
-AGENT = (None, "err")
+
+
+class Orders(Protocol):
+    """Who ends the attempt, and gets the frames about it."""
+
+    out: Sink
+    lease_s: float
+
+    @property
+    def variables(self) -> dict[str, str]: ...
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def read(self) -> list[dict[str, Any]]: ...
+    def share(self, num_nodes: int) -> None: ...
 
 
 class ControllerLink:
     """Frames from and to the controller. Heartbeats are answered here."""
+
+    out: Sink
 
     def __init__(self) -> None:
         self.frames = FrameReader(0, max_bytes=MAX_PIPE_BYTES)
@@ -108,9 +125,13 @@ class ControllerLink:
         return time.monotonic() - self.heard_at
 
     @property
+    def is_closed(self) -> bool:
+        return self.frames.is_closed
+
+    @property
     def is_alive(self) -> bool:
         """Whether the controller still sends."""
-        return not self.frames.is_closed and self.waited_s < self.lease_s
+        return not self.is_closed and self.waited_s < self.lease_s
 
     def wait_for_spec(self) -> dict[str, Any] | None:
         """What to run; None when the connection to the controller has ended."""
@@ -168,28 +189,22 @@ class AgentProcess:
 class Supervisor:
     """One attempt on this node: its agent, the processes of its ranks, and what they write."""
 
-    def __init__(self, spec: dict[str, Any], link: ControllerLink) -> None:
+    def __init__(self, spec: dict[str, Any], link: Orders) -> None:
         self.spec = spec
         self.link = link
         self.out = link.out
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
-        self.followers: dict[tuple[int | None, str], LogFollower] = {
-            AGENT: LogFollower(self.node_log, from_end=True)
-        }
-        """By rank (None for the agent) and stream."""
-        self.rank_files: dict[int, Path] = {}
-        """By rank: where its process writes which rank it is now."""
-        self.ranks_now: dict[int, int] = {}
-        """The ranks that are others than when they were started, after the group of nodes has
-        changed."""
+        self.output = NodeOutput(self.logs, self.node_log, spec["task_logs"], link.out)
         self.agent = AgentProcess(spec, self.node_log)
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
         agent exited."""
         self.error: list[str] = []
         """Why the agent failed, if no rank was the cause."""
+        self.lost_first_node = False
+        """Whether that was because the first node, which runs the rendezvous, is lost."""
 
     def run(self) -> None:
         """Run this attempt to its end, which is reported."""
@@ -254,7 +269,7 @@ class Supervisor:
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"])
 
-        if self.link.frames.is_closed:
+        if self.link.is_closed:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
         elif self.link.waited_s > self.link.lease_s:
@@ -265,69 +280,17 @@ class Supervisor:
         for frame in self.agent.status.read():
             if frame["kind"] == "error":
                 self.error = f"drumline: error: {frame['text']}".splitlines()
+                self.lost_first_node = frame["lost_first_node"]
                 continue
 
             if frame["kind"] == "started":
-                self._follow(frame["ranks"], frame["start"])
+                self.output.follow(frame["ranks"], frame["start"])
             elif frame["kind"] == "failed":
-                frame["last_lines"] = self._last_lines(frame["rank"], frame["start"])
+                frame["last_lines"] = self.output.last_lines(frame["rank"], frame["start"])
             self.out.send(**frame)
 
-        self._renumber()
-        self._send_lines(is_last=is_last)
+        self.output.send_news(is_last=is_last)
         self.out.flush()
-
-    def _last_lines(self, rank: int, start: int) -> list[str]:
-        """The last lines of a rank that failed, from the first of its files that has any."""
-        out, err = rank_output(self.logs, rank, start)
-        task_log = self._task_log(self.ranks_now.get(rank, rank))
-        log_ends = map(last_lines, [err, *task_log, out])
-        return next(filter(None, log_ends), [])
-
-    def _send_lines(self, *, is_last: bool) -> None:
-        """Send new lines; `is_last`: all that are left, however many wait."""
-        for (rank, stream), follower in self.followers.items():
-            if not self.out.has_room() and not is_last:
-                break
-
-            if lines := follower.rest() if is_last else follower.read():
-                number = None if rank is None else self.ranks_now.get(rank, rank)
-                self.out.send("lines", rank=number, stream=stream, lines=lines)
-
-    def _renumber(self) -> None:
-        """Without a lost node the ranks after it have other numbers, and write to the logs of
-        those."""
-        for rank, path in self.rank_files.items():
-            number = read_rank(path)
-            if number is None or number == self.ranks_now.get(rank, rank):
-                continue
-
-            self._send_lines(is_last=True)  # of its earlier number
-            self.ranks_now[rank] = number
-            self.followers.pop((rank, "log"), None)
-            self._follow_task_log(rank, number)
-
-    def _follow(self, ranks: list[int], start: int) -> None:
-        """Follow the files of ranks that have just been started, in place of those before."""
-        self._send_lines(is_last=True)  # of an earlier start
-        self.followers = {AGENT: self.followers[AGENT]}
-        self.ranks_now = {}
-        self.rank_files = {rank: rank_file(self.logs, rank, start) for rank in ranks}
-        for rank in ranks:
-            out, err = rank_output(self.logs, rank, start)
-            self.followers[rank, "out"] = LogFollower(out)
-            self.followers[rank, "err"] = LogFollower(err)
-            self._follow_task_log(rank, rank)
-
-    def _follow_task_log(self, rank: int, number: int) -> None:
-        """`number`: the rank that it is now."""
-        for log in self._task_log(number):
-            self.followers[rank, "log"] = LogFollower(log, from_end=True)
-
-    def _task_log(self, rank: int) -> list[Path]:
-        """The log files that a rank of a task writes itself; rank 0 also writes to its stdout."""
-        folder = self.spec["task_logs"]
-        return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
 
 
 def _reap_orphans(agent: int) -> None:

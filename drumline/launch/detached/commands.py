@@ -1,0 +1,335 @@
+"""What `drumline launch --detach`, `jobs`, `attach` and `stop` do: they connect to the hosts as a
+launch does, and leave the job to its keepers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
+from drumline.base.text import plural
+from drumline.base.untrusted import from_json
+from drumline.launch.hosts import Host, wrong_name
+from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.ssh.client import remote_module, was_lost
+from drumline.launch.ssh.controller import OTHER_VERSION, Controller
+from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.hosts_launcher import conclude
+from drumline.launch.ssh.remote import Remote
+from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import PROTOCOL
+
+SERVICE = "drumline.launch.detached.host_service"
+THIS_MACHINE = Host("localhost")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as one of its nodes knows it."""
+
+    name: str
+    hosts: tuple[str, ...]
+    node: NodePlan
+    program: Program
+    state: str
+    why: str
+    code: int | None
+    step: int
+    since: float
+    """In Unix seconds."""
+    logs: str
+    run: str
+
+    def host(self, rank: int) -> Host:
+        """As the launch called it; raises UsageError if that is no name of a host."""
+        if wrong := wrong_name(self.hosts[rank]):
+            raise UsageError(wrong, next_step="name the job's hosts with --hosts")
+        return Host(self.hosts[rank])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetachedJob(HostsJob):
+    """A launch whose nodes run on without it."""
+
+    program_there: ClassVar[str] = SERVICE
+    name: str
+
+    def spec(self, node: NodePlan) -> dict[str, Any]:
+        request = {"action": "launch", "name": self.name, "keep_going": self.keep_going}
+        return {**super().spec(node), **request}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(HostsJob):
+    """A request about jobs, which is the same for all hosts."""
+
+    program_there: ClassVar[str] = SERVICE
+    request: Mapping[str, Any]
+    nodes: Sequence[NodePlan] = (NodePlan(),)
+    program: Program = field(default_factory=lambda: Program(()))
+    job: str = ""
+    cwd: Path = Path("/")
+    logs: Path = Path()
+    grace_s: float = 0.0
+    local: Host = THIS_MACHINE
+
+    def spec(self, node: NodePlan) -> dict[str, Any]:
+        return {"kind": "spec", "protocol": PROTOCOL, **self.request}
+
+    def supervisor_command(self, host: Host) -> list[str]:
+        if host is self.local:
+            return ["env", *remote_module(SERVICE, sys.executable, self.python_path)]
+        return super().supervisor_command(host)
+
+    def about(self, request: Mapping[str, Any], hosts: Sequence[Host]) -> Question:
+        """Another request to these hosts, some of which have answered one."""
+        return replace(self, request=request, hosts=hosts, nodes=[NodePlan()] * len(hosts))
+
+
+class Conversation(Controller):
+    """Asks all hosts; one that cannot be reached does not affect the others."""
+
+    def __init__(self, job: HostsJob, screen: Screen) -> None:
+        super().__init__(job, screen)
+        self.records: dict[Host, list[JobRecord]] = {}
+        self.errors: dict[Host, DrumlineError] = {}
+
+    def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        match frame["kind"]:
+            case "job":
+                with contextlib.suppress(ValueError):
+                    record = from_json(JobRecord, frame)
+                    self.records.setdefault(remote.host, []).append(record)
+            case "refused":
+                what, next_step = (*(frame["problems"] or [OTHER_VERSION])[0], "", "")[:2]
+                error = PreflightError(f"{remote.name}: {what}", next_step=next_step)
+                self.errors[remote.host] = error
+            case "notice":
+                self.screen.report(f"{remote.name}: {frame['text']}", is_error=True)
+
+    def _lost(self, remote: Remote) -> None:
+        connection = remote.connection
+        if remote.has_begun:
+            error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
+        else:
+            error = self._unreachable(remote)
+        self.errors[remote.host] = error
+        self.dropped.append(remote)
+
+
+# Launch
+
+
+class _Start(Controller):
+    """Starts the keepers of all hosts."""
+
+    def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        if frame["kind"] == "notice":
+            self.screen.report(frame["text"], is_error=True)
+        else:
+            super()._receive(remote, frame)
+
+    def _send_start(self, remote: Remote) -> None:
+        hosts = [peer.host for peer in self.remotes]
+        node = self.job.placed(hosts)[self.remotes.index(remote)]
+        names = [host.name for host in hosts]
+        remote.connection.send({"kind": "start", "node": asdict(node), "hosts": names})
+
+
+def launch_detached(job: HostsJob, program_name: str) -> int:
+    """Hand the job to its hosts; the exit code, when everything is printed."""
+    name = f"{program_name[:60] or 'job'}-{job.job[:6]}"
+    detached = DetachedJob(**vars(job), name=name)
+    return _with_screen(lambda screen: _launch(detached, screen))
+
+
+async def _launch(job: DetachedJob, screen: Screen) -> int:
+    controller = _Start(job, screen)
+    with _handling(controller.interrupted):
+        await controller.run()
+        await controller.close()
+
+    hosts = [remote.host for remote in controller.remotes]
+    has_started = all(remote.code == 0 for remote in controller.remotes)
+    if has_started and controller.end_signal is None:
+        listed = ",".join(host.name for host in hosts)
+        screen.report(
+            f"{job.name} runs on {plural(len(hosts), 'host')}; logs in {job.logs} on each"
+        )
+        screen.report(f"attach: drumline attach {job.name} --hosts {listed}")
+        screen.report(f"stop:   drumline stop {job.name} --hosts {listed} [--save]")
+        return ExitCode.SUCCESS
+
+    if controller.has_started:
+        question = Question(
+            hosts=hosts,
+            nodes=job.nodes,
+            client=job.client,
+            python=job.python,
+            python_path=job.python_path,
+            request={"action": "stop", "name": job.name, "save": False},
+        )
+        undoing = Conversation(question, screen)
+        await undoing.run()
+        await undoing.close()
+
+    if controller.lost:
+        screen.report_last(f"error: {controller.lost}", "try: the same command again")
+    return conclude(controller) or ExitCode.PREFLIGHT_FAILED
+
+
+# List, stop and attach
+
+
+def list_jobs(question: Question) -> Conversation:
+    """What the hosts answer."""
+    conversations: list[Conversation] = []
+
+    async def ask(screen: Screen) -> int:
+        conversations.append(await _ask(question, screen))
+        return ExitCode.SUCCESS
+
+    _with_screen(ask)
+    return conversations[0]
+
+
+def stop_job(question: Question, name: str, *, save: bool) -> int:
+    """End it on all of its hosts."""
+
+    async def stop(screen: Screen) -> int:
+        hosts, _ = await _hosts_of(question, name, screen)
+        request = {"action": "stop", "name": name, "save": save}
+        answers = await _ask(question.about(request, hosts), screen)
+        for error in answers.errors.values():
+            what, *further_lines = error.lines()
+            screen.report_last(f"error: {what}", *further_lines)
+
+        codes = [remote.code for remote in answers.remotes if remote.code is not None]
+        if answers.errors or not codes:
+            return ExitCode.PREFLIGHT_FAILED
+
+        how = "it had ended before"
+        if ExitCode.INTERRUPTED in codes:
+            how = "it was stopped"
+        elif ExitCode.PREEMPTED in codes:
+            how = "it has saved and stopped: launch it again to resume"
+        screen.report(f"{name} has ended on {plural(len(codes), 'host')}; {how}")
+        return ExitCode.SUCCESS
+
+    return _with_screen(stop)
+
+
+class _Attached(Conversation):
+    """Shows what the ranks of a job write, as its launch would."""
+
+    is_detached = False
+
+    def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        match frame["kind"]:
+            case "started":
+                self.diagnoses.print_waiting()
+                self._started(frame["world_size"])
+            case "diagnosis":
+                if self.diagnoses.add(frame, remote.num_starts):
+                    self.diagnoses.print_waiting()
+            case "ended" if frame["code"]:
+                self.ended_first = self.ended_first or remote
+            case _:
+                super()._receive(remote, frame)
+
+    def _lost(self, remote: Remote) -> None:
+        super()._lost(remote)
+        what = self.errors[remote.host].what
+        self.warn(
+            f"{what}; what its ranks write is not shown, and the job goes on without this command"
+        )
+
+    def interrupted(self, number: signal.Signals) -> None:
+        self.is_detached = True
+        self.is_ending = True
+        for remote in self.remotes:
+            remote.give_up()
+
+
+def attach_to_job(question: Question, name: str) -> int:
+    """Show the job until it ends, or until Ctrl-C; its exit code."""
+
+    async def attach(screen: Screen) -> int:
+        hosts, record = await _hosts_of(question, name, screen)
+        request = question.about({"action": "follow", "name": name}, hosts)
+        job = replace(request, program=record.program, logs=Path(record.logs))
+        attached = _Attached(job, screen)
+        with _handling(attached.interrupted):
+            await attached.run()
+            await attached.close()
+
+        if attached.is_detached:
+            screen.report(f"detached; {name} goes on")
+            return ExitCode.SUCCESS
+        if not any(remote.code is not None for remote in attached.remotes):
+            error = next(iter(attached.errors.values()))
+            raise PreflightError(error.what, next_step=error.next_step)
+        return conclude(attached)
+
+    return _with_screen(attach)
+
+
+async def _hosts_of(question: Question, name: str, screen: Screen) -> tuple[list[Host], JobRecord]:
+    """All hosts of the job, in the order of its nodes: as the user names them, or else as the launch
+    did."""
+    answers = await _ask(question.about({"action": "list", "name": name}, question.hosts), screen)
+    named = {
+        record.node.node_rank: host
+        for host, records in answers.records.items()
+        for record in records
+    }
+    records = [record for records in answers.records.values() for record in records]
+    if records and records[0].hosts:
+        record = records[0]
+        ranks = range(len(record.hosts))
+        return [named.get(rank) or record.host(rank) for rank in ranks], record
+
+    for error in answers.errors.values():
+        raise error
+    where = ", ".join(host.address for host in question.hosts)
+    raise UsageError(
+        f"there is no job {name} on {where}",
+        next_step="`drumline jobs --hosts ...` lists the jobs of the hosts",
+    )
+
+
+async def _ask(question: Question, screen: Screen) -> Conversation:
+    conversation = Conversation(question, screen)
+    await conversation.run()
+    await conversation.close()
+    return conversation
+
+
+@contextlib.contextmanager
+def _handling(handle: Any) -> Any:
+    """Have these signals call it."""
+    loop = asyncio.get_running_loop()
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+def _with_screen(run: Any) -> int:
+    sys.stdout.flush()
+    screen = Screen()
+    try:
+        return int(asyncio.run(run(screen)))
+    finally:
+        screen.close()

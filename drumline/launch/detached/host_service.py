@@ -1,0 +1,275 @@
+"""What ssh starts on a node for the commands about detached jobs: `python -m
+drumline.launch.detached.host_service`, without torch.
+
+It reads one request from stdin, which starts, lists, follows or stops jobs of this user on this
+machine, and answers with frames on its stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drumline.base.errors import DrumlineError, ExitCode
+from drumline.base.processes import Termination
+from drumline.base.untrusted import from_json, parse_json
+from drumline.launch.detached import units
+from drumline.launch.detached.job_folder import (
+    ENDED,
+    JobFolder,
+    JobSpec,
+    folders_of,
+    jobs_folder,
+)
+from drumline.launch.detached.keeper import STOPPED
+from drumline.launch.node.guard import job_processes
+from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.ssh.node_output import NodeOutput
+from drumline.launch.ssh.supervisor import PROTOCOL, ControllerLink, refusals
+from drumline.net.frames import MAX_PIPE_BYTES, LineBuffer
+
+Request = Mapping[str, Any]
+DOWN = "down"
+"""The state of a job whose keeper does not run, though the job has not ended."""
+START_S = 10.0
+
+
+def main() -> int:
+    link = ControllerLink()
+    request = link.wait_for_spec()
+    if request is not None:
+        _answer(request, link)
+    link.drain()
+    link.close()
+    return 0
+
+
+def _answer(request: Request, link: ControllerLink) -> None:
+    actions: Mapping[str, Callable[[Request, ControllerLink], None]] = {
+        "launch": _launch,
+        "list": _list,
+        "follow": _follow,
+        "stop": _stop,
+    }
+    action = actions.get(request.get("action", ""))
+    if action is None or request["protocol"] != PROTOCOL:
+        link.out.send("refused", problems=[])
+        return
+
+    try:
+        action(request, link)
+    except DrumlineError as error:
+        link.out.send("refused", problems=[[error.what, error.next_step or ""]])
+    except OSError as error:
+        what = f"{error.filename or 'the job folder'}: {error.strerror}"
+        link.out.send("refused", problems=[[what, "check who owns it, and the disk"]])
+
+
+# Start
+
+
+def _launch(request: Request, link: ControllerLink) -> None:
+    """Check what can be checked, and start the keeper when all hosts have answered."""
+    frame = {name: value for name, value in request.items() if name != "action"}
+    if problems := list(refusals(frame)):
+        link.out.send("refused", problems=problems)
+        return
+
+    link.out.send("hello", protocol=PROTOCOL)
+    start = _wait_for_start(link)
+    if start is None:
+        return
+
+    node = from_json(NodePlan, start["node"])
+    folder = JobFolder(jobs_folder(os.environ) / request["name"] / f"node-{node.node_rank}")
+    spec = JobSpec(
+        name=request["name"],
+        machine=socket.gethostname(),
+        hosts=tuple(start["hosts"]),
+        launched_at=time.time(),
+        cwd=str(Path.cwd()),
+        keep_going=request["keep_going"],
+        node=node,
+        program=from_json(Program, request["program"]),
+        frame={**frame, "kind": "spec", "node": start["node"]},
+        variables=units.lasting_variables(os.environ),
+    )
+    folder.create(spec)
+    notice = units.start_keeper(
+        folder, python_path=os.environ.get("PYTHONPATH"), grace_s=request["grace_s"]
+    )
+    _wait_for_keeper(folder)
+    if notice:
+        link.out.send("notice", text=f"warning: {notice}")
+    link.out.send("ended", code=0, last_lines=[])
+
+
+def _wait_for_start(link: ControllerLink) -> Request | None:
+    """None: the launch ended before it."""
+    while link.is_alive:
+        for frame in link.read():
+            if frame["kind"] == "start":
+                return frame
+            if frame["kind"] == "end":
+                return None
+    return None
+
+
+def _wait_for_keeper(folder: JobFolder) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        with folder.held() as is_free:
+            if not is_free:
+                return
+        time.sleep(0.05)
+    units.remove(folder)
+    last_line = folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
+    raise DrumlineError(
+        f"the job's keeper did not start: {' '.join(last_line) or 'no reason is known'}",
+        next_step=f"read {folder.log}, and `journalctl --user --unit {folder.unit}`",
+    )
+
+
+# List
+
+
+def _list(request: Request, link: ControllerLink) -> None:
+    link.out.send("hello", protocol=PROTOCOL)
+    for folder in folders_of(jobs_folder(os.environ), request["name"]):
+        with suppress(OSError, ValueError):
+            link.out.send("job", **_record(folder))
+    link.out.send("ended", code=0, last_lines=[])
+
+
+def _record(folder: JobFolder) -> dict[str, Any]:
+    """For the table of `drumline jobs`."""
+    spec = folder.spec()
+    state = folder.state()
+    with folder.held() as is_free:
+        is_down = is_free and state.state != ENDED
+    return {
+        "name": spec.name,
+        "hosts": list(spec.hosts),
+        "node": asdict(spec.node),
+        "program": asdict(spec.program),
+        "state": DOWN if is_down else state.state,
+        "why": state.why,
+        "code": state.code,
+        "step": state.reached_step,
+        "since": spec.launched_at,
+        "logs": str(Path(spec.cwd, spec.frame["logs"])),
+        "run": str(Path(spec.cwd, spec.program.run)) if spec.program.run else "",
+    }
+
+
+def _only_folder(request: Request) -> JobFolder:
+    name = request["name"]
+    folders = folders_of(jobs_folder(os.environ), name)
+    if not folders:
+        raise DrumlineError(
+            f"there is no job {name} on {socket.gethostname()}",
+            next_step="drumline jobs --hosts ... lists those of the hosts",
+        )
+    return folders[0]
+
+
+# Follow
+
+
+def _follow(request: Request, link: ControllerLink) -> None:
+    """Send what has happened so far, then what happens, until the job has ended."""
+    folder = _only_folder(request)
+    spec = folder.spec()
+    os.chdir(spec.cwd)
+    logs = Path(spec.frame["logs"])
+    output = NodeOutput(
+        logs,
+        logs / f"node-{spec.node.node_rank}.log",
+        spec.frame["task_logs"],
+        link.out,
+        from_end=False,
+    )
+    link.out.send("hello", protocol=PROTOCOL)
+    was_down = False
+    frames = _Frames(folder.frames)
+    while link.is_alive:
+        for frame in frames.read():
+            if frame["kind"] == "started":
+                output.follow(frame["ranks"], frame["start"])
+            if frame["kind"] == "ended":
+                output.send_news(is_last=True)
+            link.out.send(**frame)
+            if frame["kind"] == "ended":
+                return
+
+        output.send_news()
+        is_down = _record(folder)["state"] == DOWN
+        if is_down and not was_down:
+            text = f"the job does not run on {spec.machine}: its keeper was ended"
+            link.out.send("notice", text=f"warning: {text}")
+        was_down = is_down
+        link.read()
+
+
+class _Frames:
+    """The frames of a file, as far as they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._lines = LineBuffer(MAX_PIPE_BYTES)
+
+    def read(self) -> list[dict[str, Any]]:
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read(MAX_PIPE_BYTES)
+            self._offset += len(data)
+            self._lines.add(data)
+
+        frames = []
+        while (line := self._lines.pop()) is not None:
+            with suppress(ValueError):
+                frames.append(parse_json(line))
+        return frames
+
+
+# Stop
+
+
+def _stop(request: Request, link: ControllerLink) -> None:
+    """Have the keeper end the job; where it does not run, end what is left of it."""
+    folder = _only_folder(request)
+    link.out.send("hello", protocol=PROTOCOL)
+    if folder.state().state != ENDED:
+        folder.ask_to_stop(save=bool(request["save"]))
+    while link.is_alive and folder.state().state != ENDED:
+        with folder.held() as is_free:
+            if is_free:
+                _end_without_keeper(folder)
+        link.read()
+
+    state = folder.state()
+    if state.state == ENDED:
+        link.out.send("ended", code=state.code, last_lines=[], end_reason=state.why)
+
+
+def _end_without_keeper(folder: JobFolder) -> None:
+    from drumline.launch.detached.keeper import Keeper
+
+    keeper = Keeper(folder)
+    attempt = keeper.state.attempt
+    if attempt:
+        Termination(lambda: job_processes(attempt), 0).wait()
+    keeper.end(ExitCode.INTERRUPTED, STOPPED)
+    units.remove(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Has the system start the keeper of a job now and after each reboot: as a user unit of systemd, or
+as a session of its own with a line in the user's crontab; and removes both.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from drumline.base.untrusted import make_own_folder, open_append, replace_text
+from drumline.launch.detached.job_folder import JobFolder
+
+UNIT = """\
+[Unit]
+Description=drumline: {unit}
+
+[Service]
+ExecStart={words}
+Restart=on-failure
+RestartSec=1
+KillMode=mixed
+TimeoutStopSec={stop_s:.0f}
+OOMPolicy=continue
+
+[Install]
+WantedBy=default.target
+"""
+LINGERING = Path("/var/lib/systemd/linger")
+# How long systemd waits for the keeper after the grace period of its ranks.
+STOP_S = 15.0
+TOOL_S = 20.0
+# Variables of the ssh session that started the job, which do not outlive it.
+OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
+NO_REBOOT = "after a reboot of {host} the job does not start again: {why}; to change that for later jobs: {fix}"
+
+
+def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those with which a keeper runs, however it is started."""
+    return {name: value for name, value in environment.items() if not OF_SESSION.fullmatch(name)}
+
+
+def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) -> str:
+    """Start it; what the user has to know about it, or nothing."""
+    words = [sys.executable, "-m", "drumline.launch.detached.keeper", str(folder.path)]
+    if python_path:
+        words = ["/usr/bin/env", f"PYTHONPATH={python_path}", *words]
+    host = os.uname().nodename
+    if _has_user_manager():
+        if _is_lingering():
+            _start_unit(folder, words, grace_s)
+            return ""
+        fix = "loginctl enable-linger"
+        why = "its user manager ends with the last login"
+    else:
+        fix = "install cron, or log in with systemd's user manager and `loginctl enable-linger`"
+        why = "it has neither a user manager of systemd nor cron"
+
+    with open_append(folder.log) as log:
+        command = ["setsid", "--fork", *words]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+    if _add_to_crontab(folder, words):
+        return ""
+    return NO_REBOOT.format(host=host, why=why, fix=fix)
+
+
+def remove(folder: JobFolder) -> None:
+    """What `start_keeper` has left with the system."""
+    unit = _unit_file(folder)
+    if unit.is_file():
+        _systemctl("disable", "--quiet", unit.name)
+        with suppress(OSError):
+            unit.unlink()
+        _systemctl("daemon-reload")
+    _remove_from_crontab(folder)
+
+
+# systemd
+
+
+def quoted(words: Sequence[str]) -> str:
+    """As ExecStart reads them: without variables, specifiers and other escapes."""
+    escaped = (
+        word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+        for word in words
+    )
+    return " ".join(f'"{word}"' for word in escaped)
+
+
+def _unit_file(folder: JobFolder) -> Path:
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return config_home / "systemd" / "user" / f"{folder.unit}.service"
+
+
+def _has_user_manager() -> bool:
+    return _systemctl("show-environment")
+
+
+def _is_lingering() -> bool:
+    """Whether the user manager runs without a login."""
+    return (LINGERING / pwd.getpwuid(os.geteuid()).pw_name).exists()
+
+
+def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None:
+    unit = _unit_file(folder)
+    make_own_folder(unit.parent, follow_links=True)
+    text = UNIT.format(unit=folder.unit, words=quoted(words), stop_s=grace_s + STOP_S)
+    replace_text(unit, text)
+    if not (_systemctl("daemon-reload") and _systemctl("enable", "--quiet", "--now", unit.name)):
+        remove(folder)
+        raise OSError(0, f"systemctl --user could not start {unit.name}")
+
+
+def _systemctl(*words: str) -> bool:
+    """Whether it succeeded."""
+    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
+    return _run(["systemctl", "--user", *words], {**runtime, **os.environ}) is not None
+
+
+# cron
+
+
+def _add_to_crontab(folder: JobFolder, words: Sequence[str]) -> bool:
+    """Whether cron starts it after a reboot."""
+    command = shlex.join(words)
+    if "\n" in command or shutil.which("crontab") is None:
+        return False
+    # cron reads a percent sign as the end of the line.
+    line = f"@reboot {command} {_mark(folder)}".replace("%", r"\%")
+    return _run(["crontab", "-"], os.environ, f"{_crontab()}{line}\n") is not None
+
+
+def _remove_from_crontab(folder: JobFolder) -> None:
+    text = _crontab()
+    lines = text.splitlines(keepends=True)
+    lines_to_keep = [line for line in lines if not line.rstrip().endswith(_mark(folder))]
+    if lines_to_keep != lines:
+        _run(["crontab", "-"], os.environ, "".join(lines_to_keep))
+
+
+def _mark(folder: JobFolder) -> str:
+    return f"# {folder.unit}"
+
+
+def _crontab() -> str:
+    """Empty if there is none."""
+    return _run(["crontab", "-l"], os.environ) or ""
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str], text: str = "") -> str | None:
+    """What it prints; None: it failed, or is not installed."""
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            capture_output=True,
+            env=dict(environment),
+            encoding="utf-8",
+            errors="replace",
+            timeout=TOOL_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

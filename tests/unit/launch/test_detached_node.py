@@ -1,0 +1,306 @@
+"""A detached job on one node: its folder, what starts its keeper, and when there is another
+attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drumline.base.errors import ExitCode
+from drumline.launch.detached import units
+from drumline.launch.detached.job_folder import (
+    ENDED,
+    WAITING,
+    JobFolder,
+    JobSpec,
+    JobState,
+    folders_of,
+    jobs_folder,
+    wrong_job_name,
+)
+from drumline.launch.detached.keeper import Attempt, Keeper, main
+from drumline.launch.node_plan import NodePlan, Program
+
+# A crontab in a file, as crontab(1) is used.
+CRONTAB = """\
+#!/bin/sh
+case "$1" in
+-l) cat {table} 2> /dev/null ;;
+-) cat > {table} ;;
+esac
+"""
+
+
+def make_spec(folder: Path, **fields: Any) -> JobSpec:
+    frame = {
+        "grace_s": 2.0,
+        "logs": "logs",
+        "task_logs": None,
+        "environment": {},
+        "secret": "s" * 64,
+    }
+    program = Program(("train", "digits"), is_task=True)
+    frame["program"] = {"words": list(program.words), "is_task": True}
+    spec = JobSpec(
+        name="digits-1a2b3c",
+        machine=socket.gethostname(),
+        hosts=("a", "b"),
+        launched_at=1.0,
+        cwd=str(folder),
+        keep_going=True,
+        node=NodePlan(num_nodes=2, max_restarts=3, join_timeout_s=1),
+        program=program,
+        frame=frame,
+        variables={"PATH": "/bin"},
+    )
+    return replace(spec, **fields)
+
+
+def make_folder(folder: Path, **fields: Any) -> JobFolder:
+    spec = make_spec(folder, **fields)
+    job = JobFolder(folder / "jobs" / spec.name / "node-0")
+    job.create(spec)
+    return job
+
+
+@pytest.mark.parametrize("name", ["digits-1a2b3c", "a", "7" * 80])
+def test_names_of_jobs(name: str) -> None:
+    assert wrong_job_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "a/b", "../x", "-a", "a b", "a;b", "a\n", "A", "é", "%h", "a" * 81]
+)
+def test_what_is_no_name_of_a_job(name: str) -> None:
+    assert (
+        wrong_job_name(name) == f"{name!r} is not a job's name (letters a to z, digits and dashes)"
+    )
+
+
+def test_the_state_folder_is_this_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    default = Path("/home/me/.local/state/drumline/jobs")
+    assert jobs_folder({}) == default
+    assert jobs_folder({"XDG_STATE_HOME": "relative"}) == default
+    assert jobs_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/drumline/jobs")
+
+
+def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
+    job = make_folder(tmp_path)
+    assert json.dumps(asdict(job.spec())) == json.dumps(asdict(make_spec(tmp_path)))
+    assert job.state() == JobState()
+    assert job.path.stat().st_mode & 0o777 == 0o700
+    assert (job.path / "spec.json").stat().st_mode & 0o777 == 0o600
+    assert [folder.path for folder in folders_of(tmp_path / "jobs")] == [job.path]
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path)
+
+    with job.held() as is_free, job.held() as is_free_again:
+        assert (is_free, is_free_again) == (True, False)
+
+
+def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
+    job = make_folder(tmp_path, machine="elsewhere")
+    assert folders_of(tmp_path / "jobs") == []
+    assert main(str(job.path)) == 0
+    assert job.state() == JobState()
+
+
+def test_words_of_a_unit_are_read_as_they_are() -> None:
+    words = ["/a b/python", "100%h", "$HOME", 'a"b', "c\\d"]
+    assert units.quoted(words) == r'"/a b/python" "100%%h" "$$HOME" "a\"b" "c\\d"'
+
+
+def test_a_keeper_gets_the_environment_of_the_login_without_the_session() -> None:
+    environment = {"PATH": "/bin", "SSH_AUTH_SOCK": "x", "XDG_SESSION_ID": "1", "HOME": "/root"}
+    assert units.lasting_variables(environment) == {"PATH": "/bin", "HOME": "/root"}
+
+
+@pytest.fixture(name="table")
+def _table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What crontab keeps; there is no systemctl."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    table = tools / "table"
+    (tools / "crontab").write_text(CRONTAB.format(table=table))
+    (tools / "crontab").chmod(0o755)
+    for name in ("cat", "setsid"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(tools))
+    return table
+
+
+def test_cron_starts_a_keeper_where_there_is_no_user_manager(tmp_path: Path, table: Path) -> None:
+    table.write_text("@daily true\n")
+    job = make_folder(tmp_path, machine="elsewhere")
+    notice = units.start_keeper(job, python_path="/100% mine", grace_s=1.0)
+    assert notice == ""
+    daily, line = table.read_text().splitlines()
+    assert daily == "@daily true"
+    assert line.startswith(r"@reboot /usr/bin/env 'PYTHONPATH=/100\% mine' ")
+    assert line.endswith(f" {job.path} # drumline-digits-1a2b3c-node-0")
+    # As cron runs it.
+    command = line.removeprefix("@reboot ").replace(r"\%", "%")
+    command = command.replace("/100% mine", str(Path.cwd()))
+    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == 0
+
+    units.remove(job)
+    assert table.read_text() == "@daily true\n"
+
+
+def test_what_is_missing_for_a_reboot_is_said(tmp_path: Path, table: Path) -> None:
+    (table.parent / "crontab").unlink()
+    job = make_folder(tmp_path, machine="elsewhere")
+    host = socket.gethostname()
+    assert units.start_keeper(job, python_path=None, grace_s=1.0) == (
+        f"after a reboot of {host} the job does not start again: it has neither a user manager of "
+        "systemd nor cron; to change that for later jobs: install cron, or log in with systemd's user "
+        "manager and `loginctl enable-linger`"
+    )
+    # There is a user manager, which ends with the login.
+    (table.parent / "systemctl").symlink_to("/bin/true")
+    assert "its user manager ends with the last login" in units.start_keeper(
+        job, python_path=None, grace_s=1.0
+    )
+
+
+# When there is another attempt
+
+
+class Ended:
+    """A keeper whose attempt has ended."""
+
+    def __init__(self, folder: Path, code: int, **fields: Any) -> None:
+        self.keeper = Keeper(make_folder(folder, **fields))
+        self.attempt = Attempt(self.keeper)
+        self.attempt.send("started", ranks=[0], world_size=2, start=0, restarts_left=3)
+        self.code = code
+
+    def why_again(self, *, lost_first_node: bool = False) -> str:
+        self.attempt.send("ended", code=self.code, last_lines=["last"], end_reason="")
+        supervisor: Any = SimpleNamespace(lost_first_node=lost_first_node)
+        return self.keeper._why_again(self.attempt, supervisor)
+
+    def fail(self, code: int, *, restarts_left: int = 3, full_disk: str = "") -> None:
+        self.attempt.send(
+            "failed", rank=0, code=code, restarts_left=restarts_left, full_disk=full_disk
+        )
+
+    def assert_ended(self, code: int) -> None:
+        assert self.keeper.state.state == ENDED
+        assert self.keeper.state.code == code
+        assert f'"code":{code}' in self.keeper.folder.frames.read_text().splitlines()[-1]
+
+
+def test_a_job_that_is_done_has_ended(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, 0)
+    assert ended.why_again() == ""
+    ended.assert_ended(0)
+
+
+def test_a_rank_that_failed_for_good_ends_the_job(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, 1)
+    ended.fail(1, restarts_left=0)
+    assert ended.why_again() == ""
+    ended.assert_ended(1)
+
+
+def test_a_lost_first_node_counts_as_a_restart(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, 1)
+    for number in (1, 2, 3):
+        why = f"the first node is lost; restarting (restart {number} of 3)"
+        assert ended.why_again(lost_first_node=True) == why
+    assert ended.why_again(lost_first_node=True) == ""
+    ended.assert_ended(1)
+    assert ended.keeper.state.why == "the first node is lost, and no restart is left"
+
+
+def test_progress_gives_all_restarts_back(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, -9)
+    assert ended.why_again().endswith("(restart 1 of 3)")
+    assert ended.why_again().endswith("(restart 2 of 3)")
+    ended.attempt.send("progress", reached_step=7, counted_step=3)
+    assert ended.why_again() == (
+        "the agent of this node was ended by a signal; restarting (restart 1 of 3)"
+    )
+
+
+def test_a_hang_that_is_to_stop_the_job_stops_it(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, -9)
+    ended.attempt.send("diagnosis", action="stop")
+    assert ended.why_again() == ""
+    ended.assert_ended(1)
+
+
+def test_a_preemption_is_followed_by_another_attempt(tmp_path: Path) -> None:
+    ended = Ended(tmp_path / "goes-on", 75)
+    assert ended.why_again() == "preempted by a signal or a notice to a rank, and saved; resuming"
+    assert ended.keeper.state.restarts_left == 3, "it is no restart"
+    ended = Ended(tmp_path / "ends", 75, keep_going=False)
+    assert ended.why_again() == ""
+    ended.assert_ended(75)
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, 1)
+    ended.fail(1, restarts_left=0, full_disk=str(tmp_path))
+    assert ended.why_again() == "there is space again; resuming"
+    assert ended.keeper.state.state == WAITING
+    assert f"the disk of {tmp_path}" in ended.keeper.folder.frames.read_text()
+
+
+@pytest.mark.parametrize(
+    ("save", "code", "ends_with"), [(True, 75, 75), (True, 1, 130), (False, 75, 130), (False, 0, 0)]
+)
+def test_a_job_that_is_stopped(tmp_path: Path, save: bool, code: int, ends_with: int) -> None:
+    ended = Ended(tmp_path, code)
+    ended.keeper.folder.ask_to_stop(save=save)
+    assert ended.why_again() == ""
+    ended.assert_ended(ends_with)
+
+
+def test_without_its_folder_a_job_waits_and_ends(tmp_path: Path) -> None:
+    missing = tmp_path / "unmounted"
+    folder = make_folder(tmp_path, cwd=str(missing))
+    assert Keeper(folder).run() == 0
+    state = folder.state()
+    assert (state.state, state.code) == (ENDED, ExitCode.PREFLIGHT_FAILED)
+    assert state.why == f"the folder {missing} cannot be used: No such file or directory"
+
+
+def test_a_damaged_spec_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    spec = folder.path / "spec.json"
+    for text in ("", "[]", "{", '{"name": 7}', "[" * 10_000):
+        spec.write_text(text)
+        with pytest.raises(ValueError, match=r"\S"):
+            folder.spec()
+        assert folders_of(tmp_path / "jobs") == []
+
+
+def test_a_keeper_that_cannot_start_says_why() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "drumline.launch.detached.keeper", "/nowhere"],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "No such file or directory: '/nowhere'" in done.stderr
+
+
+def test_an_agent_that_is_ended_while_it_exits_is_not_restarted(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, -15)
+    ended.fail(1, restarts_left=0)
+    assert ended.why_again() == ""
+    ended.assert_ended(1)
