@@ -39,6 +39,8 @@ RuleModules = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
 FEW_FILES = 100
 """So few are not worth a process."""
+_SET_ASIDE = set("archive archived backup backups deprecated legacy obsolete old rubbish".split())
+"""Folders of code that nobody runs any more: what is found there is a note."""
 
 
 @dataclass
@@ -295,8 +297,12 @@ def _check_scripts(results: Results, scripts: list[Script], rules: RuleModules) 
 def _run_rule(
     results: Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
 ) -> None:
+    is_set_aside = not _SET_ASIDE.isdisjoint(part.lower() for part in path.parts[-6:-1])
     try:
-        results.findings += question()
+        results.findings += (
+            replace(finding, severity=Severity.NOTE) if is_set_aside else finding
+            for finding in question()
+        )
     except Exception as error:
         results.problems.append(_failure(error, path, f"rule {number}"))
 

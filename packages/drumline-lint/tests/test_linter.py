@@ -30,6 +30,12 @@ def test_what_is_hidden_is_kept() -> None:
     assert (told(report.findings), told(report.hidden)) == (["a.py:1:1 DL101"], ["a.py:2:1 DL201"])
 
 
+def test_what_is_set_aside_has_notes() -> None:
+    code = "bad()\n"
+    report = report_of({"archived/runs/a.py": code, "tools/a.py": code})
+    assert [finding.severity for finding in report.findings] == [Severity.NOTE, Severity.ERROR]
+
+
 @pytest.mark.parametrize(
     ("code", "count"),
     [

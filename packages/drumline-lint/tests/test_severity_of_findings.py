@@ -71,6 +71,25 @@ OWNERS = (
     "    def save(self, batch_idx, batch):\n        torch.save(batch, f'{batch_idx}.pt')\n"
     "Writer(rank).write(batches)\n"
 )
+MICRO_BATCHES = (
+    START + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+    "optimizer = torch.optim.SGD(net.parameters())\nfor i, x in enumerate(batches):\n"
+    "    net(x).backward()\n    if (i + 1) % NUMBER == 0:\n"
+    "        optimizer.step()\n        optimizer.zero_grad()\n"
+)
+WRITER = START + (
+    "from torch.utils.tensorboard import SummaryWriter\nwriter = SummaryWriter('runs')\n"
+)
+EVALUATION = (
+    START + "from torch.utils.data import DataLoader, DistributedSampler\n"
+    "loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))\n"
+    "total = 0\nwith torch.no_grad():\n    for x, y in loader:\n"
+    "        total += (net(x) == y).sum().item()\nprint(total)\n"
+)
+ACCELERATED = (
+    "from accelerate import Accelerator\naccelerator = Accelerator(mixed_precision='PRECISION')\n"
+    "net, data = accelerator.prepare(net, data)\nfor x in data:\n    net(x).mean().backward()\n"
+)
 GLOO = (
     "import torch\nimport torch.distributed as dist\n"
     "def work(model, rank, backend='BACKEND'):\n"
@@ -118,6 +137,14 @@ SEVERITIES = {
         + "net = build()\nnet.load_state_dict(torch.load(resume))\n"
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
         Severity.WARNING,
+    ),
+    "a load of a module's own weights": (
+        "DL019",
+        START
+        + "class Net(torch.nn.Module):\n    def restore(self):\n"
+        + "        self.load_state_dict(torch.load('net.pt'))\nnet = Net()\nnet.restore()\n"
+        + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'net.pt')\n",
+        Severity.NOTE,
     ),
     "a save of local rank 0": (
         "DL015",
@@ -278,6 +305,62 @@ SEVERITIES = {
         + "        optimizer.step()\n        optimizer.zero_grad()\n",
         Severity.NOTE,
     ),
+    "micro-batches of a number from elsewhere": (
+        "DL012",
+        MICRO_BATCHES.replace("NUMBER", "config.accumulate"),
+        Severity.NOTE,
+    ),
+    "micro-batches of a known number": (
+        "DL012",
+        MICRO_BATCHES.replace("NUMBER", "4"),
+        Severity.WARNING,
+    ),
+    "a writer that only rank 0 uses": (
+        "DL023",
+        WRITER + "def log(name, value):\n    writer.add_scalar(name, value)\n"
+        "if dist.get_rank() == 0:\n    log('loss', 0.1)\n",
+        Severity.NOTE,
+    ),
+    "a writer that every rank uses": (
+        "DL023",
+        WRITER + "writer.add_scalar('loss', 0.1)\n",
+        Severity.WARNING,
+    ),
+    "a metric of a part": ("DL061", EVALUATION, Severity.WARNING),
+    "a metric of a part that is meant": (
+        "DL061",
+        EVALUATION.replace("with torch", "# only results from rank 0 are used here\nwith torch"),
+        Severity.NOTE,
+    ),
+    "a model that rank 0 runs between batches": (
+        "DL040",
+        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
+        "        with torch.no_grad():\n            model(x)\n",
+        Severity.NOTE,
+    ),
+    "a model that rank 0 runs between batches, before a barrier": (
+        "DL040",
+        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
+        "        with torch.no_grad():\n            model(x)\n    dist.barrier()\n",
+        Severity.WARNING,
+    ),
+    "a backward that Accelerate would not scale": (
+        "DL070",
+        ACCELERATED.replace("PRECISION", "bf16"),
+        Severity.NOTE,
+    ),
+    "a backward that Accelerate would scale": (
+        "DL070",
+        ACCELERATED.replace("PRECISION", "fp16"),
+        Severity.WARNING,
+    ),
+    "a file that is read where no group begins": (
+        "DL062",
+        "from torch.nn.parallel import DistributedDataParallel\nUSE_DDP = False\nif USE_DDP:\n"
+        "    net = DistributedDataParallel(net)\nif rank == 0:\n    save(net, 'net.pt')\n"
+        "net = load('net.pt')\n",
+        Severity.NOTE,
+    ),
     "a folder that is deleted after a question": (
         "DL046",
         START + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
@@ -317,6 +400,8 @@ def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:
         ("torchrun --nproc-per-node=1 --nnodes=4", Severity.WARNING),
         ("srun --nodes=1 --ntasks=1 python", Severity.NOTE),
         ("python", Severity.WARNING),
+        ("CUDA_VISIBLE_DEVICES=3 python", Severity.NOTE),
+        ("CUDA_VISIBLE_DEVICES=3 RANK=3 python", Severity.WARNING),
     ],
 )
 def test_what_is_said_of_every_rank_is_a_note_where_one_is_started(

@@ -38,6 +38,16 @@ SEVERITIES = {
         "export NCCL_DEBUG=TRACE\ntorchrun --nproc-per-node=8 ddp.py\n",
         Severity.NOTE,
     ),
+    "a value behind a blank, of a variable that nothing reads": (
+        "DL132",
+        "NUM_BATCHES = 4\ntorchrun --nproc-per-node=8 ddp.py\n",
+        Severity.NOTE,
+    ),
+    "a value behind a blank, of a variable that is read": (
+        "DL132",
+        "OUT = runs\ntorchrun --nproc-per-node=8 ddp.py --out $OUT\n",
+        Severity.ERROR,
+    ),
     "the number of GPUs after deepspeed's script": (
         "DL112",
         "deepspeed train.py --num_gpus 4\n",

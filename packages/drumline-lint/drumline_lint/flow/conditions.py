@@ -9,7 +9,7 @@ from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import ancestors, block_of, called_name, last_name
-from drumline_lint.program.value import RankTest
+from drumline_lint.program.value import ConstantValue, RankTest
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -77,6 +77,14 @@ def conditions(
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
         inner = outer
+
+
+def is_dead(program: Program, node: ast.AST) -> bool:
+    """Whether a constant keeps it from being run: `USE_DDP = False`."""
+    return any(
+        isinstance(test, ast.Name) and program.values(test) == {ConstantValue(not holds)}
+        for test, holds in conditions(program, node, with_exits=False)
+    )
 
 
 def held_conditions(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from drumline_lint.flow.conditions import is_dead
 from drumline_lint.program.files import Files, package_of
 from drumline_lint.program.imports import (
     connected,
@@ -27,7 +28,7 @@ from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
 from drumline_lint.reading.allocation import processes_per_node, started_on_nodes, tasks_per_node
 from drumline_lint.reading.launchers import PYTHON, Launch
-from drumline_lint.reading.rendezvous import least_nodes, most_nodes
+from drumline_lint.reading.rendezvous import least_nodes, most_nodes, variable
 from drumline_lint.reading.source import Source
 
 _WORDS = (
@@ -71,7 +72,7 @@ def starts_ranks(program: Program, source: Source) -> bool:
     """
     if _FOR_ONE.search(source.path.stem.lower()) or _is_started_alone(program, source):
         return False
-    if next(program.calls(source, *_BEGINNINGS), None) is not None:
+    if any(not is_dead(program, call) for call in program.calls(source, *_BEGINNINGS)):
         return True
     beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
     names = {function.name for function in beginning if function is not None}
@@ -143,6 +144,10 @@ def _is_started_alone(program: Program, source: Source) -> bool:
 def _is_of_one_process(launch: Launch, spawns: bool) -> bool:
     if launch.kind == PYTHON and _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
         return True  # it is told so
+    visible = variable(launch, "CUDA_VISIBLE_DEVICES")
+    is_ranked = variable(launch, "RANK") is not None
+    if launch.kind == PYTHON and visible is not None and not is_ranked:
+        return (visible.constant or "").isdecimal()
     if launch.kind == PYTHON:
         is_task = launch.srun is not None and not spawns
         return is_task and tasks_per_node(launch) == 1 and started_on_nodes(launch) == 1

@@ -10,7 +10,13 @@ import ast
 import re
 from enum import IntEnum
 
-from drumline_lint.flow.conditions import are_exclusive, conditions, rank_tests_at, split_condition
+from drumline_lint.flow.conditions import (
+    are_exclusive,
+    conditions,
+    is_dead,
+    rank_tests_at,
+    split_condition,
+)
 from drumline_lint.program.names import ACCELERATOR, COLLECTIVES, DDP, DEEPSPEED, FABRIC, FSDP, INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import OF_VARIABLE, is_world_size
@@ -131,7 +137,10 @@ def _joins_before(program: Program, node: ast.AST) -> bool:
     variables."""
     scope = scope_of(node)
     return any(
-        is_after(node, part) and joins(program, part) and not are_exclusive(program, part, node)
+        is_after(node, part)
+        and joins(program, part)
+        and not are_exclusive(program, part, node)
+        and not is_dead(program, part)
         for part in nodes_in(scope, ast.Call, ast.Subscript)
     )
 

@@ -138,17 +138,22 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
 
 def is_one(program: Program, number: ast.expr) -> bool:
     """Whether it is 1, or an option with this default."""
-    if program.values(number) == {ConstantValue(1)}:
-        return True
+    return constants(program, number) == {1}
+
+
+def constants(program: Program, number: ast.expr) -> set[object]:
+    """What it is known to be, also as the default of an option."""
     calls = [program.index(source).calls for source in program.sources]
     options = [option for by_name in calls for option in by_name.get("add_argument", ())]
-    return any(
-        isinstance(option.args[0], ast.Constant)
-        and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)
-        and program.values(argument(option, None, "default")) == {ConstantValue(1)}
+    defaults = [
+        argument(option, None, "default")
         for option in options
         if option.args
-    )
+        and isinstance(option.args[0], ast.Constant)
+        and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)
+    ]
+    values = [value for part in (number, *defaults) for value in program.values(part)]
+    return {value.value for value in values if isinstance(value, ConstantValue)}
 
 
 def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:

@@ -6,15 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import are_exclusive
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import is_single_process, may_be_guarded
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import any_text_near
-from drumline_lint.program.names import LOADER
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, called_name, nodes_in
+from drumline_lint.program.tree import Loop, called_name, calls_beside, nodes_in
 from drumline_lint.program.value import CallResult, ConstantValue, Instance
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
@@ -87,9 +88,19 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
         return False
     if any(is_single_process(program, node) or may_be_guarded(program, node) for node in nodes):
         return False
+    if any(_divides_instead(program, call, nearby) for nearby in calls_beside(call)):
+        return False
     calls = [inner for loop in loops for inner in calls_made_in(program, loop)]
     names = " ".join(called_name(inner).lower() for inner in calls)
     return not any(word in names for word in ("slice", "shard", "scatter"))
+
+
+def _divides_instead(program: Program, call: ast.Call, nearby: ast.Call) -> bool:
+    """Whether a setting chooses between this loader and one that divides the data."""
+    is_loader = program.name_of(nearby.func) == LOADER
+    sampler = given(nearby, "sampler") if is_loader else None
+    is_divided = bool(program.made(sampler, DISTRIBUTED_SAMPLER))
+    return is_divided and are_exclusive(program, call, nearby)
 
 
 def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -20,13 +21,18 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
 RULE = rule("DL005", in_tests=False)
-_EVALUATION = {"eval", "val", "valid", "validation", "test", "dev"}
+_EVALUATION = re.compile(r"eval(uat(e|ion))?|val(id|ation)?|test(ing)?|dev")
+_WORD = re.compile(r"[A-Z]?[a-z]+")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Samplers that shuffle, in programs that train for epochs."""
     for call in program.calls(source, DISTRIBUTED_SAMPLER):
-        if framework(program, source) or not _shuffles(program, call) or _is_of_evaluation(call):
+        if (
+            framework(program, source)
+            or not _shuffles(program, call)
+            or _is_of_evaluation(source, call)
+        ):
             continue
         if _is_of_epochs(program, call) and not _may_be_told(program, call):
             dataset = argument(call, 0, "dataset")
@@ -60,12 +66,15 @@ def _shuffles(program: Program, call: ast.Call) -> bool:
     return is_on and not has_unknown_arguments(call)
 
 
-def _is_of_evaluation(call: ast.Call) -> bool:
-    """By the names of the dataset and its function: the order of an evaluation does not matter."""
+def _is_of_evaluation(source: Source, call: ast.Call) -> bool:
+    """By the names of the dataset, its function and its file: the order of an evaluation does not
+    matter."""
     function = enclosing_function(call)
-    words = ast.unparse(call.args[0]).lower() if call.args else ""
-    words += "" if function is None else f"_{function.name}"
-    return not _EVALUATION.isdisjoint(words.replace(".", "_").split("_"))
+    dataset = argument(call, 0, "dataset")
+    names = source.path.stem
+    names += "" if dataset is None else f" {ast.unparse(dataset)}"
+    names += "" if function is None else f" {function.name}"
+    return any(_EVALUATION.fullmatch(word.lower()) for word in _WORD.findall(names))
 
 
 def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
@@ -129,6 +138,8 @@ def _is_another(program: Program, call: ast.Call | None, sampler: ast.Call) -> b
     if call.args and isinstance(call.args[0], ast.Constant):
         return True
     owners = program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
+    if any(getattr(owner, "call", None) is sampler for owner in owners):
+        return False
     for value in owners:
         owner = value.of if isinstance(value, Method) else value
         is_loader = isinstance(owner, CallResult) and owner.name == LOADER

@@ -10,7 +10,7 @@ from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import calls_in, loop_around
-from drumline_lint.program.origins import is_one
+from drumline_lint.program.origins import constants
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
@@ -65,15 +65,23 @@ def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Findin
                 f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
                 f"{program.source_of(step).code(step)} comes only after several"
             )
-            severity = Severity.NOTE if _is_every_one(program, step) else None
+            severity = None if _is_of_several(program, step) else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
 
 
-def _is_every_one(program: Program, step: ast.Call) -> bool:
-    """`if i % args.accumulate == 0:`, where nothing is accumulated by default."""
+def _is_of_several(program: Program, step: ast.Call) -> bool:
+    """Whether `if i % args.accumulate == 0:` is known to accumulate several by default."""
     tests = [test for test, _ in conditions(program, step, with_exits=False)]
     divisions = [part for test in tests for part in nodes_in(test, ast.BinOp)]
-    return any(isinstance(part.op, ast.Mod) and is_one(program, part.right) for part in divisions)
+    numbers = [part.right for part in divisions if isinstance(part.op, ast.Mod)]
+    numbers += [
+        part.comparators[0]
+        for test in tests
+        for part in nodes_in(test, ast.Compare)
+        if isinstance(part.ops[0], ast.Eq | ast.GtE) and not nodes_in(part.left, ast.BinOp)
+    ]
+    counts = [value for number in numbers for value in constants(program, number)]
+    return not numbers or any(isinstance(value, int | float) and value > 1 for value in counts)
 
 
 def _rare_step(program: Program, loop: Loop) -> ast.Call | None:

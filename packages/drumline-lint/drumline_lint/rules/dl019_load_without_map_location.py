@@ -54,18 +54,21 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     ]
     names = [name for load in loads for name in nodes_in(load.func, ast.Name)]
     is_loaded = any(program.bindings(name) for name in names)
-    owner = enclosing_class(call)
+    method = enclosing_function(call)
+    owner = None if method is None else enclosing_class(method)
     is_part = owner is not None and program.is_module(owner)  # often of another program
     is_run = is_of_ranks(program, source) and is_on_every_rank(program, call) and not is_part
     return is_saved and is_loaded and is_run
 
 
 def _is_placed(call: ast.Call) -> bool:
-    """`torch.load(path).cuda()`, options that may name a device, and `mmap`."""
+    """`torch.load(path).cuda()`, options that may name a device, `mmap`, and a schedule, which has
+    no tensors."""
     is_mapped = argument(call, None, "mmap") is not None
-    method = parent_of(call)
-    is_moved = isinstance(method, ast.Attribute) and method.attr in ("cuda", "to", "cpu")
-    return is_moved or is_mapped or has_unknown_arguments(call)
+    outer = parent_of(call)
+    is_moved = isinstance(outer, ast.Attribute) and outer.attr in ("cuda", "to", "cpu")
+    is_schedule = isinstance(outer, ast.Call) and "sched" in ast.unparse(outer.func).lower()
+    return is_moved or is_mapped or is_schedule or has_unknown_arguments(call)
 
 
 def _is_placed_by(location: ast.expr | None) -> bool:

@@ -52,5 +52,11 @@ def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
             for call in (call for part in branch.body for call in nodes_in(part, ast.Call)):
                 inner = [call, *calls_made_in(program, call)]
                 is_evaluation = "eval" in called_name(call)  # which is mostly short
-                if not is_evaluation and any(called_name(part) in _LONG for part in inner):
+                if not is_evaluation and any(map(_is_long, inner)):
                     yield call
+
+
+def _is_long(call: ast.Call) -> bool:
+    """Not Python's own `map`."""
+    is_method = isinstance(call.func, ast.Attribute)
+    return called_name(call) in _LONG and (is_method or called_name(call) != "map")

@@ -6,12 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.collectives import has_group, who_calls
+from drumline_lint.flow.collectives import collectives_in, has_group, who_calls
 from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import guards
-from drumline_lint.flow.loops import has_gradients_off
-from drumline_lint.flow.some_ranks import calls_under_rank_tests, excluding_tests, is_within
+from drumline_lint.flow.loops import batch_loops, has_gradients_off
+from drumline_lint.flow.some_ranks import (
+    calls_under_rank_tests,
+    excluding_tests,
+    has_backward,
+    is_within,
+)
 from drumline_lint.program.calls import argument, number_of
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import written_values
@@ -59,7 +64,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             fix = "let every rank run it, and keep only what is for one rank inside"
             if effect != "gather":
                 fix = f"run `{written}.module` here, or let every rank run it"
-            is_sure = effect != "broadcast" or _has_buffers(program, model)
+            is_sure = effect != "broadcast" or (
+                _has_buffers(program, model) and not _is_between_batches(program, call)
+            )
             is_seen = running is call or model in call.args
             is_seen = is_seen and is_of_ranks(program, source)
             severity = None if is_sure and is_seen else Severity.NOTE
@@ -129,11 +136,11 @@ def _effect(program: Program, model: ast.expr, call: ast.Call, running: ast.Call
         return ""
     if any(value.name != DDP for value in made):
         return "gather"
-    if has_gradients_off(program, running) or has_gradients_off(program, call):
-        return "broadcast" if all(_sends_buffers(program, value.call) for value in made) else ""
-    calls = nodes_in(_block_of(call), ast.Call)
-    goes_back = any(called_name(later_call) == "backward" for later_call in calls)
-    return "average" if goes_back else "broadcast"
+    if has_backward(program, _block_of(call)) and not (
+        has_gradients_off(program, running) or has_gradients_off(program, call)
+    ):
+        return "average"
+    return "broadcast" if all(_sends_buffers(program, value.call) for value in made) else ""
 
 
 def _block_of(call: ast.Call) -> ast.AST:
@@ -151,17 +158,38 @@ def _runs_elsewhere(program: Program, call: ast.Call, model: ast.expr) -> bool:
     """Whether the function runs it under another condition on ranks, or on all without gradients:
     DDP sends no buffers after that until it trains again."""
     written = ast.unparse(model)
-    passes = [
-        model_pass
-        for model_pass in calls_beside(call)
-        if model_pass is not call and ast.unparse(_called(model_pass)) == written
-    ]
-    return any(
+    nearby = [each for each in calls_beside(call) if each is not call]
+    passes = [each for each in nearby if ast.unparse(_called(each)) == written]
+    evaluations = [each for each in nearby if _evaluates(program, each, written)]
+    return any(is_after(call, evaluation) for evaluation in evaluations) or any(
         (any(rank_tests_at(program, model_pass)) and _block_of(model_pass) is not _block_of(call))
         or (has_gradients_off(program, model_pass) and is_after(call, model_pass))
         or are_exclusive(program, call, model_pass)
         for model_pass in passes
     )
+
+
+def _evaluates(program: Program, call: ast.Call, written: str) -> bool:
+    """Whether it is a function that every rank lets run the model without gradients."""
+    model, running = _run_by(program, call)
+    is_given = model is not None and running is not call and ast.unparse(model) == written
+    is_for_all = is_given and not any(rank_tests_at(program, call))
+    return is_for_all and running is not None and has_gradients_off(program, running)
+
+
+def _is_between_batches(program: Program, call: ast.Call) -> bool:
+    """Whether the other ranks send their buffers next, in the batch that follows: then the two
+    broadcasts meet."""
+    loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For | ast.While)]
+    batches = batch_loops(program, program.source_of(call))
+    around = [loop for loop in loops if loop in batches]
+    later = [
+        each
+        for loop in around
+        for each in nodes_in(loop, ast.Call)
+        if is_after(each, call) and any(collectives_in(program, each))
+    ]
+    return bool(around) and not later
 
 
 def _sends_buffers(program: Program, wrapping: ast.Call) -> bool:

@@ -245,6 +245,7 @@ def _caught_failures(program: Program, source: Source, loop: ast.AST) -> Iterato
             is_told = any(_exchanges(program, call) for call in calls)
             is_left = isinstance(handler.body[-1], ast.Continue | ast.Break | ast.Return)
             is_ended = always_exits(program, handler.body) and not is_left
+            is_ended = is_ended or _raises_when_out_of_memory(handler)
             is_skipped = is_around or is_left
             if _is_failure(handler) and is_skipped and not (is_repeated or is_told or is_ended):
                 message = (
@@ -252,6 +253,16 @@ def _caught_failures(program: Program, source: Source, loop: ast.AST) -> Iterato
                     "in the backward pass"
                 )
                 yield RULE.at(source, handler, message)
+
+
+def _raises_when_out_of_memory(handler: ast.ExceptHandler) -> bool:
+    """`if "out of memory" in str(error): raise`: what is not raised is not meant to be skipped."""
+    return any(
+        isinstance(raising, ast.Raise) and "out of memory" in ast.unparse(branch.test)
+        for branch in nodes_in(handler, ast.If)
+        for statement in branch.body
+        for raising in nodes_in(statement, ast.Raise)
+    )
 
 
 def _is_failure(handler: ast.ExceptHandler) -> bool:

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import rank_tests_at
+from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import called_name, calls_beside, dotted, is_after, owner_of
@@ -21,10 +22,11 @@ _SENDING = ("broadcast", "scatter", "all_gather_object", "broadcast_object_list"
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Steps and restored states under a condition that holds on rank 0 only."""
     is_distributed = wraps_any(program) or "ccelerat" in source.text
+    is_distributed = is_distributed and is_of_ranks(program, source)
     calls = program.index(source).calls if is_distributed else {}
     for call in (*calls.get("step", ()), *calls.get("load_state_dict", ())):
         what = _changed(program, call) if _is_on_main_only(program, call) else ""
-        if what and not _is_sent_later(call):
+        if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
             yield RULE.at(source, call, f"only rank 0 {what}: the replicas differ from here on")
 
 
@@ -47,6 +49,13 @@ def _changed(program: Program, call: ast.Call) -> str:
     inner = owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
     is_model = is_model or (bool(program.made(inner, DDP)) and _is_trained_later(call))
     return f"restores {name}" if is_state or is_model else ""
+
+
+def _is_called_elsewhere(program: Program, call: ast.Call) -> bool:
+    """`if rank == 0: pipeline.step(batch)`, and `else: pipeline.step()`."""
+    written = dotted(call.func)
+    alike = [each for each in calls_beside(call) if dotted(each.func) == written]
+    return any(are_exclusive(program, call, each) for each in alike if each is not call)
 
 
 def _is_trained_later(call: ast.Call) -> bool:

@@ -30,7 +30,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for loop in loops:
         calls = [call for call in calls_made_in(program, loop) if program.source_of(call) is source]
         bypassing = [call for call in calls if _bypasses(program, call)]
-        for call in bypassing if not wrapped_calls(program, loop) else ():
+        for call in bypassing[:1] if not wrapped_calls(program, loop) else ():
             if scope_of(call) not in scopes:
                 message = (
                     f"{source.code(call.func)} is the model inside DDP: "

@@ -39,6 +39,10 @@ _JOINING = re.compile(
     r"reduce(?!lr)|ranks|gather|broadcast|sync|across|collect|merge|aggregat|^compute$|average_over"
 )
 
+_ONLY_FIRST = re.compile(
+    r"#.*\bonly\b.*\b(rank 0|main process)|#.*\b(rank 0|main process)\b.*\bonly\b"
+)
+
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Evaluations over one rank's part of the data whose result nothing brings together, and sums
@@ -106,8 +110,15 @@ def _is_left_apart(program: Program, loop: Loop) -> bool:
 
 def _severity(program: Program, loop: Loop) -> Severity | None:
     """A warning where every rank is seen to come to the loop, in a program of ranks."""
-    is_sure = is_on_every_rank(program, loop) and is_of_ranks(program, program.source_of(loop))
-    return Severity.WARNING if is_sure else None
+    source = program.source_of(loop)
+    is_sure = is_on_every_rank(program, loop) and is_of_ranks(program, source)
+    return Severity.WARNING if is_sure and not _is_meant(source, loop) else None
+
+
+def _is_meant(source: Source, loop: Loop) -> bool:
+    """Whether a comment before the loop says that only the part of rank 0 counts."""
+    before = source.lines[max(0, loop.lineno - 8) : loop.lineno]
+    return any(_ONLY_FIRST.search(line.lower()) for line in before)
 
 
 def _divisions(source: Source, loop: Loop, severity: Severity | None) -> Iterator[Finding]:

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in
 from drumline_lint.flow.conditions import rank_tests, rank_tests_at, rest_of_block
+from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.program.program import Program
@@ -47,7 +48,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     f"every rank comes to {source.code(call.func)} without waiting for rank 0, "
                     f"which writes the file ({source.where(branch)})"
                 )
-                yield RULE.at(source, call, message)
+                severity = None if is_of_ranks(program, source) else Severity.NOTE
+                yield RULE.at(source, call, message, severity=severity)
 
 
 def _sleeping(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import batch_loops, calls_made_in
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import ACCELERATOR, DEEPSPEED, FABRIC
 from drumline_lint.program.origins import depends_on_rank, parts
 from drumline_lint.program.program import Program
@@ -23,6 +24,7 @@ from drumline_lint.program.tree import (
     scope_of,
     statement_of,
 )
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders
 from drumline_lint.training.steps import is_method
@@ -63,7 +65,8 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
             "which scales the loss and decides when gradients are averaged"
         )
         is_always = not any(conditions(program, prepare)) and not any(conditions(program, call))
-        severity = Severity.WARNING if is_always else None
+        is_missed = name == DEEPSPEED or _has_own_backward(program, source)
+        severity = Severity.WARNING if is_always and is_missed else None
         yield RULE.at(source, call, message, fix=f"call {_BACKWARD[name]}", severity=severity)
     targets = [dotted(target) for target in _targets(prepare)]
     steps = [call for call in calls if is_method(call, "step")]
@@ -87,6 +90,18 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
                 "the framework does not know this loader: every rank trains on all of the data"
             )
             yield RULE.at(source, call, message, fix="pass the loader to the framework as well")
+
+
+def _has_own_backward(program: Program, source: Source) -> bool:
+    """Whether the framework scales the loss, or counts micro-batches: else its backward does what
+    the loss's does."""
+    for call in program.calls(source, ACCELERATOR, FABRIC):
+        options = [argument(call, None, name) for name in ("mixed_precision", "precision")]
+        constants = [value for option in options for value in program.values(option)]
+        names = [value.value for value in constants if isinstance(value, ConstantValue)]
+        if has_unknown_arguments(call) or "fp16" in names or "16-mixed" in names:
+            return True
+    return "gradient_accumulation" in source.text or ".accumulate(" in source.text
 
 
 def _prepares(scope: ast.AST) -> list[ast.Call]:

@@ -30,7 +30,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Layers that are converted, and parameters that are frozen or trained, after the wrap."""
     for call in program.calls(source, SYNC_BATCH_NORM):
         model = call.args[0] if call.args else None
-        if isinstance(model, ast.Name) and program.made(model, DDP):
+        wraps = program.made(model, DDP) if isinstance(model, ast.Name) else []
+        if any(is_after(call, wrap.call) for wrap in wraps):
             message = "the layers are replaced inside DDP, which has registered those before"
             yield RULE.at(source, call, message, fix="convert the model first, then wrap it in DDP")
     for wrapping in program.calls(source, DDP):

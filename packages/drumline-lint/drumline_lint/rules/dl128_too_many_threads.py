@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import ConstantValue
-from drumline_lint.reading.allocation import processes_per_node
+from drumline_lint.reading.allocation import processes_per_node, tasks_per_node
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import variable
 from drumline_lint.reading.shell import Script
@@ -29,7 +29,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         counts = [item.value for item in program.values(workers) if isinstance(item, ConstantValue)]
         count = counts[0] if len(counts) == 1 and isinstance(counts[0], int) else 0
         for launch in started:
-            cpus = _cpus(launch)
+            cpus = _cpus(launch) if _asks_for_cpus(launch) else None
             if cpus and count * _ranks(launch) > 2 * cpus:
                 message = f"{_ranks(launch)} x {count} workers of the DataLoader share {cpus} CPUs"
                 fix = "ask for more: #SBATCH --cpus-per-task"
@@ -52,6 +52,15 @@ def check_shell(script: Script) -> Iterator[Finding]:
             message = f"{_ranks(launch)} x {count} threads share {cpus} CPUs"
             severity = None if count * _ranks(launch) > 2 * cpus else Severity.NOTE
             yield RULE.at(script, threads, message, severity=severity)
+
+
+def _asks_for_cpus(launch: Launch) -> bool:
+    """Where nothing is asked for, a cluster may give each GPU its share of CPUs; tasks that are one
+    rank each have one CPU."""
+    batch = launch.script.sbatch
+    options = {*batch.by_name, *(launch.srun.by_name if launch.srun else ())}
+    is_rank = launch.kind == PYTHON and (tasks_per_node(launch) or 1) > 1
+    return is_rank or any("cpu" in name for name in options)
 
 
 def _ranks(launch: Launch) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.launchers import Launch, launches
 from drumline_lint.reading.shell import Script
 
@@ -37,7 +37,15 @@ def _blanks(script: Script) -> Iterator[Finding]:
         is_name = bool(words) and _NAME.fullmatch(words[0].plain or "")
         if (is_name and is_apart) or (words and _CUT_VALUE.match(script.text, words[0].start)):
             message = "a value ends at a blank, and has none before it: the shell takes the rest for other words"
-            yield RULE.at(script, words[0], message, fix="write NAME=value without blanks")
+            fix = "write NAME=value without blanks"
+            severity = Severity.NOTE if is_apart and not _is_read(script, words[0].head) else None
+            yield RULE.at(script, words[0], message, fix=fix, severity=severity)
+
+
+def _is_read(script: Script, name: str) -> bool:
+    """Whether the script uses the variable, CUDA or a launcher does, or the script ends here."""
+    is_known = name.startswith("CUDA") or name in _SET_IN_PODS or "set -e" in script.text
+    return is_known or re.search(rf"\$\{{?{name}\b", script.text) is not None
 
 
 def _literal(script: Script, launch: Launch) -> Iterator[Finding]:
