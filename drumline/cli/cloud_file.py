@@ -66,6 +66,8 @@ def wrong_for_file(verb_flags: FlagValues) -> Iterator[str]:
     for kind, names in _ONLY.items():
         if kind != printed:
             yield from misplaced(verb_flags, names, f"is not for --print {printed}")
+    if isinstance(verb_flags.efa, str):
+        yield f"--efa: is on or off for --print {printed}; leave the number out"
     if printed == "skypilot":
         accelerators = verb_flags.accelerators
         if accelerators and not ACCELERATORS.fullmatch(accelerators):

@@ -5,25 +5,23 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.base.errors import ConfigError, ExitCode, PreflightError, UsageError
+from drumline.base.errors import ConfigError, ExitCode, UsageError
 from drumline.base.startup import default_procs
 from drumline.base.text import plural, print_message, show
 from drumline.cli.cloud_file import cloud_file_text
 from drumline.cli.command_line import check_command, check_no_rank, show_help
+from drumline.cli.kubernetes_file import apply, kubernetes_text
 from drumline.cli.launch_flags import GROUPS, OF_SBATCH, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
 from drumline.config import read_flags
 from drumline.launch.detached.commands import launch_detached
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag
-from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import (
     DEFAULT_PORT,
@@ -306,37 +304,16 @@ def _run_as_node(request: LaunchRequest) -> int:
 
 def _write_manifest(request: LaunchRequest) -> int:
     """A Kubernetes manifest: to the screen, to a file, or with --apply to the cluster."""
-    verb_flags = request.flags
-    name = verb_flags.name or request.name
-    if wrong := wrong_object_name(
-        f"no --name, and the job would be named after {request.target}", name
-    ):
-        raise UsageError(wrong, next_step="give it a --name")
-
-    claim = verb_flags.claim
-    procs = verb_flags.get("procs", 1)
-    least = least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
-    manifest = KubernetesJob(
-        name=name,
-        image=verb_flags.image,
-        program=request.program(("--run", f"/runs/{name}" if claim else None)),
-        namespace=verb_flags.namespace,
-        num_nodes=verb_flags.get("nodes", 1),
-        num_procs=procs,
-        num_gpus=verb_flags.get("gpus", procs),
-        claim=claim,
-        max_restarts=request.restarts(least),
-        min_nodes=least,
-    )
-    text = manifest_text(manifest, verb_flags.get("api", "v2"))
-    out = verb_flags.out
-    if not verb_flags.apply:
+    job, text = kubernetes_text(request)
+    out = request.flags.out
+    if not request.flags.apply:
         _write(text, out, f"apply it with: kubectl apply -f {shlex.quote(out or '')}")
         return ExitCode.SUCCESS
     if out:
         _write(text, out, "")
 
-    return _apply(text)
+    apply(job, text)
+    return ExitCode.SUCCESS
 
 
 def _write_cloud_file(request: LaunchRequest) -> int:
@@ -361,21 +338,3 @@ def _write(text: str, out: str | None, next_step: str) -> None:
         ) from error
     if next_step:
         print_message(f"wrote {out}; {next_step}")
-
-
-def _apply(text: str) -> int:
-    """With kubectl, in the user's own context; its output is shown as it is."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        raise UsageError(
-            "--apply needs kubectl, which is not installed here",
-            next_step="install kubectl, or write the manifest with --out and apply it elsewhere",
-        )
-
-    done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, encoding="utf-8", check=False)
-    if done.returncode:
-        raise PreflightError(
-            f"kubectl refused the manifest (exit code {done.returncode}); its output is above",
-            next_step="inspect the manifest with --out FILE; `kubectl config current-context` names the cluster",
-        )
-    return ExitCode.SUCCESS

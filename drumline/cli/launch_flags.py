@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.cli.cloud_file import FORMATS, OF_FILES, wrong_for_file
 from drumline.cli.command_line import HELP_FLAG, misplaced
+from drumline.cli.kubernetes_file import EFA, OF_KUBERNETES, wrong_for_kubernetes
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable, FlagValues, switch
 from drumline.config.flags import REPEATED
@@ -24,7 +25,8 @@ from drumline.config.schema import (
     profiled_steps,
 )
 from drumline.launch.hosts import wrong_counts
-from drumline.launch.kubernetes import wrong_object_name
+from drumline.launch.kubernetes import GRACE_S
+from drumline.launch.kubernetes import JOIN_TIMEOUT_S as PODS_JOIN_S
 from drumline.launch.node.guard import DEFAULT_GRACE_S
 from drumline.launch.node_plan import (
     DEFAULT_PORT,
@@ -59,7 +61,7 @@ ANYWHERE: FlagTable = {
     "grace": (
         NotNegative,
         "SECONDS",
-        f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}].",
+        f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}; in pods {GRACE_S:g}].",
     ),
     "print": (
         Annotated[bool | str, SwitchOr("skypilot | parallelcluster", "|".join(FORMATS))],
@@ -128,8 +130,9 @@ OF_HOSTS: FlagTable = {
     "env": (
         REPEATED,
         "NAME | NAME=VALUE",
-        "A variable for the ranks' environment, from here or as given; may be repeated. Those that begin with "
-        f"{', '.join(PREFIXES)} are passed on anyway, and {', '.join(NAMES)}.",
+        "A variable for the ranks' environment, from here or as given; may be repeated. Over ssh those that begin with "
+        f"{', '.join(PREFIXES)} are passed on anyway, and {', '.join(NAMES)}. "
+        "In a manifest its values can be read: none of them may be secret.",
     ),
     "sync": switch("First copy the current folder to the same path on every host, with rsync."),
     "exclude": (
@@ -170,7 +173,11 @@ OF_NODES: FlagTable = {
         "Continue with MIN nodes when others are missing [all are needed]; MAX is the number of hosts, or "
         "NUMBER_OF_NODES, and may be left out. A warning names the missing nodes.",
     ),
-    "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
+    "join-timeout": (
+        Count,
+        "SECONDS",
+        f"How long nodes wait for each other [{JOIN_TIMEOUT_S}; pods {PODS_JOIN_S}].",
+    ),
     "last-call": (
         CountOrZero,
         "SECONDS",
@@ -193,8 +200,8 @@ OF_SLURM: FlagTable = {
     ),
     "account": (str, "NAME", "The account that is charged."),
     "qos": (str, "NAME", "The quality of service."),
-    "cpus": (Count, "N", "Cores of each node [one for each rank of --procs or --gpus]."),
-    "mem": (str, "SIZE", "Memory of each node, as in 64G."),
+    "cpus": (Count, "N", "Cores of each node [one for each rank of --procs or --gpus; pods 4]."),
+    "mem": (str, "SIZE", "Memory of each node, as in 64G [pods: 16Gi for each rank]."),
     "job-name": (str, "NAME", "The name of the job and of its log [that of the task or script]."),
     "signal-before": (
         Count,
@@ -229,29 +236,6 @@ OF_SLURM: FlagTable = {
 }
 # Those that sbatch has under the same names.
 OF_SBATCH = ("partition", "time", "account", "qos", "mem")
-OF_KUBERNETES: FlagTable = {
-    "kubernetes": switch(
-        "Write a manifest for kubectl; nothing is applied unless --apply is given."
-    ),
-    "api": (
-        Literal["v2", "v1", "job"],
-        "v2 | v1 | job",
-        "Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job with a headless Service [v2].",
-    ),
-    "image": (
-        str,
-        "IMAGE",
-        "The container image; it contains the code, and drumline for a task or with --nnodes.",
-    ),
-    "name": (str, "NAME", "The name of the job in the cluster [that of the task or script]."),
-    "namespace": (str, "NAME", "The namespace [kubectl's own]."),
-    "claim": (
-        str,
-        "NAME",
-        "A PersistentVolumeClaim for run folders, mounted at /runs in every pod.",
-    ),
-    "apply": switch("Pass the manifest to `kubectl apply`, in kubectl's own context."),
-}
 OF_CLUSTERS: FlagTable = {
     "nodes": (
         Count,
@@ -282,7 +266,10 @@ GROUPS: Mapping[str, FlagTable] = {
     "cloud  A file for --print skypilot or --print parallelcluster; `drumline aws` makes a cluster itself.": OF_FILES,
     "Slurm, Kubernetes and cloud": OF_CLUSTERS,
 }
-OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
+OWN_FLAGS: FlagTable = {
+    **{name: flag for table in GROUPS.values() for name, flag in table.items()},
+    "efa": EFA,  # of pods and of ParallelCluster
+}
 WHERE = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
 FILE = "print"
 # Where the job must run for the flags of a table, and what is wrong elsewhere.
@@ -295,8 +282,16 @@ BELONGS: Sequence[tuple[FlagTable, frozenset[str], str]] = (
     (OF_NODES, frozenset({*WHERE, FILE}), "is for a job on several nodes"),
     (OF_HOSTS, frozenset({"hosts", "hostfile"}), "needs --hosts or --hostfile"),
 )
-# Flags that have a meaning in one more place than their table.
-ALSO = {"name": FILE, "nodes": "node-rank", "python": "slurm"}
+# Flags that have a meaning in other places than those of their table.
+ALSO: Mapping[str, Sequence[str]] = {
+    "name": (FILE,),
+    "nodes": ("node-rank",),
+    "python": ("slurm",),
+    "cpus": ("kubernetes",),
+    "mem": ("kubernetes",),
+    "env": ("kubernetes",),
+    "efa": ("kubernetes", FILE),
+}
 NEEDS = {
     "exclude": "sync",
     "on-hang": "watch",
@@ -306,10 +301,6 @@ NEEDS = {
 }
 NOT_FOR: Mapping[str, Sequence[str]] = {
     "kubernetes": (
-        "grace",
-        "join-timeout",
-        "last-call",
-        "lost-after",
         "keep-going",
         "watch",
         "profile",
@@ -351,13 +342,13 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
     for table, places, reason in BELONGS:
         if not places & where:
             own_names = [
-                name for name in table if name not in WHERE and ALSO.get(name) not in where
+                name for name in table if name not in WHERE and where.isdisjoint(ALSO.get(name, ()))
             ]
             yield from misplaced(verb_flags, own_names, reason)
     if "env-file" in where and "procs" in verb_flags:
         yield "--procs: NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
     if "kubernetes" in where:
-        yield from _wrong_for_kubernetes(verb_flags)
+        yield from wrong_for_kubernetes(verb_flags)
     if FILE in where:
         yield from wrong_for_file(verb_flags)
     if "slurm" in where:
@@ -394,14 +385,6 @@ def _wrong_for_slurm(verb_flags: FlagValues) -> Iterator[str]:
         yield f"--container: {container!r} is not an image or a folder; no blanks, quotes and the like"
     if "setup" in verb_flags and not Path(verb_flags.setup).is_file():
         yield f"--setup: there is no file {verb_flags.setup} (looked in {Path.cwd()})"
-
-
-def _wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
-    if "image" not in verb_flags:
-        yield "--image: is missing; a pod needs a container image that contains the code"
-    for name in (name for name in ("name", "namespace", "claim") if name in verb_flags):
-        if wrong := wrong_object_name(f"--{name}", verb_flags[name]):
-            yield wrong
 
 
 def wrong_target(flags: Flags) -> Iterator[str]:

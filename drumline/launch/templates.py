@@ -4,6 +4,7 @@ cluster. The templates lie beside the code."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,22 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["quoted"] = json.dumps
+    environment.filters["quoted"] = quoted
     environment.filters["literal"] = _literal
     environment.globals |= {"plural": plural, "join_names": join_names}
     lines = environment.get_template(template).render(values).splitlines()
     return "".join(f"{line}\n" for line in lines if line.strip())
+
+
+def quoted(value: Any) -> str:
+    """JSON that YAML reads as the same: it has no pairs of surrogates."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", _escaped, text)
+
+
+def _escaped(character: re.Match[str]) -> str:
+    number = ord(character[0])
+    return f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
 
 
 def _literal(word: str) -> str:

@@ -339,7 +339,7 @@ def test_a_manifest_is_printed_or_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["launch", "--kubernetes", "--image", "i", "--claim", "c", "--api", "job"]
+    words = ["launch", "--kubernetes", "--image", "i", "--pvc", "c"]
     assert main([*words, "digits"]) == 0
     printed = capsys.readouterr().out
     assert '- "/runs/digits"\n' in printed
@@ -358,12 +358,42 @@ def test_a_manifest_is_printed_or_written(
     )
 
 
+def test_a_pod_template_is_merged_into_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKEN", "$(HOME)")
+    Path("pod.yaml").write_text("spec: {priorityClassName: low}\n")
+    words = ["launch", "--kubernetes", "--image", "i", "--pod-template", "pod.yaml"]
+    words += ["--node-selector", "zone=a", "--env", "TOKEN", "--env", "A=b=c", "--grace", "200.5"]
+    assert main([*words, "digits"]) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        'priorityClassName: "low"\n',
+        'zone: "a"\n',
+        '- name: "TOKEN"\n              value: "$$(HOME)"\n',
+        '- name: "A"\n              value: "b=c"\n',
+        "terminationGracePeriodSeconds: 231\n",
+        '- "--grace"\n            - "200.5"\n',
+    ):
+        assert part in printed
+    Path("pod.yaml").write_text("spec: {restartPolicy: Always}\n")
+    assert main([*words, "digits"]) == 2
+    assert capsys.readouterr().err == (
+        "drumline: error: 1 problem in --pod-template pod.yaml:\n"
+        "  - spec.restartPolicy: the launch sets it\n"
+        "  try: leave out what the launch sets; its flags are in drumline launch --help\n"
+    )
+
+
 # No cluster runs here; this stands for kubectl, to see what it is given.
 KUBECTL = """#!/bin/sh
-echo "$@" > words
-/bin/cat > applied.yaml
-/bin/grep -q "image: \\"wrong\\"" applied.yaml && exit 4
-exit 0
+echo "$@" >> words
+case "$1" in
+get) [ -e secret.json ] && echo secret/digits-secret; exit 0 ;;
+create) /bin/cat > secret.json; [ ! -e full ] ;;
+apply) /bin/cat > applied.yaml; ! /bin/grep -q "image: \\"wrong\\"" applied.yaml || exit 4 ;;
+esac
 """
 
 
@@ -383,10 +413,39 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
     (tools / "kubectl").write_text(KUBECTL)
     (tools / "kubectl").chmod(0o755)
     assert main([*words, "i", "--out", "job.yaml", "digits"]) == 0
-    assert (tmp_path / "words").read_text() == "apply -f -\n"
+    assert (tmp_path / "words").read_text() == "apply -f -\n", "one pod needs no secret"
     assert (tmp_path / "applied.yaml").read_text() == (tmp_path / "job.yaml").read_text()
     assert main([*words, "wrong", "digits"]) == 3
     assert "kubectl refused the manifest (exit code 4)" in capfd.readouterr().err
+
+
+def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    words = ["launch", "--kubernetes", "--apply", "--image", "i", "--namespace", "team"]
+    words += ["--nodes", "2", "--out", "job.yaml", "digits"]
+    (tmp_path / "full").touch()
+    assert main(words) == 3
+    message = "kubectl could not create the secret digits-secret (exit code 1); its output is above"
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "applied.yaml").exists()
+    (tmp_path / "full").unlink()
+    (tmp_path / "secret.json").unlink()
+    (tmp_path / "words").unlink()
+    assert main(words) == 0
+    assert main(words) == 0
+    get = "get secret digits-secret --namespace team --ignore-not-found -o name\n"
+    create = "create --namespace team -f -\n"
+    assert (tmp_path / "words").read_text() == f"{get}{create}apply -f -\n{get}apply -f -\n"
+    secret = json.loads((tmp_path / "secret.json").read_text())
+    assert secret["metadata"] == {"name": "digits-secret"}
+    value = secret["stringData"]["secret"]
+    assert len(value) == 64
+    assert value not in (tmp_path / "applied.yaml").read_text() + capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -446,6 +505,61 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--nnodes is 1:3, but there are 2 in the list"],
         ),
         (["--image", "i", "--print", "x.py"], ["--image: needs --kubernetes"]),
+        (
+            [
+                "--kubernetes",
+                "--image",
+                "a b",
+                "--mem",
+                "1 GB",
+                "--shm",
+                "x",
+                "--rdma",
+                "ib",
+                "x.py",
+            ],
+            [
+                "--image: 'a b' is not the name of an image",
+                "--mem: '1 GB' is not a quantity, such as 64Gi",
+                "--shm: 'x' is not a quantity, such as 64Gi",
+                "--rdma: 'ib' is not PREFIX/NAME or PREFIX/NAME:N",
+            ],
+        ),
+        (
+            [
+                "--kubernetes",
+                "--image",
+                "i",
+                "--node-selector",
+                "a",
+                "--toleration",
+                "a:No",
+                "x.py",
+            ],
+            [
+                "--node-selector: 'a' is not KEY=VALUE, as a label of a node",
+                "--toleration: 'a:No' is not KEY[=VALUE][:NoSchedule|PreferNoSchedule|NoExecute]",
+            ],
+        ),
+        (
+            ["--kubernetes", "--image", "i", "--efa", "--pvc", "a:b", "--env", "RANK=1", "x.py"],
+            [
+                "--efa: needs the number of adapters of a pod, as in --efa 4",
+                "--pvc: 'a:b' is not NAME or NAME:/PATH",
+                "--env RANK: the launch sets it in the pods",
+            ],
+        ),
+        (
+            ["--kubernetes", "--image", "i", "--queue", "A", "--api", "v2", "x.py"],
+            ["--queue: 'A' is not a Kubernetes name", "--api: 'v2' is not one of job, jobset"],
+        ),
+        (
+            ["--kubernetes", "--image", "i", "--join-timeout", "9", "x.py"],
+            [
+                "--join-timeout: the pods of a script run torchrun, which has no such flag\n"
+                "  try: give --nnodes MIN: as well, with drumline in the image, or leave it out"
+            ],
+        ),
         (
             ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],
             [

@@ -1,10 +1,11 @@
-"""The commands of a manifest's pods, run on test hosts, with the variables that Kubernetes would
-set."""
+"""The commands of a manifest's pods as they are written, run on test hosts with what Kubernetes sets:
+the downward API's variables, the secret, and the names of the headless service."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +13,93 @@ import pytest
 
 from drumline.launch.kubernetes import KubernetesJob, manifest_text
 from drumline.launch.node_plan import Program
+from drumline.launch.pod_template import pods_of
+from drumline.runs.events import read_events
+from tests.multinode import processes
 from tests.multinode.hosts import Host, Testbed
+from tests.multinode.job import Job
 
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
 ROOT = Path(__file__).parents[2]
+MakeTestbed = Callable[..., Testbed]
+SECRET = "of the Secret digits-secret"
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 SCRIPT = """
 import os, socket
 words = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")]
 print(socket.gethostname(), *words, flush=True)
 """
+TASK = """
+import os, time
+from drumline.training.tasks import ImageClassification
+
+class Digits(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 12, "train.batch_size": 64}
+
+    def loss(self, model, batch):
+        time.sleep(0.3 if os.path.exists("slow") else 0)
+        return super().loss(model, batch)
+"""
 
 
-def pod_words(container: dict[str, Any], *, number: int, host: Host) -> list[str]:
-    """The pod's command, as the kubelet would start it."""
-    given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-    # An operator sets such ones as well, for ranks of its own counting.
-    values = {
-        **given,
-        "MASTER_ADDR": "a",
-        "POD_IP": host.address,
-        "POD_NUMBER": str(number),
-        "RANK": "7",
-    }
-    words = [
-        re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], word)
-        for word in container["command"] + container["args"]
-    ]
+def container_of(job: KubernetesJob) -> dict[str, Any]:
+    (template,) = pods_of(list(yaml.safe_load_all(manifest_text(job, "job"))))
+    container: dict[str, Any] = template["spec"]["containers"][0]
+    return container
+
+
+def environment(container: dict[str, Any], *, number: int, address: str) -> dict[str, str]:
+    """As the kubelet makes it."""
+    fields = {"status.podIP": address, INDEX: str(number)}
+    values = {}
+    for entry in container["env"]:
+        source = entry.get("valueFrom", {})
+        if "fieldRef" in source:
+            values[entry["name"]] = fields[source["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" in source:
+            values[entry["name"]] = SECRET
+        else:
+            values[entry["name"]] = entry["value"].replace("$$", "$")
+    return values
+
+
+def command(container: dict[str, Any], variables: dict[str, str]) -> list[str]:
+    """As Kubernetes expands it: `$$` is `$`, `$(X)` a variable."""
+    expanded = lambda match: "$" if match[0] == "$$" else variables[match[1]]  # noqa: E731
+    words = container["command"] + container["args"]
+    return [re.sub(r"\$\$|\$\((\w+)\)", expanded, word) for word in words]
+
+
+def start_pod(container: dict[str, Any], *, number: int, host: Host, cwd: Path) -> Job:
+    """The pod with this index on the host."""
+    variables = environment(container, number=number, address=host.address)
+    words = command(container, variables)
     assert words[0] == "drumline"
-    variables = [f"{name}={value}" for name, value in values.items()]
-    return ["env", f"PYTHONPATH={ROOT}", *variables, host.python, "-m", "drumline", *words[1:]]
+    # An operator sets it too, for ranks of its own counting; the image has drumline and its code.
+    variables |= {"RANK": "7", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0"}
+    variables |= {"OMP_NUM_THREADS": "1"}
+    return host.start(host.python, "-m", "drumline", *words[1:], env=variables, cwd=cwd)
 
 
-def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+def publish(bed: Testbed, job: str, pods: Sequence[Host]) -> None:
+    """The records of the headless service: `JOB-INDEX.JOB` is the pod's address, and no more."""
+    names = {f"{job}-{number}.{job}": host.address for number, host in enumerate(pods)}
+    for host in bed:
+        host.set_names({host.name: host.address, **names})
+
+
+def test_pods_of_a_script_join_as_one_job(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    bed = make_testbed("a", "b", warm=True)
+    publish(bed, "job", bed.hosts)
     program = Program(("script.py",))
     manifest = KubernetesJob(
         name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1
     )
-    _, job = yaml.safe_load_all(manifest_text(manifest, "job"))
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container = container_of(manifest)
     jobs = [
-        host.start(*pod_words(container, number=number, host=host), cwd=tmp_path)
-        for number, host in enumerate(make_testbed("a", "b", warm=True))
+        start_pod(container, number=number, host=host, cwd=tmp_path)
+        for number, host in enumerate(bed)
     ]
     assert [job.wait(100) for job in jobs] == [0, 0], [job.text() for job in jobs]
     lines = sorted(
@@ -62,3 +108,50 @@ def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Pa
     assert lines == [
         f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))
     ]
+
+
+def task_job(folder: Path, **changes: Any) -> KubernetesJob:
+    run = str(folder / "run")
+    words = ("train", "task.py:Digits", "--run", run, "--log.every_steps", "1")
+    program = Program(words, is_task=True, run=run)
+    fields: dict[str, Any] = {"name": "digits", "image": "i", "program": program, "num_nodes": 2}
+    return KubernetesJob(**{**fields, **changes})
+
+
+def wait_for_steps(run: Path) -> None:
+    events = run / "events" / "rank-00000.jsonl"
+    has_steps = lambda: (  # noqa: E731
+        events.exists() and any(event["kind"] == "train" for event in read_events(events))
+    )
+    processes.wait_until(has_steps, "steps", timeout_s=100)
+
+
+def test_a_drained_pod_saves_and_its_replacement_resumes(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    """The node of pod 1 is drained: the kubelet sends SIGTERM to the pod's first process. Both
+    pods exit with 75, which the policy ignores; the controller makes them again, one elsewhere."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "slow").touch()
+    bed = make_testbed("a", "b", "c", warm=True)
+    container = container_of(task_job(tmp_path))
+    publish(bed, "digits", [bed["a"], bed["b"]])
+    pods = [
+        start_pod(container, number=number, host=bed[name], cwd=tmp_path)
+        for number, name in enumerate("ab")
+    ]
+    wait_for_steps(tmp_path / "run")
+    pods[1].send(signal.SIGTERM)
+    assert [pod.wait(100) for pod in pods] == [75, 75], [pod.text() for pod in pods]
+    assert "preempted by SIGTERM to rank 1 on b: saved step" in pods[0].text()
+
+    (tmp_path / "slow").unlink()
+    publish(bed, "digits", [bed["a"], bed["c"]])
+    pods = [
+        start_pod(container, number=number, host=bed[name], cwd=tmp_path)
+        for number, name in enumerate("ac")
+    ]
+    assert [pod.wait(100) for pod in pods] == [0, 0], [pod.text() for pod in pods]
+    text = pods[0].text()
+    assert text.count("resumed at step ") == 1, text
+    assert "done: 12 steps" in text

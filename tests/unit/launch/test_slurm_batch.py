@@ -292,8 +292,8 @@ def test_print_shows_the_file_and_submits_nothing(
             "--master: 'b' is not a port",
         ),
         (
-            ["--kubernetes", "--image", "i", "--last-call", "3", "digits"],
-            "--last-call: is not for --kubernetes",
+            ["--kubernetes", "--image", "i", "--keep-going", "digits"],
+            "--keep-going: is not for --kubernetes",
         ),
         (["--srun", "--print", "digits"], "--print: is not for --srun"),
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),

@@ -273,6 +273,10 @@ def test_a_file_is_written(
             ["--zone: is not for --print parallelcluster"],
         ),
         (
+            [*CLUSTER, "--efa", "4", "digits"],
+            ["--efa: is on or off for --print parallelcluster; leave the number out"],
+        ),
+        (
             [*CLUSTER, "--slurm", "digits"],
             ["--slurm and --print parallelcluster exclude each other"],
         ),
