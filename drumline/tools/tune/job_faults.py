@@ -434,6 +434,8 @@ class JobFaults:
             self._read_unknown(line, places)
         elif not read.message.is_harmless:
             self._read_known(line, read, places)
+            if read.message.at_end:
+                self._read_work(line.text)
 
     def _places(self, line: LogLine) -> list[LinePlace]:
         """Among the lines of its process, and of its file: not all lines name their process."""
@@ -461,7 +463,7 @@ class JobFaults:
             earlier.places.extend(places)
 
     def _read_traceback(self, line: LogLine) -> bool:
-        """Whether it is code of a traceback. It may also be what follows an exception that ends in a
+        """Whether it is a part of a traceback. It may also be what follows an exception that ends in a
         colon."""
         if self._tracebacks[line.origin].read(line.text):
             return True
@@ -479,9 +481,6 @@ class JobFaults:
         elif self._is_root_cause and (rank := ROOT_RANK.search(text)):
             self.failed_first.add(f"rank {rank[1]}")
             self._is_root_cause = False
-
-    def is_at_end(self, fault: LoggedFault) -> bool:
-        return self._num_lines - fault.last_line < NUM_END_LINES
 
     def _end_traceback(self, line: LogLine, read: ReadMessage) -> None:
         """What is explained says more than the exception that it follows from."""
@@ -575,6 +574,19 @@ class JobFaults:
             names.add("first collective")
 
         return names | self.failures()
+
+    def last_wait(self) -> LoggedFault | None:
+        """In what a log ends that says nothing of a failure."""
+        if self.failures() or self._kinds_of("symptom") or "wrapped" in self.kinds() or self.waits:
+            return None
+
+        first_end_line = self._num_lines - NUM_END_LINES
+        waits = [
+            fault
+            for fault in self.messages.values()
+            if fault.read.message.at_end and fault.last_line > first_end_line
+        ]
+        return max(waits, key=lambda fault: fault.last_line, default=None)
 
     def failures(self) -> set[str]:
         """Of the faults that do not only follow from others."""

@@ -70,7 +70,7 @@ class RankedFinding:
     finding: Finding
     precedence: Precedence
     moment: LogMoment = START
-    failed_first: bool = False
+    comes_first: bool = False  # of those of the same precedence
 
     @property
     def order(self) -> tuple[int, int, bool, LogMoment]:
@@ -80,7 +80,7 @@ class RankedFinding:
         return (
             LEVELS.index(level),
             PRECEDENCES.index(self.precedence),
-            not self.failed_first,
+            not self.comes_first,
             self.moment,
         )
 
@@ -118,15 +118,19 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
     kinds = faults.kinds()
     failures = faults.failures()
     counts = Counter(fault.read.message.kind for fault in faults.messages.values())
+    last_wait = faults.last_wait()
 
     for fault in faults.messages.values():
         message = fault.read.message
         if message.only_over and message.only_over not in transports:
             continue
-        if message.at_end and not faults.is_at_end(fault):
+        if message.at_end and fault is not last_wait:
             continue
 
         level, precedence = _weight_of(fault, kinds, failures)
+        if fault is last_wait and kinds:
+            level, precedence = "problem", "explanation"  # of a job that was then ended
+
         what = fault.read.what
         if message.shows_work and faults.work:
             what = f"{what}; the last work in the log: {faults.work}"
@@ -138,7 +142,9 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
             finding = replace(finding, level="problem", what=what)
 
-        yield RankedFinding(finding, precedence, fault.moment, fault.origin in faults.failed_first)
+        # What NCCL says of itself is more than a launcher's summary.
+        comes_first = fault.origin in faults.failed_first or message.kind == "wrapped"
+        yield RankedFinding(finding, precedence, fault.moment, comes_first)
 
     for plain in faults.plain.values():
         finding = _plain_finding(plain, log.name_of(plain.origin))

@@ -20,7 +20,8 @@ class TracebackReader:
     _is_in_program: bool = False
 
     def read(self, text: str) -> bool:
-        """A line; most are no part of a traceback. Whether it is code, which is no message."""
+        """A line; most are no part of a traceback. Whether it is a frame or its code, which are no
+        messages."""
         source = "" if self._source_column is None else text[self._source_column :]
         self._source_column = None
         if source.startswith("  "):
@@ -29,20 +30,18 @@ class TracebackReader:
 
             return True
 
-        if 'File "' in text:
-            self._read_frame(text)
-        elif "Traceback (most recent" in text:
+        if 'File "' in text and (frame := FRAME.search(text)):
+            self._read_frame(frame)
+            return True
+
+        if "Traceback (most recent" in text:
             self.frame = ""
         elif any(words in text for words in CHAIN):
             self.is_chained = True
 
         return False
 
-    def _read_frame(self, text: str) -> None:
-        frame = FRAME.search(text)
-        if frame is None:
-            return
-
+    def _read_frame(self, frame: re.Match[str]) -> None:
         path, line, function = frame.groups()
         self._source_column = frame.start()
         self._is_in_program = not any(folder in path for folder in IN_PACKAGES)

@@ -461,3 +461,21 @@ def test_a_wait_that_ended_is_not_shown() -> None:
 def test_code_in_a_traceback_is_no_message() -> None:
     code = '  File "/opt/app/a.py", line 1, in f\n    raise RuntimeError("CUDA out of memory")\n'
     assert checks(code + "ValueError: odd value 7\n") == ["exception"]
+
+
+def test_a_frame_with_a_label_is_no_error() -> None:
+    label = "ERROR 05-25 17:13:32 [core.py:398] "
+    frame = '  File "/opt/venv/lib/python3.11/site-packages/vllm/a.py", line 9, in f\n'
+    assert checks(f"{label}{frame}{label}ValueError: odd value 7\n") == ["exception"]
+
+
+def test_of_the_waits_in_which_a_log_ends_the_last_one_counts() -> None:
+    registered = "All distributed processes registered. Starting with 4 processes\n"
+    (finding,) = findings(registered + EXTENSIONS)
+    assert "extension" in finding.what
+
+
+def test_a_failure_says_more_than_the_wait_in_which_a_log_ends() -> None:
+    assert checks(EXTENSIONS + "ValueError: odd value 7\n") == ["exception"]
+    assert checks(EXTENSIONS + "RuntimeError: NCCL error: invalid usage\n") == ["wrapped"]
+    assert checks(EXTENSIONS + "KeyboardInterrupt\n")[0] == "hang"
