@@ -129,7 +129,8 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
 
         level, precedence = _weight_of(fault, kinds, failures)
         if fault is last_wait and kinds:
-            level, precedence = "problem", "explanation"  # of a job that was then ended
+            level = "problem"  # of a job that was then ended
+            precedence = "explanation"
 
         what = fault.read.what
         if message.shows_work and faults.work:
