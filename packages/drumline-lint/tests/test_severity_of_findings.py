@@ -220,6 +220,12 @@ SEVERITIES = {
         IMPORTS + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
+    "a checkpoint of an interrupted run": (
+        "DL014",
+        START + "try:\n    train()\nexcept KeyboardInterrupt:\n"
+        "    torch.save(net.state_dict(), 'last.pt')\n",
+        Severity.NOTE,
+    ),
     "a file that is prepared once": (
         "DL014",
         START + "def preprocess():\n    torch.save(x, 'features.pt')\npreprocess()\n",

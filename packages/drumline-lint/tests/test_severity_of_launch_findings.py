@@ -33,6 +33,17 @@ SEVERITIES = {
         "export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nproc-per-node=8 ddp.py\n",
         Severity.NOTE,
     ),
+    "InfiniBand off, where there may be none": (
+        "DL123",
+        "NCCL_IB_DISABLE=1 torchrun --nnodes=2 ddp.py\n",
+        Severity.NOTE,
+    ),
+    "InfiniBand off, where there is some": (
+        "DL123",
+        "#SBATCH --nodes=2\nexport NCCL_SOCKET_IFNAME=ib0\n"
+        "NCCL_IB_DISABLE=1 torchrun --nnodes=2 ddp.py\n",
+        Severity.WARNING,
+    ),
     "a log of NCCL": (
         "DL123",
         "export NCCL_DEBUG=TRACE\ntorchrun --nproc-per-node=8 ddp.py\n",

@@ -76,9 +76,15 @@ def _is_plain(program: Program, sampler: ast.expr | None) -> bool:
     """None, or one of torch's samplers that know nothing of ranks."""
     return all(
         (isinstance(origin, ast.Constant) and origin.value is None)
-        or (isinstance(origin, ast.Call) and program.name_of(origin.func) in _PLAIN)
+        or (isinstance(origin, ast.Call) and _is_plain_class(program, origin.func))
         for origin in written_values(program, sampler)
     )
+
+
+def _is_plain_class(program: Program, function: ast.expr) -> bool:
+    """Also of several that are chosen from."""
+    names = {getattr(value, "name", "") for value in program.values(function)}
+    return bool(names) and names <= set(_PLAIN)
 
 
 def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:

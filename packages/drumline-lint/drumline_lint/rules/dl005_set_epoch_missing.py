@@ -86,6 +86,8 @@ def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
             return any(any(outer_loops(program, loop)) for loop in loops)
     calls = calls_beside(sampler)
     makers = [call for call in calls if program.name_of(call.func) == LOADER]
+    if any(maker in training_loops(program) for maker in makers):
+        return False  # others beside it train
     is_given = any(sampler in written_values(program, given(call, "sampler")) for call in makers)
     near = connected(program, program.source_of(sampler))
     return is_given and _trains_for_epochs(program, near)

@@ -14,6 +14,7 @@ from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
+    ancestors,
     called_name,
     enclosing_function,
     last_name,
@@ -47,7 +48,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         # The first save of a function stands for those after it.
         is_shown = is_shown and (function is None or function not in functions)
         functions.add(function)
-        if not is_shown or _is_made_if_missing(program, save.call):
+        if not is_shown or _is_made_if_missing(program, save.call) or _is_of_interrupt(save.call):
             severity = Severity.NOTE
         fix = _GATHERED if is_sharded else ""
         yield RULE.at(source, save.call, message, fix=fix, severity=severity)
@@ -74,6 +75,12 @@ def _is_of_model(program: Program, save: Save) -> bool:
         isinstance(part, ast.Call) and called_name(part) == "state_dict"
         for part in parts(program, save.what)
     )
+
+
+def _is_of_interrupt(call: ast.Call) -> bool:
+    """In `except KeyboardInterrupt`, which a launcher sends to some of the ranks."""
+    handlers = [outer for outer in ancestors(call) if isinstance(outer, ast.ExceptHandler)]
+    return any(last_name(handler.type or call) == "KeyboardInterrupt" for handler in handlers)
 
 
 def _is_made_if_missing(program: Program, call: ast.Call) -> bool:

@@ -128,9 +128,12 @@ def _loads(program: Program) -> list[ast.Call]:
 
 
 def _is_compiled(program: Program, model: ast.expr) -> bool:
-    """Whether `torch.compile` made it, perhaps inside DDP."""
+    """Whether `torch.compile` made it, perhaps inside DDP; not the model inside a DDP that is
+    compiled."""
     if isinstance(model, ast.Attribute) and model.attr == "module":
         model = model.value
+        if program.made(model, "torch.compile"):
+            return False
     every = list(parts(program, model))
     return not any(last_name(part) == "_orig_mod" for part in every) and any(
         isinstance(part, ast.Call) and program.name_of(part.func) == "torch.compile"

@@ -18,6 +18,7 @@ from drumline_lint.program.tree import (
     called_name,
     dotted,
     enclosing_function,
+    is_after,
     nodes_in,
     owner_of,
     parent_of,
@@ -54,7 +55,7 @@ def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
         loss = owner_of(call) if is_method(call, "backward") else None
         for origin in written_values(program, loss):
             helper = program.function_of(origin) if isinstance(origin, ast.Call) else None
-            is_here = helper is not None and loop in ancestors(origin)
+            is_here = loop in ancestors(origin) and is_after(call, origin)
             if helper is not None and is_here and _reduces_argument(program, helper):
                 yield RULE.at(source, origin, f"{source.code(origin)} {message}")
 
