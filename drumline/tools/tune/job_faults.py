@@ -57,15 +57,16 @@ FIRST_OF_ALL = (
     "between GPUs, the network between hosts)"
 )
 SAME_WORK = (
-    "let every rank do that work or call that collective, or do it before the job; if it is only "
+    "let every rank do that work or call that collective, with the same number of batches on each "
+    "(drop_last=True), or do it before the job; if it is only "
     "long, raise the timeout (init_process_group(timeout=...), ddp_timeout); drumline launch "
     "--watch names what the rank does instead"
 )
 CHECK_PATHS = (
-    "give the logs of all ranks; try NCCL_P2P_DISABLE=1 on one host, and drumline doctor --hosts "
-    "A,B between hosts; dmesg | grep -i xid on each; a newer NCCL and driver; drumline launch --watch "
-    "names a rank that "
-    "does something else"
+    "give the logs of all ranks; try NCCL_P2P_DISABLE=1 on one host (PCIe ACS or an IOMMU), and "
+    "NCCL_SOCKET_IFNAME, NCCL_IB_DISABLE=1 and drumline doctor --hosts A,B between hosts; dmesg | "
+    "grep -i xid on each; a newer NCCL and driver; drumline launch --watch names a rank that does "
+    "something else"
 )
 SAME_COLLECTIVES = (
     "let every rank call the same collectives in the same order: the same number of batches, no "
@@ -256,7 +257,8 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     places = [f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()]
     what = (
         f"ranks wait in different collectives: {join_names(places, most=MAX_SHOWN)}; some got a "
-        "different number of batches (uneven data), or ran code that not all ranks run"
+        "different number of batches (uneven data), or ran code that not all ranks run (a branch that "
+        "depends on the data, `if rank == 0`, other settings)"
     )
     where = named_ranks(sorted(waits))
     finding = Finding("problem", "mismatch", where, what, SAME_COLLECTIVES)

@@ -248,6 +248,18 @@ BRIDGES = (
     "docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "cilium", "tun", "tailscale", "zt", "wg", "lxc", "kube",
 )  # fmt: skip
 LINK_LOCAL = ("169.254.", "fe80")
+SAME_SETTINGS = (
+    "the same driver and the same NCCL_* variables on every host (also in /etc/nccl.conf and "
+    "~/.nccl.conf): drumline doctor --hosts A,B shows what differs"
+)
+# Faults that follow from settings that differ.
+OF_DIFFERENCES = {
+    "mismatch",
+    "bootstrap",
+    "topologies differ",
+    "collective timeout",
+    "NCCL timeout",
+}
 SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B shows what differs"
 
 
@@ -296,11 +308,19 @@ def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]
 
 
 def _differences(log: NcclLog) -> Iterator[RankedFinding]:
-    """Versions and networks of NCCL that differ across ranks."""
+    """Versions, variables and networks of NCCL that differ across ranks."""
     if versions := log.differing_versions():
         what = f"the version of NCCL differs across ranks: {', '.join(versions)}"
         finding = Finding("problem", "version", "every host", what, SAME_TORCH)
         yield RankedFinding(finding, "cause")
+
+    is_variable_cause = not log.faults.kinds().isdisjoint(OF_DIFFERENCES)
+    for name, values in log.differing_settings().items():
+        is_cause = is_variable_cause and name.startswith("NCCL")
+        level: Level = "problem" if is_cause else "warning"
+        what = f"{name} differs across ranks: {', '.join(values)}"
+        finding = Finding(level, "settings", "every host", what, SAME_SETTINGS)
+        yield RankedFinding(finding, "cause" if is_cause else "condition")
 
     networks = {process.network for process in log.processes.values() if process.network}
     if len(networks) > 1:

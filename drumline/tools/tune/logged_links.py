@@ -36,6 +36,7 @@ class LoggedProcess:
     devices: dict[str, str] = field(default_factory=dict)  # by `Socket/0`: `eth0 10.0.0.1`
     communicators: dict[str, LoggedCommunicator] = field(default_factory=dict)  # by pointer
     is_connected: bool = False  # at least one communicator
+    settings: dict[str, str] = field(default_factory=dict)  # NCCL's variables, and the driver
 
     @property
     def is_complete(self) -> bool:

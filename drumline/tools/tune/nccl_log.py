@@ -120,6 +120,10 @@ RDMA_SETTING = re.compile(
     r"|/dev/infiniband\b|\bmlx[45]_(?:bond_)?\d+\b|\brdma/[\w-]{1,60}[\"']?: *[\"']?[1-9]"
     r"|(?:Bootstrap ?: Using (?:\[0\])?|\[\d\])ib[ps\d]\w*"
 )
+SETTING = re.compile(
+    r"(?!NCCL_(?:SOCKET_IFNAME|IB_HCA|DEBUG|HOSTID|TOPO|IB_GID))"  # these may differ
+    r"(NCCL_\w{1,60}) set (?:by environment )?to (\S{1,80}?)\.?$|(cudaDriverVersion) (\d{4,6})"
+)
 CONNECTED = re.compile(r"Connected all (?:rings|trees)")
 BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{1,64})<")
 
@@ -254,6 +258,9 @@ class NcclLog:
         elif CONNECTED.match(text):
             process.is_connected = True
         else:
+            if match := SETTING.match(text):
+                process.settings[match[1] or match[3]] = match[2] or match[4]
+
             self._read_fault(process, text)
 
     def _read_fault(self, process: LoggedProcess, text: str, source: str = "") -> None:
@@ -313,6 +320,15 @@ class NcclLog:
         numbers = {version.partition("+")[0] for version in self.versions}
         names = self.versions | (self.versions_of_errors - numbers)
         return sorted(names) if len(names) > 1 else []
+
+    def differing_settings(self) -> dict[str, list[str]]:
+        """The values of what is not the same in all processes that show it."""
+        values: dict[str, set[str]] = {}
+        for process in self.processes.values():
+            for name, value in process.settings.items():
+                values.setdefault(name, set()).add(value)
+
+        return {name: sorted(texts) for name, texts in values.items() if len(texts) > 1}
 
     def name_of(self, origin: str) -> str:
         """The process of a fault, or where it is."""

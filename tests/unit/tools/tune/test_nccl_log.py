@@ -400,3 +400,29 @@ def test_a_log_of_too_many_connections_is_partial(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(logged_links, "MAX_CONNECTIONS", 4)
     log = read(four_ranks())
     assert (log.is_partial, len(log.links())) == (True, 4)
+
+
+def differing(name: str, *values: str) -> list[str]:
+    """What the first finding says of ranks that have these values of a variable of NCCL."""
+    lines = "".join(
+        info(f"gpu-0{rank}", 100, f"{name} set by environment to {value}.")
+        for rank, value in enumerate(values)
+    )
+    return [finding.what for finding in log_findings(read(lines))][:1]
+
+
+def test_variables_of_nccl_that_differ_across_hosts_are_named() -> None:
+    (what,) = differing("NCCL_BUFFSIZE", "8388608", "4194304")
+    assert "NCCL_BUFFSIZE differs across ranks: 4194304, 8388608" in what
+
+
+def test_interfaces_may_differ_across_hosts() -> None:
+    assert not any("differs" in what for what in differing("NCCL_SOCKET_IFNAME", "eth0", "eth1"))
+
+
+def test_drivers_that_differ_across_hosts_are_named() -> None:
+    drivers = info("gpu-00", 1, "cudaDriverVersion 12040") + info(
+        "gpu-01", 1, "cudaDriverVersion 12080"
+    )
+    (finding, *_) = log_findings(read(drivers))
+    assert "cudaDriverVersion differs across ranks: 12040, 12080" in finding.what
