@@ -117,6 +117,12 @@ def ddp_measurements(model: nn.parallel.DistributedDataParallel) -> dict[str, An
     return dict(model._get_ddp_logging_data())  # type: ignore[no-untyped-call]
 
 
+def broadcast_of_ddp() -> Callable[..., None]:
+    """Where DDP broadcasts the buffers of its model. Without it a profile has that time, and does
+    not say what it is for."""
+    return nn.parallel.DistributedDataParallel._sync_buffers
+
+
 def measure_ddp_every(model: nn.parallel.DistributedDataParallel, steps: int) -> None:
     """How often DDP measures a step. Without it the times are those of an earlier step."""
     model._set_ddp_runtime_logging_sample_rate(steps)  # type: ignore[no-untyped-call]

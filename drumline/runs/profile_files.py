@@ -31,7 +31,9 @@ end mark."""
 
 CLIPPING = "gradient clipping"
 WORKERS = "start of workers"
-"""Names of phases: DataLoader workers start or end in the second."""
+BUFFERS = "broadcast of buffers"
+"""Names of phases: DataLoader workers start or end in the second, and in the third all ranks take
+the buffers of the model from one."""
 
 MOST_RANKS_MERGED = 64
 """More would not open in a browser."""

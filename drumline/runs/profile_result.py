@@ -56,9 +56,14 @@ class LineCost:
     """Of these, those in which neither torch's code ran nor the device: Python, or a wait."""
     cpu_s: float
     """Of `own_s`, how long the thread could run: on a CPU, or in the queue for one."""
+    host_s: float = 0.0
+    """Of `seconds`, those in which no operation ran: `own_s`, and torch's own Python."""
     operations: float = 0.0
-    """How many operations with a gradient the line itself calls, not a library for it; where it
-    clips gradients, how many calls."""
+    """How many operations the line itself calls; where it clips gradients, how many calls."""
+    library_operations: float = 0.0
+    """How many operations a library calls for the line, as a module of torch does."""
+    backward_s: float = 0.0
+    """The backward pass of the operations of its function."""
     caller: str = ""
     """The line of the training loop, or of the task, that led there; empty: not recorded."""
 
@@ -217,6 +222,8 @@ class ProfileResult:
     """Open collectives that are no buckets (SyncBatchNorm, buffers, a user's own), a step."""
     other_collectives: float
     """How many of these a step has."""
+    other_kinds: Mapping[str, float] = field(default_factory=dict)
+    """How many of each kind, as in `broadcast`; empty: not recorded."""
     kernels: tuple[Kernel, ...]
     syncs: tuple[HostSync, ...]
     network_bytes_per_s: float | None

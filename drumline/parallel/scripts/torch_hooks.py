@@ -199,8 +199,14 @@ class ScriptProfile:
         self._topology = topology_from(own_variables()) or Topology()
         self._num_steps = 0
         self._optimizers: list[int] = []
+        self._updated: set[int] = set()
+        """The `id` of each parameter that one of them updates."""
+        self._num_optimizers = 0
+        """Those with parameters of their own: one that is inside another one has the same."""
         self._capture: Any = None
         self._hook: Any = None
+        self._has_finished = False
+        """The profiled steps are done."""
         self._has_ended_script = False
 
     def observe(self) -> None:
@@ -235,23 +241,42 @@ class ScriptProfile:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it after each step of any optimizer."""
         if id(optimizer) not in self._optimizers:
-            self._optimizers.append(id(optimizer))
+            self._add(optimizer)
         if id(optimizer) != self._optimizers[0]:
+            return
+        if self._has_finished:
+            self._stop_late()
             return
         self._num_steps += 1
         self._capture.optimizer = optimizer
-        self._capture.num_optimizers = len(self._optimizers)
+        self._capture.num_optimizers = self._num_optimizers
         try:
             self._capture.begin_step(self._num_steps)
         except OSError as error:
             self._report(error)  # the other ranks wait for this one in `_finish`
 
         if self._capture.is_done:
-            self._hook.remove()
+            self._has_finished = True
             atexit.unregister(self._capture.finish)
             self._capture.modules.clear()
             self._capture.optimizer = None
+            self._stop_late()
             self._finish()
+
+    def _add(self, optimizer: Any) -> None:
+        """It has taken its first step."""
+        self._optimizers.append(id(optimizer))
+        parameters = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
+        if parameters and parameters.isdisjoint(self._updated):
+            self._num_optimizers += 1
+        self._updated |= parameters
+
+    def _stop_late(self) -> None:
+        """The hook has done its work when the profiler is stopped."""
+        if self._capture.stop_late():
+            self._hook.remove()
 
     def _finish(self) -> None:
         """Collective."""

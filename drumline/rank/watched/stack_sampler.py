@@ -30,8 +30,14 @@ from torch.utils import data
 
 import drumline
 from drumline.base.processes import ThreadTimes, thread_times
-from drumline.rank.torch_internals import LoaderIterator, end_workers, start_workers
+from drumline.rank.torch_internals import (
+    LoaderIterator,
+    broadcast_of_ddp,
+    end_workers,
+    start_workers,
+)
 from drumline.runs.profile_files import (
+    BUFFERS,
     CLIPPING,
     WORKERS,
     Collection,
@@ -62,7 +68,7 @@ END = "end"
 EVALUATION = "evaluation"
 PAUSE_SHARE = 0.3
 """A statement that evaluates for so much of its time is an evaluation."""
-INSIDE = {"on_device": "forward", "to the device": "data", WORKERS: "data"}
+INSIDE = {"on_device": "forward", BUFFERS: "forward", "to the device": "data", WORKERS: "data"}
 """Phases that are a part of another one."""
 
 Phases = Mapping[CodeType | None, str]
@@ -83,6 +89,7 @@ def phases_of_torch() -> dict[CodeType | None, str]:
         code_of(start_workers): WORKERS,
         code_of(end_workers): WORKERS,
         code_of(nn.Module.__call__): "forward",
+        code_of(broadcast_of_ddp()): BUFFERS,
         code_of(torch.Tensor.backward): "backward",
         code_of(torch.autograd.backward): "backward",
         code_of(Optimizer.zero_grad): "optimizer",

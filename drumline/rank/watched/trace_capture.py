@@ -76,6 +76,8 @@ FEWEST_TIMED = 3
 MOST_OPEN_S = 10.0
 """For so long the end of a profile waits for collectives that are still open."""
 POLL_S = 0.02
+LATER_S = 1.0
+"""How often a profiler that could not be stopped is tried again."""
 UNSTOPPED: list[Any] = []
 """Profilers that were not stopped: gloo's threads may still write into their memory."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
@@ -129,6 +131,7 @@ class TraceCapture:
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
         self._backend = "none"
+        self._next_try_s = 0.0
         self.is_recording = self.is_done = self._is_written = False
 
     def begin_step(self, number: int) -> None:
@@ -282,12 +285,24 @@ class TraceCapture:
             self._write()
         else:
             UNSTOPPED.append(self._profiler)
+            self._next_try_s = time.perf_counter() + LATER_S
             print_message(
                 f"rank {self._rank} has no trace: a collective was still open {MOST_OPEN_S:g} s after the last "
                 "profiled step"
             )
 
         self._profiler = None
+
+    def stop_late(self) -> bool:
+        """Whether nothing is recorded any more. Call it between steps: a profiler that could not be
+        stopped after the last profiled step is stopped when no collective is open, and what it has
+        recorded is discarded."""
+        if UNSTOPPED and time.perf_counter() >= self._next_try_s:
+            if has_open_collectives():
+                self._next_try_s = time.perf_counter() + LATER_S
+            else:
+                UNSTOPPED.pop().stop_trace()
+        return not UNSTOPPED
 
     # Files
 

@@ -45,6 +45,7 @@ from drumline.report.profile.host_advice import (
     more_workers,
     mostly_at,
 )
+from drumline.runs.profile_files import BUFFERS
 from drumline.runs.profile_result import (
     Bucket,
     ProfileResult,
@@ -78,6 +79,7 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
         _data,
         _ranks,
         communication_rules,
+        _buffers,
         other_collectives_rules,
         _device_idles,
         host_rules,
@@ -561,6 +563,35 @@ def _larger_batch(result: ProfileResult, factor: int) -> dict[str, str]:
     return changed
 
 
+def _buffers(result: ProfileResult) -> Iterator[Advice]:
+    """DDP sends the buffers of rank 0 to all ranks in each forward pass, Drumline in each step."""
+    if result.settings.get("train.exact") == "elastic":  # needs them
+        return
+
+    cost_s = _buffers_s(result)
+    yield Advice(
+        bottleneck="buffers",
+        text=f"{of_step(result, cost_s)} is the broadcast of the model's buffers from rank 0 to all ranks",
+        **by_setting(
+            result,
+            {"dist.broadcast_buffers": "false"},
+            script="pass broadcast_buffers=False to DistributedDataParallel; each rank then has its own running "
+            "statistics of BatchNorm",
+            task="each rank then has its own running statistics of BatchNorm",
+        ),
+        cost_s=cost_s,
+        saved_s=Savings(0.9 * cost_s, cost_s, 0.5 * cost_s),
+        derivation="without it, and without the wait for other ranks in it",
+    )
+
+
+def _buffers_s(result: ProfileResult) -> float:
+    """How long the broadcast of buffers takes, with the wait for ranks that are not slow."""
+    _, exposed = _exposed_s(result)
+    in_phase_s = result.communication_phases_s.get(BUFFERS, 0.0)
+    return min(in_phase_s, exposed + _wait_in_collectives_s(result))
+
+
 def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
     """SyncBatchNorm, and the user's own. Those of Drumline itself (log lines, weights of a batch)
     are no advice."""
@@ -569,8 +600,9 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
     waiting = min(
         result.parts_s["waiting_for_rank"], max(0.0, result.other_collectives_s - exposed)
     )
-    lines = result.collective_lines
-    cost_s = exposed + waiting
+    lines = [line for line in result.collective_lines if line.phase != BUFFERS]
+    cost_s = max(0.0, exposed + waiting - _buffers_s(result))
+    exposed = min(exposed, cost_s)
 
     if lines and not is_sync:
         cost_s = min(cost_s, sum(line.seconds for line in lines))
@@ -582,11 +614,12 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
     remedy = "call it less often, join several into one, or wait for it (async_op=True) when its result is needed"
     if is_sync:
         remedy = "BatchNorm then has the samples of one rank: at least 16 of them, or use GroupNorm"
-    where = f", mostly at {at_line(lines[0])}" if lines and not is_sync else ""
+    kinds = "SyncBatchNorm" if is_sync else _kinds(result)
+    where = mostly_at(lines[0]) if not is_sync else ""
     yield Advice(
         bottleneck="other_collectives",
         text=f"{of_step(result, cost_s)} is in {result.other_collectives:.0f} collectives besides the "
-        f"all-reduces of gradients{' (SyncBatchNorm)' if is_sync else where}",
+        f"all-reduces of gradients{f' ({kinds})' if kinds else ''}{where}",
         remedy=remedy,
         settings={"dist.sync_batchnorm": "false"} if is_setting else None,
         changes_training=is_sync,
@@ -594,6 +627,12 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
         saved_s=Savings((exposed + cost_s) / 2, cost_s, exposed / 2),
         derivation="without them, and without half to all of the wait for other ranks in them",
     )
+
+
+def _kinds(result: ProfileResult) -> str:
+    """`2 broadcast, 1 allgather`: the collectives of a step besides those of gradients."""
+    kinds = sorted(result.other_kinds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{calls:.2g} {kind}" for kind, calls in kinds)
 
 
 def _wait_in_collectives_s(result: ProfileResult) -> float:

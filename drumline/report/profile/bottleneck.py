@@ -21,6 +21,7 @@ Bottleneck = Literal[
     "slow_rank",
     "uneven_ranks",
     "host_sync",
+    "buffers",
     "other_collectives",
     "launches",
     "fp32",
@@ -220,9 +221,13 @@ def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     slow = max(result.ranks, key=lambda rank: (blame(rank, result), _busy_s(rank)))
     peers = [rank for rank in result.ranks if rank is not slow]
     waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
-    longer_s = _busy_s(slow) - median(map(_busy_s, peers))
-    crowding = crowding_s(slow, result) - median(crowding_s(peer, result) for peer in peers)
-    cost_s = min(longer_s - max(0.0, crowding), waited_s)
+    usual_s = median(map(_busy_s, peers))
+    longer_s = _busy_s(slow) - usual_s
+    # A rank that computes for twice as long also waits twice as long for a core.
+    usual_crowding_s = median(crowding_s(peer, result) for peer in peers)
+    expected_s = usual_crowding_s * max(1.0, _busy_s(slow) / max(usual_s, 1e-12))
+    for_cores_s = max(0.0, crowding_s(slow, result) - expected_s)
+    cost_s = min(longer_s - for_cores_s, waited_s)
     if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_GAIN * result.step_s:
         return None
 

@@ -17,6 +17,7 @@ from drumline.report.profile.bottleneck import (
     Savings,
     by_setting,
     find_slow_rank,
+    is_call_of_torch,
     of_step,
     removable,
     slower_line,
@@ -37,6 +38,8 @@ MOSTLY_PYTHON = 0.3
 SOME_PYTHON = 0.1
 LOOPED = 50
 """A line that calls so many operations in a step is in a loop, which could be one operation."""
+OPERATIONS_PER_TENSOR = 5
+"""The layers of a model call fewer for each of their parameters."""
 FEW_CLIPPINGS = 2
 """A step: a script with two optimizers clips the gradients of each."""
 FEWER = 10
@@ -122,11 +125,11 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
     for line in result.lines:
         # A line that cannot run while another thread computes waits for the GIL.
         cost_s = line.cpu_s if result.threads else line.own_s
-        is_loop = line.operations >= LOOPED and cost_s > line.seconds * SOME_PYTHON
+        is_loop = _is_loop(result, line)
         if is_loop or cost_s > line.seconds * MOSTLY_PYTHON:
             cost_s = line.seconds  # with operations that Python calls one by one
         if is_loop:
-            cost_s += _backward_s(result, line)
+            cost_s += line.backward_s
         least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
         phase = line.phase
         is_named = slower is not None and (slower.phase, slower.function) == (phase, line.function)
@@ -134,7 +137,10 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
             continue
         where = "between the phases of the step" if phase == "rest" else f"in {phase}"
         if is_loop:
-            where += f", with the backward pass of its {line.operations:.0f} operations"
+            number = max(line.operations, line.library_operations)
+            where += f", in {number:,.0f} short operations"
+            if line.backward_s > SOME_PYTHON * cost_s:
+                where += " and their backward pass"
         does = "waits" if is_waiting(line) else "runs Python"
         yield removable(
             "python",
@@ -144,12 +150,21 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
         )
 
 
-def _backward_s(result: ProfileResult, line: LineCost) -> float:
-    """The part of the backward pass that belongs to a line of the forward pass."""
-    phases_s = result.phases_s
-    if line.phase != "forward" or not phases_s.get("forward"):
-        return 0.0
-    return phases_s.get("backward", 0.0) * min(1.0, line.seconds / phases_s["forward"])
+def _is_loop(result: ProfileResult, line: LineCost) -> bool:
+    """Whether it calls many operations that are so short that Python takes a part of its time."""
+    python_s = line.cpu_s if result.threads else max(line.own_s, line.host_s)
+    if python_s <= line.seconds * SOME_PYTHON:
+        return False
+    return line.operations >= LOOPED or _is_loop_in_library(result, line)
+
+
+def _is_loop_in_library(result: ProfileResult, line: LineCost) -> bool:
+    """Whether a line makes a library call operations again and again. A line that runs all layers
+    of a model once has many, too, but few for each parameter."""
+    if result.optimizer is None or is_call_of_torch(line):
+        return False
+    least = max(LOOPED, OPERATIONS_PER_TENSOR * result.optimizer.num_tensors)
+    return line.library_operations >= least
 
 
 def _no_gradients(result: ProfileResult) -> Iterator[Advice]:

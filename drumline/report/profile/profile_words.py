@@ -95,6 +95,7 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
         "slow_rank": f"{slow} is slow: the others wait {share} of the step for it",
         "uneven_ranks": f"ranks wait for each other {share} of the step, and not always for the same one",
         "host_sync": host,
+        "buffers": f"broadcasts of buffers take {share} of the step",
         "other_collectives": f"collectives besides the gradients' take {share} of the step",
         "launches": f"the host is slow: the device waits {share} of the step for its launches",
         "python": f"the host is slow: a function of yours takes {share} of the step",

@@ -44,6 +44,8 @@ REST = "rest"
 OUR_LIBRARIES = ("torch", "drumline")
 """What they do is not the user's Python."""
 MOST_LINES = 20
+ADDED = ("seconds", "own_s", "cpu_s", "host_s", "operations", "library_operations", "backward_s")
+"""What of the lines of several ranks is added up."""
 BUSY_THREAD = 0.2
 """Of a core: threads that use less are not worth a word."""
 DIFFERENTIATED_PHASES = ("forward", "to the device", REST)
@@ -101,23 +103,29 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
 
     cpu_shares = times.cpu_shares()
-    operations = times.begun(trace) / num_steps
-    none = np.zeros_like(seconds)
-    lines = costliest(stacks, seconds, idle_s, cpu_shares, operations)
+    costs = SampleCosts(
+        seconds=seconds,
+        idle_s=idle_s,
+        cpu_s=idle_s * cpu_shares,
+        operations=times.operations(trace) / num_steps,
+        backward_s=times.shares_of_backward(trace) * phases_s.get("backward", 0.0),
+    )
+    lines = costliest(stacks, costs)
 
     if facts.pauses:
         paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
-        lines += costliest(stacks, paused_s, paused_s, cpu_shares, none)
+        pauses = SampleCosts.of(paused_s, idle_s=paused_s, cpu_s=paused_s * cpu_shares)
+        lines += costliest(stacks, pauses)
 
     return RankPhases(
         phases_s=phases_s,
         lines=tuple(lines),
         communication_phases_s=times.by_phase(communicates_s),
-        collective_lines=tuple(costliest(stacks, in_others_s, none, cpu_shares, none)),
+        collective_lines=tuple(costliest(stacks, SampleCosts.of(in_others_s))),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         anomaly_s=anomaly_seconds(stacks, seconds, trace),
         worker_starts=times.worker_starts(trace),
-        off_cpu_s=float((idle_s * (1 - cpu_shares)).sum()),
+        off_cpu_s=float((idle_s - costs.cpu_s).sum()),
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
@@ -221,13 +229,20 @@ class SampleTimes:
         names = self._stacks.phases
         return np.array([names[sample.phase] in phases for sample in self._stacks.samples])
 
-    def begun(self, trace: RankTrace) -> Seconds:
-        """How many operations with a gradient begin in each sample; where gradients are clipped,
-        how many calls that do it."""
-        operations = self._count(trace.differentiated[:, 0])
+    def operations(self, trace: RankTrace) -> Seconds:
+        """How many operations begin in each sample; where gradients are clipped, how many calls
+        that do it."""
+        operations = self._count(trace.host_operations[:, 0])
         clippings = self._count(trace.clippings)
         counts: Seconds = np.where(self.is_in([CLIPPING]), clippings, operations)
         return counts
+
+    def shares_of_backward(self, trace: RankTrace) -> Seconds:
+        """Which part of the backward pass belongs to each sample, by the number of its operations
+        that have a gradient."""
+        counts = self._count(trace.differentiated[:, 0])
+        shares: Seconds = counts / max(1, counts.sum())
+        return shares
 
     def _count(self, times: Seconds) -> NDArray[np.int64]:
         """How many of these times, in order, are in each sample."""
@@ -292,6 +307,29 @@ def costliest_key(costs: Mapping[K, float]) -> K:
     return max(costs, key=lambda key: costs[key])
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleCosts:
+    """What each sample costs, as means over the steps."""
+
+    seconds: Seconds
+    idle_s: Seconds
+    """Of `seconds`, those without any operation."""
+    cpu_s: Seconds
+    """Of `idle_s`, how long the thread could run."""
+    operations: Seconds
+    """How many begin in it."""
+    backward_s: Seconds
+    """The backward pass of these."""
+
+    @classmethod
+    def of(cls, seconds: Seconds, **known: Seconds) -> SampleCosts:
+        """Without what is not known."""
+        unknown = dict.fromkeys(
+            ("idle_s", "cpu_s", "operations", "backward_s"), np.zeros_like(seconds)
+        )
+        return cls(seconds=seconds, **(unknown | known))
+
+
 @dataclass
 class _FunctionCost:
     """Of a function of the user's in one phase."""
@@ -299,25 +337,31 @@ class _FunctionCost:
     seconds: float = 0.0
     own_s: float = 0.0
     cpu_s: float = 0.0
+    host_s: float = 0.0
+    backward_s: float = 0.0
     lines_s: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
     """By the number and the text of its lines."""
     operations: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """By the number of the line that calls them."""
+    library_operations: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """By the number of the line for which a library calls them."""
 
 
-def costliest(
-    stacks: StackSamples,
-    seconds: Seconds,
-    idle_s: Seconds,
-    cpu_shares: Seconds,
-    operations: Seconds,
-) -> list[LineCost]:
+def costliest(stacks: StackSamples, costs: SampleCosts) -> list[LineCost]:
     """The functions of the user's code by their time in each phase, with the costliest line of
-    each. `seconds`, `idle_s`: of each sample, all and without any operation; `operations`: how many
-    begin."""
+    each."""
     functions: dict[tuple[str, str, str], _FunctionCost] = defaultdict(_FunctionCost)
-    columns = np.stack([seconds, idle_s, cpu_shares, operations], axis=1).tolist()
-    for sample, (lasts_s, idle, cpu_share, count) in zip(stacks.samples, columns, strict=True):
+    columns = [
+        costs.seconds,
+        costs.idle_s,
+        costs.cpu_s,
+        costs.operations,
+        costs.backward_s,
+    ]
+    rows = np.stack(columns, axis=1).tolist()
+    for sample, (lasts_s, idle_s, cpu_s, count, backward_s) in zip(
+        stacks.samples, rows, strict=True
+    ):
         line = stacks.lines[sample.line]
         phase = stacks.phases[sample.phase]
         if not line.file or lasts_s <= 0:
@@ -325,18 +369,22 @@ def costliest(
 
         cost = functions[phase, line.file, line.function]
         cost.seconds += lasts_s
+        cost.host_s += idle_s
+        cost.backward_s += backward_s
         cost.lines_s[line.line, line.source] += lasts_s
 
         if not line.library or phase == CLIPPING:
             cost.operations[line.line] += count
+        else:
+            cost.library_operations[line.line] += count
         if line.library not in OUR_LIBRARIES:
-            cost.own_s += idle
-            cost.cpu_s += idle * cpu_share
+            cost.own_s += idle_s
+            cost.cpu_s += cpu_s
 
-    costs = []
+    lines = []
     for (phase, file, function), cost in functions.items():
         number, text = costliest_key(cost.lines_s)
-        costs.append(
+        lines.append(
             LineCost(
                 phase=phase,
                 source=f"{file}:{number}",
@@ -345,11 +393,14 @@ def costliest(
                 seconds=cost.seconds,
                 own_s=cost.own_s,
                 cpu_s=cost.cpu_s,
+                host_s=cost.host_s,
                 operations=cost.operations[number],
+                library_operations=cost.library_operations[number],
+                backward_s=cost.backward_s,
             )
         )
 
-    return _costliest_first(costs)
+    return _costliest_first(lines)
 
 
 def _costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:
@@ -535,17 +586,11 @@ def mean_lines(tables: Sequence[Sequence[LineCost]]) -> tuple[LineCost, ...]:
             file = line.source.rpartition(":")[0]
             by_function[line.phase, file, line.function, line.caller].append(line)
 
-    num_ranks = len(tables)
-    means = [
-        replace(
-            max(lines, key=lambda line: line.seconds),
-            seconds=sum(line.seconds for line in lines) / num_ranks,
-            own_s=sum(line.own_s for line in lines) / num_ranks,
-            cpu_s=sum(line.cpu_s for line in lines) / num_ranks,
-            operations=sum(line.operations for line in lines) / num_ranks,
-        )
-        for lines in by_function.values()
-    ]
+    means = []
+    for lines in by_function.values():
+        sums = {name: sum(getattr(line, name) for line in lines) for name in ADDED}
+        values = {name: value / len(tables) for name, value in sums.items()}
+        means.append(replace(max(lines, key=lambda line: line.seconds), **values))
     return tuple(_costliest_first(means))
 
 

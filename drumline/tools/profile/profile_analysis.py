@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,7 +44,12 @@ from drumline.tools.profile.breakdown import (
     matched,
     waiting_of,
 )
-from drumline.tools.profile.gradient_times import buckets_of, host_intervals, tensors_of
+from drumline.tools.profile.gradient_times import (
+    buckets_of,
+    calls_of,
+    host_intervals,
+    tensors_of,
+)
 from drumline.tools.profile.intervals import Intervals, clipped, length
 from drumline.tools.profile.phases import (
     RankPhases,
@@ -222,6 +227,7 @@ def result_of(
         tensors=tuple(tensors_of(facts, traces, buckets, hosts)),
         other_collectives_s=fmean(step.other_s for step in all_steps),
         other_collectives=fmean(step.num_other for step in all_steps),
+        other_kinds=other_kinds(all_traces),
         kernels=tuple(top_kernels(all_traces)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
@@ -233,6 +239,19 @@ def result_of(
         has_sync_batchnorm=first.has_sync_batchnorm,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
+
+
+def other_kinds(traces: Sequence[RankTrace]) -> dict[str, float]:
+    """How many collectives of each kind a step has that reduce no bucket of gradients."""
+    counts: Counter[str] = Counter()
+    for trace in traces:
+        for step in trace.steps:
+            calls = calls_of(trace, step)
+            kinds = (call.kind.partition(":")[0] for call in calls if not call.is_bucket)
+            counts.update(kinds)
+
+    num_steps = sum(len(trace.steps) for trace in traces)
+    return {kind: count / num_steps for kind, count in counts.items()}
 
 
 def _rank_steps(

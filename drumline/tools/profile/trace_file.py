@@ -295,6 +295,8 @@ class RankTrace:
     """Calls of the host that wait for the GPU."""
     backward: Intervals
     """Operations of backward passes, on the host."""
+    host_operations: Intervals
+    """The operations on the host, without those inside another one."""
     differentiated: Intervals
     """Operations of forward passes that have a gradient, on the host."""
     clippings: NDArray[np.float64] = field(repr=False)
@@ -474,6 +476,7 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         lambda label: label.kind == "cpu_op" and label.thread not in gloo_threads
     )
     host = columns.where(is_host)
+    operations = host.where(host.named(is_compute))
 
     is_data = columns.named(lambda name: name == DATA_MARK or LOADER_NEXT.match(name))
     data = union(columns.where(is_data).times())
@@ -487,9 +490,8 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         launches = _launches(columns, work)
     else:
         # What makes a batch is data.
-        num_edges_before = np.searchsorted(data.reshape(-1), host.start, "right")
-        is_outside = num_edges_before % 2 == 0
-        work = host.where(is_outside & host.named(is_compute))
+        num_edges_before = np.searchsorted(data.reshape(-1), operations.start, "right")
+        work = operations.where(num_edges_before % 2 == 0)
         seconds = _self_times(work)
         compute = difference(union(work.times()), data)
         launches = np.empty((0, 3))
@@ -509,6 +511,7 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         collectives=tuple(_collectives(columns, host)),
         syncs=tuple(_syncs(columns)) if is_device else (),
         backward=union(host.where(is_backward).times()),
+        host_operations=union(operations.times()),
         differentiated=union(host.where(is_differentiated).times()),
         clippings=np.sort(host.start[is_clipping]),
         gradients=np.sort(host.end[is_accumulation]),

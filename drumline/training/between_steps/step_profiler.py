@@ -10,9 +10,10 @@ from drumline.config.schema import profiled_steps
 from drumline.data.delivery import Delivery
 from drumline.data.loader import Step
 from drumline.data.sharding import spans_of_full_batch
+from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.watched.stack_sampler import END, code_of
 from drumline.rank.watched.trace_capture import TraceCapture
-from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
+from drumline.runs.profile_files import BUFFERS, PROFILE_FOLDER, JobFacts
 from drumline.runs.run_folder import writing_to
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import flat
@@ -62,7 +63,9 @@ class ProfiledStep:
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         capture = self._capture
-        if not capture.is_done:
+        if capture.is_done:
+            capture.stop_late()
+        else:
             with writing_to(self._folder, instead=WITHOUT):
                 capture.begin_step(self._progress.step - self._first_step)
             if capture.is_recording:
@@ -94,6 +97,7 @@ def phases_of(context: RunContext) -> dict[CodeType | None, str]:
         code_of(context.job.task.on_device): "on_device",
         code_of(TrainStep._forward): "forward",
         code_of(TrainStep._backward): "backward",
+        code_of(LiveBuffers.broadcast): BUFFERS,
         code_of(TrainStep._update): "optimizer",
         code_of(GraphStep.__call__): "captured step",
         code_of(LogTraining.run): "log",

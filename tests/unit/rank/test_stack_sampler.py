@@ -25,7 +25,7 @@ from drumline.rank.watched.stack_sampler import (
     package_of,
     phases_of_torch,
 )
-from drumline.runs.profile_files import WORKERS, StackSamples
+from drumline.runs.profile_files import BUFFERS, WORKERS, StackSamples
 
 LASTS_S = 0.15
 
@@ -115,6 +115,19 @@ def test_the_phases_of_a_hand_written_loop_are_those_of_torch() -> None:
 
     costs = seconds_of(sampled(train))
     assert {"forward", "backward", "optimizer"} <= {phase for phase, _ in costs}
+
+
+def test_the_broadcast_of_buffers_is_a_phase_inside_the_forward_pass() -> None:
+    class Model(torch.nn.Module):
+        def forward(self) -> None:
+            sleeping_hook()
+
+    phases = {**phases_of_torch(), sleeping_hook.__code__: BUFFERS}
+    assert phases[code_of(torch.nn.parallel.DistributedDataParallel._sync_buffers)] == BUFFERS
+    sampler = StackSampler(phases)
+    sampler.start()
+    Model()()
+    assert seconds_of(sampler.stop())[BUFFERS, "sleeping_hook"][0] >= 0.9 * LASTS_S
 
 
 def validate(model: torch.nn.Module) -> None:

@@ -21,6 +21,7 @@ from drumline.rank.torch_internals import (
     abandon_workers,
     add_to_each,
     awaited_workers,
+    broadcast_of_ddp,
     clear_cublas_workspaces,
     compilations,
     compile_backward_early,
@@ -342,6 +343,10 @@ def test_the_workers_that_are_waited_for(loader: DataLoader[int]) -> None:
     assert awaited_workers([sys._getframe()]) == []
     del iterator._process_data
     shut_down_workers(iterator)
+
+
+def test_ddp_broadcasts_its_buffers_in_a_function_of_python() -> None:
+    assert broadcast_of_ddp().__code__.co_filename == nn.parallel.distributed.__file__
 
 
 def test_a_loader_starts_and_ends_its_workers_in_these_functions(loader: DataLoader[int]) -> None:

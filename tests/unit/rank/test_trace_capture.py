@@ -121,6 +121,9 @@ class FullDisk:
     def collect(self) -> None:
         self.num_collected += 1
 
+    def stop_late(self) -> bool:
+        return True
+
 
 def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -131,7 +134,7 @@ def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
     capture = FullDisk()
     removed = []
     profile._capture, profile._hook = capture, SimpleNamespace(remove=lambda: removed.append(True))
-    profile._after_step(object(), (), {})
+    profile._after_step(SimpleNamespace(param_groups=[]), (), {})
     assert capture.num_collected == 1
     assert removed == [True]
     assert "rank 0 could not write its trace" in "".join(capsys.readouterr())
@@ -151,6 +154,22 @@ def test_the_optimizers_of_a_script_are_counted(tmp_path: Path) -> None:
     for optimizer in (generator, discriminator):
         profile._after_step(optimizer, (), {})
     assert (capture._number, capture._facts().num_optimizers) == (3, 2)
+
+
+def test_an_optimizer_inside_another_one_is_no_second_one(tmp_path: Path) -> None:
+    """ZeroRedundancyOptimizer has one for its part of the parameters, or for none of them."""
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    outer = torch.optim.SGD(parameters, lr=0.1)
+    for inner in (
+        torch.optim.SGD(parameters[:1], lr=0.1),
+        SimpleNamespace(param_groups=[{"params": []}]),
+    ):
+        profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="zero.py")
+        profile._capture = make_capture(tmp_path)
+        profile._capture._steps = range(9, 10)
+        for optimizer in (inner, outer, inner, outer):
+            profile._after_step(optimizer, (), {})
+        assert profile._capture.num_optimizers == 1
 
 
 def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:
@@ -223,6 +242,42 @@ def test_a_rank_whose_collective_does_not_end_stops_after_the_same_step_without_
     assert not list(tmp_path.iterdir())
     message = " ".join(capsys.readouterr().err.split())
     assert "rank 1 has no trace: a collective was still open" in message
+
+
+def test_a_profiler_is_stopped_later_when_no_collective_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_collective: None
+) -> None:
+    capture = make_capture(tmp_path)
+    stopped = []
+    capture._profiler = SimpleNamespace(
+        start_trace=lambda: None, stop_trace=lambda: stopped.append(True)
+    )
+    capture.begin_step(2)
+    capture.begin_step(3)
+    monkeypatch.setattr(trace_capture, "LATER_S", 0.0)
+    capture._next_try_s = 0.0
+    assert not capture.stop_late()
+    assert not stopped
+    monkeypatch.setattr(trace_capture, "has_open_collectives", lambda: False)
+    assert capture.stop_late()
+    assert stopped == [True]
+    assert capture.stop_late()
+    assert stopped == [True], "once"
+
+
+def test_a_script_goes_on_until_the_profiler_is_stopped(tmp_path: Path) -> None:
+    profile = ScriptProfile("2:3", tmp_path, ends_script=False, script="train.py")
+    capture = FullDisk()
+    removed = []
+    answers = iter([False, False, True])
+    capture.stop_late = lambda: next(answers)  # type: ignore[method-assign]
+    profile._capture = capture
+    profile._hook = SimpleNamespace(remove=lambda: removed.append(True))
+    optimizer = SimpleNamespace(param_groups=[])
+    for _ in range(3):
+        assert not removed
+        profile._after_step(optimizer, (), {})
+    assert removed == [True]
 
 
 def test_without_gloo_nothing_is_waited_for(

@@ -26,12 +26,14 @@ from drumline.report.profile.bucket_plan import (
     fit_costs,
     planned,
 )
+from drumline.runs.profile_files import BUFFERS
 from drumline.runs.profile_result import (
     PARTS,
     Bucket,
     GradientTensor,
     HostSync,
     Kernel,
+    LineCost,
     ProfileResult,
     RankSteps,
     bus_bytes_per_s,
@@ -260,6 +262,16 @@ def test_a_wait_for_a_core_of_a_shared_host_is_no_slow_rank() -> None:
     assert first(on_two_hosts).bottleneck == "slow_rank", "its host has other jobs"
 
 
+def test_a_rank_that_waits_for_cores_in_proportion_to_its_work_is_slow() -> None:
+    fast = {"waiting_for_rank": 0.06}
+    result = profile(critical=(0, 10), by_rank=[fast, {"gaps": 0.001}])
+    crowded = tuple(
+        replace(rank, cpu_wait_s=seconds)
+        for rank, seconds in zip(result.ranks, (0.04, 0.1), strict=True)
+    )
+    assert first(replace(result, ranks=crowded)).bottleneck == "slow_rank"
+
+
 def test_what_changes_the_training_is_last_and_says_so() -> None:
     parts = {"data": 0.05, "exposed_communication": 0.03}
     advice = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.001, 0.038),)))
@@ -294,6 +306,51 @@ def test_sync_batchnorm_is_told_from_gradients() -> None:
     assert flags_of(advice.settings or {}) == "--no-dist.sync_batchnorm"
     named = {entry.bottleneck for entry in advise(as_script(result))}
     assert "other_collectives" not in named, "no line of the user's called them"
+
+
+def broadcasting(**changes: Any) -> ProfileResult:
+    """A job whose ranks are in the broadcast of buffers for 40 of 100 ms, and in another one for
+    10."""
+    lines = tuple(
+        LineCost(
+            phase=phase,
+            source=f"train.py:{number}",
+            function="main",
+            seconds=seconds,
+            own_s=0.0,
+            cpu_s=0.0,
+        )
+        for phase, number, seconds in ((BUFFERS, 7, 0.04), ("rest", 9, 0.01))
+    )
+    return profile(
+        parts={"exposed_communication": 0.05},
+        buckets=(bucket(MIB, 0.03, 0.0),),
+        other_collectives_s=0.05,
+        other_collectives=3.0,
+        other_kinds={"allgather": 1.0, "broadcast": 2.0},
+        communication_phases_s={BUFFERS: 0.04, "rest": 0.01},
+        collective_lines=lines,
+        **changes,
+    )
+
+
+def test_the_broadcast_of_buffers_is_told_from_other_collectives() -> None:
+    buffers, others = advise(as_script(broadcasting()))
+    assert (buffers.bottleneck, buffers.cost_s) == ("buffers", pytest.approx(0.04))
+    assert buffers.remedy.startswith("pass broadcast_buffers=False to DistributedDataParallel")
+    assert (others.bottleneck, others.cost_s) == ("other_collectives", pytest.approx(0.01))
+    assert (
+        "3 collectives besides the all-reduces of gradients (2 broadcast, 1 allgather)"
+        in others.text
+    )
+    assert "train.py:9" in others.text
+
+
+@pytest.mark.parametrize(("exact", "is_proposed"), [("world", True), ("elastic", False)])
+def test_the_broadcast_of_a_tasks_buffers_is_a_setting(exact: str, is_proposed: bool) -> None:
+    advice = advise(broadcasting(settings={"train.exact": exact}))
+    settings = [item.settings for item in advice if item.bottleneck == "buffers"]
+    assert settings == ([{"dist.broadcast_buffers": "false"}] if is_proposed else [])
 
 
 def test_an_item_call_is_named_by_its_line() -> None:

@@ -60,10 +60,36 @@ def test_python_in_the_step_is_named_by_its_line() -> None:
     assert advise(sampled({"forward": 0.09}, line("forward", 0.005, cpu=1.0))) == ()
     looping = replace(line("forward", 0.05, own=0.2, cpu=1.0), operations=64.0)
     assert only(sampled({"forward": 0.09}, looping)).cost_s == 0.05, "with what it calls in a loop"
-    both = only(sampled({"forward": 0.05, "backward": 0.04}, replace(looping, seconds=0.025)))
-    assert both.cost_s == pytest.approx(0.025 + 0.02), "half of the forward and the backward pass"
-    assert "in forward, with the backward pass of its 64 operations, mostly at" in both.text
+    both = only(sampled({"forward": 0.09}, replace(looping, seconds=0.025, backward_s=0.02)))
+    assert both.cost_s == pytest.approx(0.025 + 0.02)
+    assert "in forward, in 64 short operations and their backward pass, mostly at" in both.text
     assert advise(sampled({"forward": 0.09}, replace(looping, operations=20.0, own_s=0.005))) == ()
+
+
+def in_library(phase: str, operations: float, *, host: float = 0.4) -> LineCost:
+    """A line for which torch's Python calls operations; `host`: of its time, without any."""
+    called = line(phase, 0.05, own=0.0)
+    return replace(called, host_s=host * called.seconds, library_operations=operations)
+
+
+def test_operations_that_a_library_calls_for_a_line_in_a_loop_are_its_cost() -> None:
+    few = optimizer(num_tensors=20, is_fused=True)
+    looping = in_library("forward", 400)
+    advice = only(sampled({"forward": 0.09}, looping, optimizer=few))
+    assert (advice.bottleneck, advice.cost_s) == ("python", 0.05)
+    assert "in 400 short operations, mostly at task.py:7" in advice.text
+
+
+@pytest.mark.parametrize(
+    ("phase", "num_tensors", "host"),
+    [("forward", 200, 0.4), ("forward", 20, 0.05), ("backward", 20, 0.4)],
+)
+def test_a_line_that_runs_the_layers_of_a_model_is_no_loop(
+    phase: str, num_tensors: int, host: float
+) -> None:
+    layers = in_library(phase, 400, host=host)
+    facts = optimizer(num_tensors=num_tensors, num_bytes=100 << 20, is_fused=True)
+    assert advise(sampled({phase: 0.09}, layers, optimizer=facts)) == ()
 
 
 def test_what_has_no_gradient_is_named_with_the_line_that_runs_it() -> None:

@@ -121,9 +121,11 @@ def test_collectives_of_the_user_have_a_line(tmp_path: Path) -> None:
         world_size=1,
         stacks=two_steps(samples=tuple(waiting)),
     )
-    (line,) = analyse(tmp_path).collective_lines
+    result = analyse(tmp_path)
+    (line,) = result.collective_lines
     assert (line.source, line.seconds) == ("task.py:20", pytest.approx(0.05))
-    assert analyse(tmp_path).communication_phases_s == {"backward": pytest.approx(0.05)}
+    assert result.communication_phases_s == {"backward": pytest.approx(0.05)}
+    assert result.other_kinds == {"allreduce": 1.0}
 
 
 def computing_twice(*statements: SampledLine) -> tuple[StackSamples, list[dict[str, Any]]]:
@@ -163,9 +165,14 @@ def test_operations_are_counted_for_the_line_that_calls_them_itself(tmp_path: Pa
             arrow = entry("fwdbwd", begins, begins, "fwdbwd") | {"ph": "s", "id": begins}
             entries += [entry("aten::mul", begins, begins + 1), arrow]
     entries = [e for e in entries if e["name"] != "aten::cdist"]
-    lines = {line.function: line for line in profiled(tmp_path, stacks, *entries).lines}
-    assert lines["Metric.update"].operations == len(operations)
-    assert lines["Mine.loss"].operations == 0, "torch's own code calls them"
+    result = profiled(tmp_path, stacks, *entries)
+    lines = {line.function: line for line in result.lines}
+    metric = lines["Metric.update"]
+    assert (metric.operations, metric.library_operations) == (len(operations), 0)
+    assert metric.host_s == pytest.approx(0.010 - 0.003)
+    assert metric.backward_s == pytest.approx(0.75 * result.phases_s["backward"]), "3 of 4 arrows"
+    loss = lines["Mine.loss"]
+    assert (loss.operations, loss.library_operations) == (0, 1), "torch's own code calls it"
 
 
 def test_a_function_without_a_gradient_inside_a_forward_pass_is_named(tmp_path: Path) -> None:
