@@ -105,6 +105,7 @@ class ThreadUse(NamedTuple):
 
     name: str
     cpu_s: float
+    """How long it could run: on a CPU, or in the queue for one."""
     line: int
     """A number in `StackSamples.lines`: where it was seen most."""
 
@@ -177,6 +178,8 @@ class RankFacts:
     """How many of them were busy while the loop waited for a batch; None: not known."""
     cpu_wait_s: float | None = None
     """How long the rank waited for a CPU in a step, on average; None: not known."""
+    cpu_run_s: float | None = None
+    """How long the thread that takes the steps ran on one."""
     pauses: tuple[Pause, ...] = ()
     left_out: tuple[int, ...] = ()
     """The steps of such pauses, in a profile of an earlier version."""

@@ -124,6 +124,8 @@ class RankSteps:
     there it is more than the gaps of `parts_s`. Empty: not recorded."""
     cpu_wait_s: float | None = None
     """How long it waited for a CPU in a step, on average; None: not known."""
+    cpu_run_s: float | None = None
+    """How long its thread that takes the steps ran on one."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The mean of each phase over the steps; empty: not recorded."""
     lines: tuple[LineCost, ...] = ()

@@ -54,7 +54,7 @@ SWITCH_INTERVAL_S = 0.0005
 """For as long the sampler waits for a thread that runs Python. With Python's own 5 ms it would see
 only what releases the GIL."""
 BUSY_THREAD = 0.2
-"""Of a core: a thread that uses more competes for the GIL, and Python's interval is a part of what
+"""Of a core: a thread that could use more competes for the GIL, and Python's interval is a part of what
 it costs."""
 MOST_LINES = 2000
 MOST_COLLECTIONS = 5000
@@ -129,16 +129,21 @@ def _with_source(line: SampledLine) -> SampledLine:
     return replace(line, source=text[:MOST_SOURCE])
 
 
+def runnable_ns(times: ThreadTimes) -> int:
+    """How long a thread ran or waited for a CPU: on a busy machine what computes does not look
+    asleep."""
+    return times.run_ns + times.wait_ns
+
+
 def other_threads_ns() -> dict[int, int]:
-    """The CPU time of each Python thread but the present one."""
+    """How long each Python thread but the present one could run."""
     times = thread_times(os.getpid())
     threads = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
-    return {number: times[number].run_ns for number in threads if number in times}
+    return {number: runnable_ns(times[number]) for number in threads if number in times}
 
 
 class RunnableClock:
-    """How long the thread that makes it could run so far: on a CPU, or in the queue for one, so that
-    on a busy machine what computes does not look asleep."""
+    """How long the thread that makes it could run so far, as `runnable_ns`."""
 
     def __init__(self) -> None:
         self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -392,8 +397,8 @@ class StackSampler:
     # Other threads
 
     def _other_threads(self) -> Iterable[ThreadUse]:
-        """The CPU time of each, and the line in which it was seen most: a thread that computes is
-        there nearly always."""
+        """How long each could run, and the line in which it was seen most: a thread that computes
+        is there nearly always."""
         times = thread_times(os.getpid())
         uses = []
         for thread in threading.enumerate():
@@ -402,7 +407,7 @@ class StackSampler:
             if thread.ident == self._main or number not in times or not lines:
                 continue
             before = self._threads_before.get(number, NEW_THREAD)
-            cpu_ns = times[number].run_ns - before.run_ns
+            cpu_ns = runnable_ns(times[number]) - runnable_ns(before)
             _, line = max(lines, key=self._other_lines.__getitem__)
             uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
 

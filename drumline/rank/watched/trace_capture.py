@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -112,8 +112,7 @@ class TraceCapture:
         self._loading_cpu_s = 0.0
         """The CPU time meanwhile."""
         self._cpu_wait: CpuWait
-        self._waited_s: float | None = None
-        """How long it waited for a CPU."""
+        self._cpu_use: CpuUse | None = None
         self._sync_lines: SyncLines | None = None
         self._sampler: StackSampler
         self._stacks = StackSamples()
@@ -277,7 +276,7 @@ class TraceCapture:
         self.is_done = True
         self._stacks = self._sampler.stop()
         self._worker_use = self._workers.use()
-        self._waited_s = self._cpu_wait.stop()
+        self._cpu_use = self._cpu_wait.stop()
         if self._sync_lines is not None:
             self._sync_lines.stop()
         if is_closed:
@@ -333,7 +332,7 @@ class TraceCapture:
         """What this rank knows of its steps that is not in the trace."""
         data = ddp_data(self.modules)
         num_steps = self._number - self._steps.start
-        waited_s = self._waited_s
+        cpu_use = self._cpu_use
         job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
             job = replace(job, bucket_cap_mb=cap / MIB)
@@ -351,7 +350,8 @@ class TraceCapture:
             unprofiled_step_s=self._unprofiled_s,
             cores=len(os.sched_getaffinity(0)) / self._topology.local_world_size,
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
-            cpu_wait_s=None if waited_s is None else waited_s / max(1, num_steps),
+            cpu_wait_s=None if cpu_use is None else cpu_use.waited_s / max(1, num_steps),
+            cpu_run_s=None if cpu_use is None else cpu_use.ran_s / max(1, num_steps),
             pauses=tuple(self._pauses),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
             optimizer=None if self.optimizer is None else optimizer_facts(self.optimizer),
@@ -367,6 +367,15 @@ class TraceCapture:
         )
 
 
+class CpuUse(NamedTuple):
+    """Of a rank, in all profiled steps."""
+
+    waited_s: float
+    """How long it waited for a CPU."""
+    ran_s: float
+    """How long the thread that takes the steps ran on one."""
+
+
 class CpuWait:
     """How long a rank waited for a CPU: the thread that takes the steps, and the one that waited
     longest of those that it waits for (autograd's, gloo's, those of an operation). Their waits are
@@ -377,16 +386,19 @@ class CpuWait:
         self._thread = threading.get_native_id()
         self._before = thread_times(os.getpid())
 
-    def stop(self) -> float | None:
+    def stop(self) -> CpuUse | None:
         """None: the kernel does not count it."""
+        now = thread_times(os.getpid())
+        if self._thread not in now or self._thread not in self._before:
+            return None
         waits_ns = {
             thread: times.wait_ns - self._before.get(thread, NEW_THREAD).wait_ns
-            for thread, times in thread_times(os.getpid()).items()
+            for thread, times in now.items()
         }
-        if self._thread not in waits_ns:
-            return None
         of_steps_ns = waits_ns.pop(self._thread)
-        return (of_steps_ns + max(waits_ns.values(), default=0)) / 1e9
+        longest_ns = max(waits_ns.values(), default=0)
+        ran_ns = now[self._thread].run_ns - self._before[self._thread].run_ns
+        return CpuUse(waited_s=(of_steps_ns + longest_ns) / 1e9, ran_s=ran_ns / 1e9)
 
 
 class ChildTimes:

@@ -221,12 +221,12 @@ def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     slow = max(result.ranks, key=lambda rank: (blame(rank, result), _busy_s(rank)))
     peers = [rank for rank in result.ranks if rank is not slow]
     waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
-    usual_s = median(map(_busy_s, peers))
-    longer_s = _busy_s(slow) - usual_s
+    longer_s = _busy_s(slow) - median(map(_busy_s, peers))
     # A rank that computes for twice as long also waits twice as long for a core.
     usual_crowding_s = median(crowding_s(peer, result) for peer in peers)
-    expected_s = usual_crowding_s * max(1.0, _busy_s(slow) / max(usual_s, 1e-12))
-    for_cores_s = max(0.0, crowding_s(slow, result) - expected_s)
+    usual_run_s = median(peer.cpu_run_s or 0.0 for peer in peers)
+    times_the_work = max(1.0, (slow.cpu_run_s or 0.0) / usual_run_s) if usual_run_s else 1.0
+    for_cores_s = max(0.0, crowding_s(slow, result) - times_the_work * usual_crowding_s)
     cost_s = min(longer_s - for_cores_s, waited_s)
     if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_GAIN * result.step_s:
         return None

@@ -278,6 +278,7 @@ def _rank_steps(
                 critical_steps=critical.count(rank),
                 waited_for_s=waited_for(rank, steps_by_rank),
                 cpu_wait_s=facts[rank].cpu_wait_s,
+                cpu_run_s=facts[rank].cpu_run_s,
                 phases_s=phases[rank].phases_s,
                 lines=phases[rank].lines,
             )

@@ -45,9 +45,10 @@ def spin() -> None:
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     wait = CpuWait()
     spin()
-    waited_s = wait.stop()
-    assert waited_s is not None
-    assert 0.1 * SPIN_S < waited_s < 2 * SPIN_S
+    use = wait.stop()
+    assert use is not None
+    assert 0.1 * SPIN_S < use.waited_s < 2 * SPIN_S
+    assert 0.0 < use.ran_s < 0.9 * SPIN_S
 
 
 def test_nothing_is_known_where_the_kernel_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

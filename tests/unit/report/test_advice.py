@@ -265,11 +265,13 @@ def test_a_wait_for_a_core_of_a_shared_host_is_no_slow_rank() -> None:
 def test_a_rank_that_waits_for_cores_in_proportion_to_its_work_is_slow() -> None:
     fast = {"waiting_for_rank": 0.06}
     result = profile(critical=(0, 10), by_rank=[fast, {"gaps": 0.001}])
-    crowded = tuple(
-        replace(rank, cpu_wait_s=seconds)
-        for rank, seconds in zip(result.ranks, (0.04, 0.1), strict=True)
+    quick, slow = (
+        replace(rank, cpu_wait_s=wait_s, cpu_run_s=0.02)
+        for rank, wait_s in zip(result.ranks, (0.04, 0.1), strict=True)
     )
-    assert first(replace(result, ranks=crowded)).bottleneck == "slow_rank"
+    assert advise(replace(result, ranks=(quick, slow))) == (), "its work takes no longer"
+    working = replace(slow, cpu_run_s=0.05)
+    assert first(replace(result, ranks=(quick, working))).bottleneck == "slow_rank"
 
 
 def test_what_changes_the_training_is_last_and_says_so() -> None:
