@@ -255,8 +255,8 @@ def test_a_thread_that_computes_is_named_before_the_lines_that_wait_for_it() -> 
     advice = only(result)
     assert advice.bottleneck == "thread"
     assert advice.text == (
-        "the thread words of rank 0 uses or waits for 60% of a core at task.py:22, and the training waits 50 ms of each 100 ms "
-        "step for the GIL or a core"
+        "the thread words of rank 0 uses or waits for 60% of a core at task.py:22, and the training "
+        "waits 50 ms of each 100 ms step for the GIL or a core"
     )
 
 
