@@ -110,8 +110,9 @@ def _threads(result: ProfileResult) -> Iterator[Advice]:
         cost_s = min(waited_s, thread.cores * result.step_s)
         yield removable(
             "thread",
-            f"the thread {one_line(thread.name)} of rank {thread.rank} uses or waits for {thread.cores:.0%} of a core at "
-            f"{one_line(thread.source)}, and the training waits {of_step(result, cost_s)} for the GIL or a core",
+            f"the thread {one_line(thread.name)} of rank {thread.rank} uses or waits for {thread.cores:.0%} "
+            f"of a core at {one_line(thread.source)}, and the training waits {of_step(result, cost_s)} for the GIL "
+            "or a core",
             "compute there in a process of its own (multiprocessing), or let it sleep between its rounds",
             cost_s,
             what="the wait",

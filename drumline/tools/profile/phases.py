@@ -8,7 +8,7 @@ kernel.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -107,21 +107,22 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         seconds=seconds,
         idle_s=idle_s,
         cpu_s=idle_s * cpu_shares,
-        operations=times.operations(trace) / num_steps,
+        operations=times.operations(trace),
+        steps=times.steps(trace),
         backward_s=times.shares_of_backward(trace) * phases_s.get("backward", 0.0),
     )
     lines = costliest(stacks, costs)
 
     if facts.pauses:
         paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
-        pauses = SampleCosts.of(paused_s, idle_s=paused_s, cpu_s=paused_s * cpu_shares)
+        pauses = SampleCosts.of_time(paused_s, paused_s, paused_s * cpu_shares)
         lines += costliest(stacks, pauses)
 
     return RankPhases(
         phases_s=phases_s,
         lines=tuple(lines),
         communication_phases_s=times.by_phase(communicates_s),
-        collective_lines=tuple(costliest(stacks, SampleCosts.of(in_others_s))),
+        collective_lines=tuple(costliest(stacks, SampleCosts.of_time(in_others_s))),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         anomaly_s=anomaly_seconds(stacks, seconds, trace),
         worker_starts=times.worker_starts(trace),
@@ -229,13 +230,17 @@ class SampleTimes:
         names = self._stacks.phases
         return np.array([names[sample.phase] in phases for sample in self._stacks.samples])
 
-    def operations(self, trace: RankTrace) -> Seconds:
+    def steps(self, trace: RankTrace) -> NDArray[np.int64]:
+        """The number of the step in which each sample ends, from 0."""
+        starts = [step.start for step in trace.steps]
+        return np.searchsorted(starts, self._ends).clip(1) - 1
+
+    def operations(self, trace: RankTrace) -> NDArray[np.int64]:
         """How many operations begin in each sample; where gradients are clipped, how many calls
         that do it."""
         operations = self._count(trace.host_operations[:, 0])
         clippings = self._count(trace.clippings)
-        counts: Seconds = np.where(self.is_in([CLIPPING]), clippings, operations)
-        return counts
+        return np.where(self.is_in([CLIPPING]), clippings, operations)
 
     def shares_of_backward(self, trace: RankTrace) -> Seconds:
         """Which part of the backward pass belongs to each sample, by the number of its operations
@@ -316,18 +321,28 @@ class SampleCosts:
     """Of `seconds`, those without any operation."""
     cpu_s: Seconds
     """Of `idle_s`, how long the thread could run."""
-    operations: Seconds
-    """How many begin in it."""
     backward_s: Seconds
-    """The backward pass of these."""
+    """The backward pass of its operations."""
+    operations: NDArray[np.int64]
+    """How many begin in it, not as a mean."""
+    steps: NDArray[np.int64]
+    """The number of its step, from 0."""
 
     @classmethod
-    def of(cls, seconds: Seconds, **known: Seconds) -> SampleCosts:
-        """Without what is not known."""
-        unknown = dict.fromkeys(
-            ("idle_s", "cpu_s", "operations", "backward_s"), np.zeros_like(seconds)
+    def of_time(
+        cls, seconds: Seconds, idle_s: Seconds | None = None, cpu_s: Seconds | None = None
+    ) -> SampleCosts:
+        """Without the operations."""
+        no_time = np.zeros_like(seconds)
+        no_number = np.zeros(len(seconds), dtype=np.int64)
+        return cls(
+            seconds=seconds,
+            idle_s=no_time if idle_s is None else idle_s,
+            cpu_s=no_time if cpu_s is None else cpu_s,
+            backward_s=no_time,
+            operations=no_number,
+            steps=no_number,
         )
-        return cls(seconds=seconds, **(unknown | known))
 
 
 @dataclass
@@ -341,9 +356,11 @@ class _FunctionCost:
     backward_s: float = 0.0
     lines_s: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
     """By the number and the text of its lines."""
-    operations: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """By the number of the line that calls them."""
-    library_operations: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    operations: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """By the number of the line that calls them, in each step."""
+    library_operations: dict[int, Counter[int]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
     """By the number of the line for which a library calls them."""
 
 
@@ -355,11 +372,13 @@ def costliest(stacks: StackSamples, costs: SampleCosts) -> list[LineCost]:
         costs.seconds,
         costs.idle_s,
         costs.cpu_s,
-        costs.operations,
         costs.backward_s,
+        costs.operations,
+        costs.steps,
     ]
-    rows = np.stack(columns, axis=1).tolist()
-    for sample, (lasts_s, idle_s, cpu_s, count, backward_s) in zip(
+    num_steps = int(costs.steps.max()) + 1
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for sample, (lasts_s, idle_s, cpu_s, backward_s, count, step) in zip(
         stacks.samples, rows, strict=True
     ):
         line = stacks.lines[sample.line]
@@ -374,9 +393,9 @@ def costliest(stacks: StackSamples, costs: SampleCosts) -> list[LineCost]:
         cost.lines_s[line.line, line.source] += lasts_s
 
         if not line.library or phase == CLIPPING:
-            cost.operations[line.line] += count
+            cost.operations[line.line][step] += count
         else:
-            cost.library_operations[line.line] += count
+            cost.library_operations[line.line][step] += count
         if line.library not in OUR_LIBRARIES:
             cost.own_s += idle_s
             cost.cpu_s += cpu_s
@@ -394,13 +413,19 @@ def costliest(stacks: StackSamples, costs: SampleCosts) -> list[LineCost]:
                 own_s=cost.own_s,
                 cpu_s=cost.cpu_s,
                 host_s=cost.host_s,
-                operations=cost.operations[number],
-                library_operations=cost.library_operations[number],
+                operations=usual_count(cost.operations[number], num_steps),
+                library_operations=usual_count(cost.library_operations[number], num_steps),
                 backward_s=cost.backward_s,
             )
         )
 
     return _costliest_first(lines)
+
+
+def usual_count(counts: Mapping[int, int], num_steps: int) -> float:
+    """The median over all steps: a sample that lasts long on a busy machine may have the operations
+    of another line."""
+    return float(median(counts.get(step, 0) for step in range(num_steps)))
 
 
 def _costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:

@@ -24,7 +24,7 @@ from drumline.runs.profile_files import (
 )
 from drumline.runs.profile_result import LineCost, ProfileResult, read_profile
 from drumline.tools.profile.intervals import length_until, union
-from drumline.tools.profile.phases import mean_lines
+from drumline.tools.profile.phases import mean_lines, usual_count
 from drumline.tools.profile.profile_analysis import analyse
 from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
 
@@ -284,3 +284,10 @@ def test_lines_are_means_over_ranks_for_each_caller() -> None:
         ("train.py:1", 0.2, 8),
         ("train.py:2", 0.05, 2),
     ]
+
+
+@pytest.mark.parametrize(("num_steps", "usual"), [(3, 400.0), (5, 0.0)])
+def test_operations_that_a_long_sample_has_in_few_steps_are_not_the_lines(
+    num_steps: int, usual: float
+) -> None:
+    assert usual_count({0: 400, 1: 410}, num_steps) == usual
