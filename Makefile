@@ -37,6 +37,9 @@ quick: check ## style, types and unit tests: what to run before a commit
 docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
+metrics: .venv/ready ## the tables of docs/metrics.md, the dashboard and the alert rules, from the metrics' declarations
+	$(BIN)/python -m tests.metrics_pages
+
 tools: ## install what tests/multinode and the browser tests need with apt, where that is allowed
 	@tests/multinode/install.sh
 

@@ -54,6 +54,7 @@ WATCH_RUN = "DRUMLINE_WATCH_RUN"
 ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
 LOST_S = "DRUMLINE_WATCH_LOST_S"
+PROMETHEUS = "DRUMLINE_WATCH_PROMETHEUS"
 LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
 """A file in which the supervisor of a host writes from which hosts the launcher gets heartbeats
 (LauncherLink)."""
@@ -333,9 +334,13 @@ class ScriptWatch:
     """None: a script that may still continue is never ended."""
     lost_s: float = float(LOST_AFTER_S)
     """How long an unreachable host is waited for."""
+    prometheus: str = ""
+    """Where metrics are served; empty: nowhere."""
 
     def variables(self) -> dict[str, str]:
         variables = {WATCH_RUN: self.run, ON_HANG: self.on_hang, LOST_S: f"{self.lost_s:g}"}
+        if self.prometheus:
+            variables[PROMETHEUS] = self.prometheus
         if self.hang_s is not None:
             variables[HANG_S] = f"{self.hang_s:g}"
         return variables
@@ -376,6 +381,8 @@ class WatchSettings:
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
     lost_s: float = float(LOST_AFTER_S)
+    prometheus: str = ""
+    """Only for a script: where metrics are served."""
     launcher_link: str = ""
     """Where the supervisor of this host writes a LauncherLink; empty: there is none."""
 
@@ -405,5 +412,6 @@ def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
         on_hang=environment.get(ON_HANG, DEFAULT_ON_HANG),
         hang_s=float(hang_s) if hang_s else None,
         lost_s=float(environment.get(LOST_S, LOST_AFTER_S)),
+        prometheus=environment.get(PROMETHEUS, ""),
         launcher_link=environment.get(LAUNCHER_LINK, ""),
     )

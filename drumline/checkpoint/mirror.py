@@ -61,15 +61,19 @@ class Mirror:
         *,
         retention: Retention,
         note: Callable[[str], None],
+        mirrored: Callable[[int], None],
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`alive` is called while the run waits for its end."""
+        """`mirrored` is called with the newest step in the store, -1: none, at the start and when
+        it may have changed; `alive` while the run waits for its end."""
         self._run = run
         self._store = run.store
         self._folder = folder
         self._root = folder / CHECKPOINTS
         self._retention = retention
         self._note = note
+        self._report_newest = mirrored
+        mirrored(-1)
         self._alive = alive
         self._complete: dict[int, Manifest] = {}
         """In the store, by step."""
@@ -214,6 +218,8 @@ class Mirror:
 
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
+        if not self._has_given_up:
+            self._report_newest(self._newest_safe)
         self._put_files()
         self._remove_remote(newest=self._newest_safe)
         if local:

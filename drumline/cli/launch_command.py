@@ -82,7 +82,7 @@ SETTINGS_COME_LATER = "a setting of the task goes after its name"
 # Flags that the launcher of each node gets as they are.
 _PASSED_ON = (
     *("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after"),
-    *("watch", "on-hang", "hang-after"),
+    *("watch", "on-hang", "hang-after", "prometheus"),
 )
 _SUBMITTED = """\
 submitted {path} as job {job}

@@ -16,12 +16,14 @@ from drumline.config import Flags, FlagTable, FlagValues, switch
 from drumline.config.flags import REPEATED
 from drumline.config.schema import (
     FIRST_PROFILED,
+    METRICS_FORM,
     Count,
     CountOrZero,
     NotNegative,
     Port,
     Positive,
     SwitchOr,
+    metrics_endpoint,
     profiled_steps,
 )
 from drumline.launch.hosts import wrong_counts
@@ -85,6 +87,12 @@ OF_WATCH: FlagTable = {
         "SECONDS",
         "How long a rank that may still continue (a download, a slow disk) may block the others before --on-hang is "
         "applied [no limit: it is only reported]; a rank that cannot continue (it is stopped) is handled at once.",
+    ),
+    "prometheus": (
+        str,
+        "[ADDRESS:]PORT",
+        "Serve each node's metrics at /metrics of this port of its loopback, or of an address; needs the extra "
+        "prometheus.",
     ),
 }
 OF_PROFILE: FlagTable = {
@@ -296,6 +304,7 @@ NEEDS = {
     "exclude": "sync",
     "on-hang": "watch",
     "hang-after": "watch",
+    "prometheus": "watch",
     "profile-to": "profile",
     "profile-only": "profile",
 }
@@ -318,6 +327,7 @@ OF_SCRIPTS = {
     "watch": "--watch.on_hang",
     "on-hang": "--watch.on_hang",
     "hang-after": "--watch.hang_s",
+    "prometheus": "--log.prometheus",
     "profile": "--log.profile FIRST:LAST",
     "profile-to": "--log.profile FIRST:LAST",
     "profile-only": "--log.profile FIRST:LAST",
@@ -357,6 +367,8 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield from _wrong_by_hand(verb_flags)
     if where and "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags.nnodes)):
         yield wrong
+    if "prometheus" in verb_flags and metrics_endpoint(verb_flags.prometheus) is None:
+        yield f"--prometheus: it is {METRICS_FORM}"
     for name, needed in NEEDS.items():
         if not verb_flags.get(needed):
             yield from misplaced(verb_flags, [name], f"needs --{needed}")

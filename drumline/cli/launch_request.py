@@ -83,10 +83,9 @@ class LaunchRequest:
                 )
 
         _, layers = train_command.settle_before_torch(flags)
-        name = "dist.on_lost_node"
-        values = [layer.settings[name].value for layer in layers if name in layer.settings]
+        continues = train_command.value_of(layers, "dist.on_lost_node") == "continue"
         run = train_command.run_folder(flags, self.target)
-        return replace(program, run=str(run), continues=values[:1] == ["continue"])
+        return replace(program, run=str(run), continues=continues)
 
     @cached_property
     def profile(self) -> tuple[str, ...]:
@@ -124,11 +123,14 @@ class LaunchRequest:
         off."""
         if not self.flags.watch:
             return None
+        if "prometheus" in self.flags:
+            train_command.check_metrics_extra("--prometheus")
         return ScriptWatch(
             run=str(folder.absolute()),
             on_hang=self.flags.get("on-hang", DEFAULT_ON_HANG),
             hang_s=self.flags.hang_after,
             lost_s=float(self.flags.get("lost-after", LOST_AFTER_S)),
+            prometheus=self.flags.get("prometheus", ""),
         )
 
     def run_node(self, node: NodePlan, program: Program) -> int:

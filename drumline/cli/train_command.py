@@ -6,10 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.base.errors import (
+    ConfigError,
+    ExitCode,
+    MissingExtraError,
+    UsageError,
+    did_you_mean,
+)
 from drumline.base.rank_environment import let_first_rank_report, topology_from
 from drumline.base.startup import (
     INTERRUPTED_EARLY,
@@ -37,6 +44,7 @@ from drumline.config.schema import Count, CountOrZero
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
 from drumline.runs.run_folder import default_run
 
+METRICS_PACKAGES = ("prometheus_client", "pynvml")
 CONFIG_FLAG: FlagTable = {
     "config": (
         str,
@@ -126,6 +134,8 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
             check_layers(layers)
         else:
             resolve(layers, PRESETS[task].defaults, task=task)
+        if value_of(layers, "log.prometheus") is not None:
+            check_metrics_extra("--log.prometheus")
         return task, layers
 
     try:
@@ -134,6 +144,17 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
         raise ConfigError([problem, *error.problems], next_step=error.next_step) from None
 
     raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
+
+
+def value_of(layers: Iterable[Layer], path: str) -> Any:
+    """What the user gave for a setting; None: nothing."""
+    return next((layer.settings[path].value for layer in layers if path in layer.settings), None)
+
+
+def check_metrics_extra(feature: str) -> None:
+    """Before torch is loaded, and before the sidecars start."""
+    if not all(map(find_spec, METRICS_PACKAGES)):
+        raise MissingExtraError(feature, extra="prometheus")
 
 
 def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
@@ -189,12 +210,7 @@ def run_on_ranks(
 
 
 def _usual_procs(layers: Iterable[Layer]) -> int:
-    for layer in layers:
-        if "dist.device" in layer.settings:
-            if layer.settings["dist.device"].value == "cpu":
-                return 1
-            break
-    return default_procs()
+    return 1 if value_of(layers, "dist.device") == "cpu" else default_procs()
 
 
 def _start(node: NodePlan, program: Program) -> int:

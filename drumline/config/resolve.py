@@ -42,8 +42,10 @@ from drumline.config.flags import (
 )
 from drumline.config.schema import (
     FIRST_PROFILED,
+    METRICS_FORM,
     MOST_PROFILED,
     Config,
+    metrics_endpoint,
     profiled_steps,
     sync_interval,
 )
@@ -456,6 +458,18 @@ RULES = (
         f"log.profile is FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED} and at most {MOST_PROFILED:,} "
         "steps",
         "--log.profile 10:20",
+    ),
+    Rule(
+        ("log.prometheus",),
+        lambda endpoint: endpoint is not None and metrics_endpoint(endpoint) is None,
+        f"log.prometheus is {METRICS_FORM}",
+        "--log.prometheus 9464",
+    ),
+    Rule(
+        ("log.prometheus", "watch.sidecar"),
+        lambda endpoint, sidecar: endpoint is not None and sidecar == "off",
+        "the sidecar serves the metrics, so that they are there when a rank hangs",
+        "--watch.sidecar auto or --log.prometheus none",
     ),
 )
 

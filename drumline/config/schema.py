@@ -8,6 +8,7 @@ another value gives another result. `setting(...)` declares what is different.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -97,6 +98,9 @@ EVERY = SwitchOr("none | full | every:N", r"every:[1-9]\d{0,8}", {"full": True, 
 
 FIRST_PROFILED = 2
 MOST_PROFILED = 1000
+METRICS_FORM = (
+    "PORT or ADDRESS:PORT, with an IP address of this host: 9464, 10.0.0.5:9464, [::1]:9464"
+)
 
 
 def profiled_steps(text: str) -> range | None:
@@ -106,6 +110,19 @@ def profiled_steps(text: str) -> range | None:
     is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (first, last))
     steps = range(int(first), int(last)) if colon and is_number else range(0)
     return steps if steps.start >= FIRST_PROFILED and 0 < len(steps) <= MOST_PROFILED else None
+
+
+def metrics_endpoint(text: str) -> tuple[str, int] | None:
+    """The address and port of `log.prometheus`; None: the text is neither `PORT` nor
+    `ADDRESS:PORT`."""
+    address, _, port = text.rpartition(":")
+    address = address.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    is_port = port.isascii() and port.isdigit() and int(port[:9]) < 1 << 16
+    return (address, int(port[:9])) if is_port else None
 
 
 def sync_interval(text: str) -> int | None:
@@ -471,6 +488,9 @@ class LogConfig:
     """Profile these steps of this start on every rank, as in `10:20`: from step 10 up to, not
     including, 20. At the end the run prints where the time of a step goes; traces are in
     RUN/profile."""
+    prometheus: str | None = setting(None, MACHINE)
+    """Serve metrics for Prometheus on each node, at `/metrics` of this port of its loopback, or of
+    `ADDRESS:PORT`; port 0: a free one, which is printed. Needs the extra of its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ on the kind:
 | `logged`     | name, type: `scalar`, `image` or `text`; value, or the path of an image in the run folder     |
 | `checkpoint` | path, bytes, seconds until it was complete, copy (`device`, `pinned`, `host`, `none`: where   |
 |              | the state was copied to), blocked_s: how long the loop was paused for it                      |
+| `mirrored`   | newest: the step of the newest checkpoint in the mirror, -1: none; in event files only        |
 | `note`       | message                                                                                       |
 | `warning`    | message                                                                                       |
 | `error`      | message                                                                                       |
@@ -68,7 +69,7 @@ from drumline.base.untrusted import open_append, open_regular, parse_json
 
 Kind = Literal[
     "start", "resume", "recovered", "regrouped", "first_step", "train", "phases", "evaluation", "logged", "checkpoint",
-    "note", "warning", "error", "straggler", "stall", "preempted", "end"
+    "mirrored", "note", "warning", "error", "straggler", "stall", "preempted", "end"
 ]  # fmt: skip
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
@@ -226,13 +227,18 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
 class Tail:
     """Reads the records of a file that grows, each once, when its line is complete."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
+        """`last_bytes`: of what is there when it is read first, read at most so many."""
         self._path = path
         self._read = 0
+        self._last_bytes = last_bytes
 
     def new(self) -> list[dict[str, Any]]:
         try:
-            if self._path.stat().st_size <= self._read:
+            size = self._path.stat().st_size
+            if self._read == 0 and self._last_bytes is not None:
+                self._read = max(0, size - self._last_bytes)
+            if size <= self._read:
                 return []
             with self._path.open("rb") as file:
                 file.seek(self._read)

@@ -94,11 +94,13 @@ class DDPManager:
         same_code: bool = True,
         watch: WatchConfig | None = None,
         run: str | Path | None = None,
+        prometheus: str | None = None,
     ) -> None:
         """`deterministic`: use only kernels that give the same bits each time. `threads`: the number
         of CPU threads of this rank. `settings`: your own settings, such as `vars(args)`, which
         `setup()` compares across ranks. `same_code`: whether it compares your modules too. `watch`:
-        what to do about a rank that blocks the others; `run`: the folder for its diagnoses.
+        what to do about a rank that blocks the others; `run`: the folder for its diagnoses;
+        `prometheus`: where metrics are served, as `--log.prometheus`.
         `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more
         than `watch.hang_s`."""
         self._watch = watch or WatchConfig()
@@ -114,6 +116,7 @@ class DDPManager:
         self._settings = settings or {}
         self._same_code = same_code
         self._run = None if run is None else Path(run)
+        self._prometheus = prometheus
         self._topology = Topology()
         self._device: torch.device | None = None
         self._connection = JobConnection()
@@ -149,7 +152,11 @@ class DDPManager:
 
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         with self._connection.node_watch(
-            self._watch, run=self._run, environment=os.environ, live=live
+            self._watch,
+            run=self._run,
+            environment=os.environ,
+            live=live,
+            prometheus=self._prometheus,
         ) as node:
             if topology is not None:
                 self._connection.rendezvous = self._join(topology, node, live)

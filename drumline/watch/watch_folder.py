@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drumline.base.untrusted import read_json, replace_text
+from drumline.base.untrusted import read_json, replace_text, whole_number
 
 DIAGNOSIS = "diagnosis.json"
 SIDECAR = "sidecar.pid"
@@ -31,6 +31,7 @@ DIAGNOSIS_S = 5.5
 POLL_S = 0.05
 MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
+START = "start-"
 IN_USE = "in-use"
 # For heartbeats, stacks and flight recorders of a node. Containers often have a small /dev/shm,
 # which loaders fill.
@@ -111,8 +112,8 @@ class WatchFolder:
         if self.root is None:
             return None
         # The folder of the previous start is kept: its sidecar may still be writing.
-        shutil.rmtree(self.root / f"start-{start - 2}", ignore_errors=True)
-        folder = self.root / f"start-{start}"
+        shutil.rmtree(self.root / f"{START}{start - 2}", ignore_errors=True)
+        folder = self.root / f"{START}{start}"
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700)
             self.current = folder
@@ -152,6 +153,11 @@ class WatchFolder:
 
     def has_sidecar(self) -> bool:
         return self.current is not None and has_sidecar(self.current)
+
+
+def start_number(folder: Path) -> int:
+    """Which start of the ranks has this watch folder, from 0; 0 also where no launcher made it."""
+    return whole_number(folder.name.removeprefix(START)) or 0
 
 
 def wait_for_diagnosis(folder: Path, deadline: float) -> SidecarDiagnosis | None:

@@ -53,5 +53,6 @@ ensure() {
 }
 ensure "$for_hosts" openssh-server
 ensure "$for_slurm" "munge slurm-wlm" "tests/multinode's Slurm tests"
+ensure "$(lacking promtool:prometheus)" prometheus "the tests of /metrics with Prometheus"
 ensure "$(lacking chromium:chromium)" "" tests/cli/test_report_browser.py
 exit 0

@@ -63,12 +63,13 @@ class JobConnection:
         run: Path | None,
         environment: Mapping[str, str],
         live: LiveNodes | None = None,
+        prometheus: str | None = None,
     ) -> AbstractContextManager[NodeWatch | None]:
         """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not
-        end the others."""
-        has_peers = self.topology.world_size > 1
+        end the others. `prometheus`: where the sidecar serves metrics."""
+        is_needed = self.topology.world_size > 1 or prometheus is not None
         # An unknown name is an error.
-        if not {"on": True, "auto": has_peers, "off": False}[config.sidecar]:
+        if not {"on": True, "auto": is_needed, "off": False}[config.sidecar]:
             return nullcontext()
         return NodeWatch(
             self.topology,
@@ -76,6 +77,7 @@ class JobConnection:
             watch_settings_from(environment),
             run=run,
             continues=live is not None,
+            prometheus=prometheus or "",
         )
 
     def start_watchdog(

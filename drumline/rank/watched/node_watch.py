@@ -38,6 +38,7 @@ class NodeWatch:
         *,
         run: Path | None,
         continues: bool = False,
+        prometheus: str = "",
     ) -> None:
         self.rank = topology.rank
         self._given = settings.folder
@@ -58,6 +59,7 @@ class NodeWatch:
             lost_s=watch.lost_s,
             launcher_link=settings.launcher_link,
             slow_factor=watch.slow_factor,
+            prometheus=prometheus,
         )
 
     def __enter__(self) -> Self:
@@ -129,6 +131,7 @@ def options_from_launcher(
         on_hang=settings.on_hang,
         hang_s=settings.hang_s,
         lost_s=settings.lost_s,
+        prometheus=settings.prometheus,
         launcher_link=settings.launcher_link,
         secret=settings.secret or "",
         peers=tuple(

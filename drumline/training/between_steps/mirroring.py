@@ -30,6 +30,7 @@ def make_mirror(context: RunContext, url: str) -> Mirror:
         context.folder.path,
         retention=context.retention,
         note=context.note,
+        mirrored=lambda step: context.reporter.report("mirrored", newest=step),
         # Or the watchdog would report a stall.
         alive=lambda: context.job.heartbeat.mark(Phase.SAVE),
     )

@@ -172,6 +172,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         same_code=config.dist.same_code,
         watch=config.watch,
         run=run,
+        prometheus=config.log.prometheus if run is not None else None,
     )
 
 

@@ -24,6 +24,7 @@ from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.watchdog import urgent_symptoms
 from drumline.watch.sidecar.leader import FRESH_S, Leader, is_printed
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
+from drumline.watch.sidecar.metrics_server import serve_metrics
 from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
@@ -83,6 +84,8 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         self._follow_requests(loop)
         await self.network.start()
+        if self.options.prometheus:
+            self._start(serve_metrics(self.options, self.ranks, self.reporter.print))
 
         before = time.monotonic()
         while not self.exit.is_met(time.monotonic()):

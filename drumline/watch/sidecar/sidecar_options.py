@@ -38,6 +38,7 @@ class SidecarOptions:
     )
     lost_s: float = float(LOST_AFTER_S)  # how long an unreachable host is waited for
     slow_factor: float = 2.0
+    prometheus: str = ""  # where metrics are served (`log.prometheus`); empty: nowhere
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()  # the other nodes
     listener: int | None = None

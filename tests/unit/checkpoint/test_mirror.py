@@ -45,6 +45,7 @@ class Folder:
         self.path = folder
         self.root = folder / "checkpoints"
         self.notes = list[str]()
+        self.newest = list[int]()
         self.marks: list[int] = []
         self.root.mkdir(parents=True, exist_ok=True)
         self.run = MirroredRun(open_store(url))
@@ -53,6 +54,7 @@ class Folder:
             folder,
             retention=Retention(keep_last, keep_best, "loss", higher_is_better=False),
             note=self.notes.append,
+            mirrored=self.newest.append,
             alive=lambda: self.marks.append(0),
         )
 

@@ -424,6 +424,16 @@ BROKEN_RULES = [
         "log.profile is FIRST:LAST, as in 10:20, with FIRST at least 2 and at most 1,000 steps: log.profile = '1:20' "
         "(--log.profile)",
     ),
+    (
+        ["--log.prometheus", "node-a:9464"],
+        "log.prometheus is PORT or ADDRESS:PORT, with an IP address of this host: 9464, 10.0.0.5:9464, [::1]:9464: "
+        "log.prometheus = 'node-a:9464' (--log.prometheus)",
+    ),
+    (
+        ["--log.prometheus", "9464", "--watch.sidecar", "off"],
+        "the sidecar serves the metrics, so that they are there when a rank hangs: log.prometheus = '9464' "
+        "(--log.prometheus), watch.sidecar = 'off' (--watch.sidecar)",
+    ),
 ]
 
 

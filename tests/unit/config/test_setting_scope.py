@@ -147,6 +147,7 @@ EXPECTED = {
     "log.trackers": NO_EFFECT,
     "log.trace": NO_EFFECT,
     "log.profile": NO_EFFECT,
+    "log.prometheus": MACHINE,
 }
 CHANGED = "changed"
 """A value that no setting has. None of what is tested here reads the value itself."""
