@@ -397,8 +397,8 @@ class StackSampler:
     # Other threads
 
     def _other_threads(self) -> Iterable[ThreadUse]:
-        """How long each could run, and the line in which it was seen most: a thread that computes
-        is there nearly always."""
+        """How long each could run, and the user's line in which it was seen most: a thread that
+        computes is there nearly always, one of a pool waits in the library's code between."""
         times = thread_times(os.getpid())
         uses = []
         for thread in threading.enumerate():
@@ -408,7 +408,7 @@ class StackSampler:
                 continue
             before = self._threads_before.get(number, NEW_THREAD)
             cpu_ns = runnable_ns(times[number]) - runnable_ns(before)
-            _, line = max(lines, key=self._other_lines.__getitem__)
+            _, line = max(lines, key=lambda row: (row[1] != NO_LINE, self._other_lines[row]))
             uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
 
         return sorted(uses, key=lambda use: -use.cpu_s)[:MOST_THREADS]

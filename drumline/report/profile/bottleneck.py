@@ -222,16 +222,22 @@ def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     peers = [rank for rank in result.ranks if rank is not slow]
     waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
     longer_s = _busy_s(slow) - median(map(_busy_s, peers))
-    # A rank that computes for twice as long also waits twice as long for a core.
-    usual_crowding_s = median(crowding_s(peer, result) for peer in peers)
-    usual_run_s = median(peer.cpu_run_s or 0.0 for peer in peers)
-    times_the_work = max(1.0, (slow.cpu_run_s or 0.0) / usual_run_s) if usual_run_s else 1.0
-    for_cores_s = max(0.0, crowding_s(slow, result) - times_the_work * usual_crowding_s)
-    cost_s = min(longer_s - for_cores_s, waited_s)
+    crowding = crowding_s(slow, result) - median(crowding_s(peer, result) for peer in peers)
+    for_itself_s = max(longer_s - max(0.0, crowding), _more_work_s(slow, peers))
+    cost_s = min(for_itself_s, longer_s, waited_s)
     if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_GAIN * result.step_s:
         return None
 
     return SlowRank(slow, peers, cost_s, waited_s)
+
+
+def _more_work_s(slow: RankSteps, peers: Sequence[RankSteps]) -> float:
+    """How long a rank takes for what it runs more than the others, as fast as it gets a CPU: a rank
+    with more work also waits more for one."""
+    if not slow.cpu_run_s:
+        return 0.0
+    more_s = slow.cpu_run_s - median(peer.cpu_run_s or 0.0 for peer in peers)
+    return more_s * _busy_s(slow) / slow.cpu_run_s
 
 
 def slower_line(slow: SlowRank) -> LineCost | None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -294,6 +295,25 @@ def test_a_thread_that_computes_is_named_by_its_line() -> None:
     by_name = {use.name: use for use in stacks.threads}
     assert by_name["hog"].cpu_s > 10 * by_name["idle"].cpu_s
     assert stacks.lines[by_name["hog"].line].function.endswith("hog")
+
+
+def test_a_thread_of_a_pool_is_named_by_the_line_that_it_computes() -> None:
+    def work() -> int:
+        return sum(range(300_000))
+
+    def submit_now_and_then() -> None:
+        until = time.perf_counter() + 4 * LASTS_S
+        while time.perf_counter() < until:
+            pool.submit(work).result()
+            time.sleep(
+                LASTS_S / 5
+            )  # the thread waits in Python's own code for longer than it works
+
+    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        pool.submit(work).result()
+        stacks = sampled(submit_now_and_then)
+    (use,) = (use for use in stacks.threads if use.name.startswith("pool"))
+    assert stacks.lines[use.line].function.endswith("work")
 
 
 def test_python_is_as_before_afterwards() -> None:

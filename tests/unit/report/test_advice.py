@@ -262,7 +262,7 @@ def test_a_wait_for_a_core_of_a_shared_host_is_no_slow_rank() -> None:
     assert first(on_two_hosts).bottleneck == "slow_rank", "its host has other jobs"
 
 
-def test_a_rank_that_waits_for_cores_in_proportion_to_its_work_is_slow() -> None:
+def test_a_rank_with_more_work_is_slow_also_where_it_waits_longer_for_cores() -> None:
     fast = {"waiting_for_rank": 0.06}
     result = profile(critical=(0, 10), by_rank=[fast, {"gaps": 0.001}])
     quick, slow = (
