@@ -37,7 +37,7 @@ LINES_AROUND_ROWS = 4
 """Lines besides the table's rows: the summary, the heading, an empty line, and the line of the
 cursor."""
 HELP = """\
-usage: drumline watch RUN [--once] [--every S] [--json]
+usage: drumline watch RUN [--once [--running]] [--every S] [--json]
 
 Shows the status of the job that trains in the run folder RUN, from another terminal or another machine that sees the
 folder. It only reads and does not affect the job. A row for each rank:
@@ -59,6 +59,7 @@ exit codes: 0 all is well, or the run has ended; 1 no job trains there, or, with
 """
 OWN_FLAGS: FlagTable = {
     "once": switch("Show all ranks once; the exit code says whether all is well."),
+    "running": switch("With --once: a run that has ended is not well, either: for probes."),
     "every": (
         Annotated[float, Bounds(low=0.1, high=86_400)],
         "S",
@@ -82,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
     reader = RunStatusReader(folder)
     write = _write_json if verb_flags.json else _write_text
     if verb_flags.once:
-        return _show_once(reader.read(), write)
+        return _show_once(reader.read(), write, must_run=bool(verb_flags.running))
 
     is_screen = sys.stdout.isatty() and not verb_flags.json
     every_s = verb_flags.get("every", 1.0 if is_screen else 10.0)
@@ -91,9 +92,9 @@ def run(argv: Sequence[str]) -> int:
     return _follow(reader, every_s, write)
 
 
-def _show_once(run: RunStatus, write: Writer) -> int:
+def _show_once(run: RunStatus, write: Writer, *, must_run: bool) -> int:
     write(run, _notices(run), is_once=True)
-    if run.has_ended:
+    if run.has_ended and not must_run:
         return _final_code(run)
     is_well = run.is_live and not any(row.level for row in all_rows(run.status or {}))
     return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG

@@ -115,8 +115,9 @@ class KubernetesJob:
 
     @property
     def has_status(self) -> bool:
-        """Whether every pod sees the status that the sidecars write."""
-        return self.program.is_task and (self.num_nodes == 1 or RUNS in self.claims)
+        """Whether every pod sees the status that the sidecars write; a single rank has none."""
+        is_seen = self.num_procs > 1 if self.num_nodes == 1 else RUNS in self.claims
+        return self.program.is_task and is_seen
 
     @property
     def has_rdma(self) -> bool:

@@ -146,6 +146,7 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
             in said
         )
         at_work.does("write", status())
+        assert watch(environment, str(run), "--once", "--running")[0] == 0
         assert watch(environment, str(run), "--once") == (
             0,
             "step 812, 2.5 steps/s: 2 ranks on 1 host\n"
@@ -164,6 +165,7 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
     code, said = watch(environment, str(run), "--once")
     assert code == 0
     assert said.endswith("the run has ended: done at step 900\n")
+    assert watch(environment, str(run), "--once", "--running") == (1, said)
     ours, theirs = os.pipe()
     os.close(ours)  # as `| head` does when it has seen enough
     with os.fdopen(theirs, "wb") as closed:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.kubernetes import KubernetesJob, manifest_text
+from drumline.launch.kubernetes import Api, KubernetesJob, manifest_text
 from drumline.launch.node_plan import Program
 from drumline.launch.pod_template import pods_of
 from drumline.runs.events import read_events
@@ -22,6 +22,14 @@ from tests.multinode.job import Job
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
 ROOT = Path(__file__).parents[2]
 MakeTestbed = Callable[..., Testbed]
+# By the names of the services that the forms have.
+FIRST_POD: dict[Api, str] = {
+    "job": "digits-0.digits",
+    "jobset": "digits-node-0-0.digits",
+    "trainjob": "digits-node-0-0.digits",
+    "pytorchjob": "digits-master-0",
+}
+PROGRAMS = {"drumline": "drumline", "torchrun": "torch.distributed.run"}
 SECRET = "of the Secret digits-secret"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 SCRIPT = """
@@ -42,16 +50,31 @@ class Digits(ImageClassification):
 """
 
 
-def container_of(job: KubernetesJob) -> dict[str, Any]:
-    (template,) = pods_of(list(yaml.safe_load_all(manifest_text(job, "job"))))
-    container: dict[str, Any] = template["spec"]["containers"][0]
+def container_of(job: KubernetesJob, api: Api = "job", *, number: int = 0) -> dict[str, Any]:
+    """Of the pod with this index: in a PyTorchJob the first one has a template of its own."""
+    templates = list(pods_of(list(yaml.safe_load_all(manifest_text(job, api)))))
+    container: dict[str, Any] = templates[min(number, len(templates) - 1)]["spec"]["containers"][0]
     return container
 
 
-def environment(container: dict[str, Any], *, number: int, address: str) -> dict[str, str]:
+def operator_variables(api: Api, number: int) -> dict[str, str]:
+    """What an operator adds to a pod."""
+    if api == "trainjob":
+        address = {"PET_MASTER_ADDR": FIRST_POD[api], "PET_MASTER_PORT": "29500"}
+        return {**address, "PET_NODE_RANK": str(number), "PET_NNODES": "2"}
+    if api == "pytorchjob":
+        address = {"MASTER_ADDR": FIRST_POD[api], "MASTER_PORT": "23456"}
+        return {**address, "RANK": str(number), "WORLD_SIZE": "2", "PET_NNODES": "2"}
+    # Of a pod that is none of theirs: ranks of another counting.
+    return {"RANK": "7"}
+
+
+def environment(
+    container: dict[str, Any], *, number: int, address: str, api: Api = "job"
+) -> dict[str, str]:
     """As the kubelet makes it."""
     fields = {"status.podIP": address, INDEX: str(number)}
-    values = {}
+    values = operator_variables(api, number)
     for entry in container["env"]:
         source = entry.get("valueFrom", {})
         if "fieldRef" in source:
@@ -70,15 +93,15 @@ def command(container: dict[str, Any], variables: dict[str, str]) -> list[str]:
     return [re.sub(r"\$\$|\$\((\w+)\)", expanded, word) for word in words]
 
 
-def start_pod(container: dict[str, Any], *, number: int, host: Host, cwd: Path) -> Job:
+def start_pod(
+    container: dict[str, Any], *, number: int, host: Host, cwd: Path, api: Api = "job"
+) -> Job:
     """The pod with this index on the host."""
-    variables = environment(container, number=number, address=host.address)
-    words = command(container, variables)
-    assert words[0] == "drumline"
-    # An operator sets it too, for ranks of its own counting; the image has drumline and its code.
-    variables |= {"RANK": "7", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0"}
-    variables |= {"OMP_NUM_THREADS": "1"}
-    return host.start(host.python, "-m", "drumline", *words[1:], env=variables, cwd=cwd)
+    variables = environment(container, number=number, address=host.address, api=api)
+    program, *words = command(container, variables)
+    # The image has drumline, torch and the code.
+    variables |= {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    return host.start(host.python, "-m", PROGRAMS[program], *words, env=variables, cwd=cwd)
 
 
 def publish(bed: Testbed, job: str, pods: Sequence[Host]) -> None:
@@ -88,26 +111,46 @@ def publish(bed: Testbed, job: str, pods: Sequence[Host]) -> None:
         host.set_names({host.name: host.address, **names})
 
 
-def test_pods_of_a_script_join_as_one_job(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+LAUNCHERS = {"drumline": 1, "torchrun": None}
+
+
+@pytest.mark.parametrize(
+    ("api", "launcher"),
+    [
+        pytest.param(
+            api, launcher, marks=() if (api, launcher) == ("job", "drumline") else pytest.mark.soak
+        )
+        for api in FIRST_POD
+        for launcher in LAUNCHERS
+    ],
+)
+def test_pods_of_a_script_join_as_one_job(
+    make_testbed: MakeTestbed, tmp_path: Path, api: Api, launcher: str
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     bed = make_testbed("a", "b", warm=True)
-    publish(bed, "job", bed.hosts)
-    program = Program(("script.py",))
+    for host in bed:
+        host.set_names({host.name: host.address, FIRST_POD[api]: bed["a"].address})
     manifest = KubernetesJob(
-        name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1
+        name="digits",
+        image="i",
+        program=Program(("script.py",)),
+        num_nodes=2,
+        num_procs=2,
+        min_nodes=LAUNCHERS[launcher],
     )
-    container = container_of(manifest)
-    jobs = [
-        start_pod(container, number=number, host=host, cwd=tmp_path)
-        for number, host in enumerate(bed)
-    ]
+    jobs = []
+    for number, host in enumerate(bed):
+        container = container_of(manifest, api, number=number)
+        assert container["command"][0] == launcher
+        jobs.append(start_pod(container, number=number, host=host, cwd=tmp_path, api=api))
     assert [job.wait(100) for job in jobs] == [0, 0], [job.text() for job in jobs]
-    lines = sorted(
-        line for job in jobs for line in job.text().splitlines() if line[:2] in ("a ", "b ")
-    )
-    assert lines == [
-        f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))
-    ]
+    lines = [line.split() for job in jobs for line in job.text().splitlines()]
+    ranks = {words[1]: words for words in lines if words[:1] in (["a"], ["b"])}
+    assert sorted(ranks) == ["0", "1", "2", "3"]
+    assert all(words[2] == "4" for words in ranks.values())
+    if launcher == "drumline":  # torchrun numbers nodes as they come
+        assert [ranks[rank][0] for rank in sorted(ranks)] == ["a", "a", "b", "b"]
 
 
 def task_job(folder: Path, **changes: Any) -> KubernetesJob:

@@ -169,7 +169,7 @@ def test_a_pod_is_confined_and_has_requests_limits_and_time_to_save(api: Api) ->
             "/data": {"persistentVolumeClaim": {"claimName": "images"}},
         }
         probe = container["readinessProbe"]["exec"]["command"]
-        assert probe == ["drumline", "watch", "/runs/digits", "--once"]
+        assert probe == ["drumline", "watch", "/runs/digits", "--once", "--running"]
         assert after(container["command"], "--grace") == "90"
         assert pod["terminationGracePeriodSeconds"] == 120
         variables = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -186,6 +186,13 @@ def test_without_rdma_no_capability_and_without_a_volume_no_readiness(api: Api) 
     assert "readinessProbe" not in container, "the other pods do not see the status"
     runs = [volume for volume in template["spec"]["volumes"] if volume["name"] == "runs"]
     assert runs == [{"name": "runs", "emptyDir": {}}], "the root file system is read-only"
+
+
+def test_a_single_rank_has_no_watchdog_that_could_tell_whether_it_is_ready() -> None:
+    assert "readinessProbe" in manifest_text(manifest(program=TASK, num_nodes=1), "job")
+    assert "readinessProbe" not in manifest_text(
+        manifest(program=TASK, num_nodes=1, num_procs=1), "job"
+    )
 
 
 @pytest.mark.parametrize("api", FORMS)
