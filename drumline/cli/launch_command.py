@@ -21,7 +21,7 @@ from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
 from drumline.config import read_flags
 from drumline.launch.detached.commands import launch_detached
 from drumline.launch.env_file import EnvFile, read_env_file
-from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag
+from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag, with_addresses
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import (
     DEFAULT_PORT,
@@ -183,6 +183,8 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     """Start the job over ssh and wait for it; with --print show the line to run on each host."""
     verb_flags = request.flags
     hosts = listed_hosts(verb_flags.hosts, verb_flags.hostfile)
+    if "addresses" in verb_flags:
+        hosts = with_addresses(hosts, verb_flags.addresses)
     spares = spares_from_flag(verb_flags.spare, hosts) if "spare" in verb_flags else []
     program = request.program()
     least = least_nodes(verb_flags.nnodes, len(hosts), known_from="the list of hosts")

@@ -110,7 +110,17 @@ OF_HOSTS: FlagTable = {
         "A,B:4,C",
         "Run on these hosts, over ssh; with their numbers of ranks where these differ.",
     ),
-    "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
+    "hostfile": (
+        str,
+        "FILE",
+        "The same from a file, one on a line: `host`, and where they differ slots=N, address=A, user=U, python=P and "
+        "folder=F.",
+    ),
+    "addresses": (
+        str,
+        "A,B",
+        "Where the hosts reach each other, in their order [their names, or the addresses at which ssh reaches them].",
+    ),
     "detach": switch(
         "Hand the job to its hosts and return: it runs on without this machine, and after a reboot of a host. "
         "drumline jobs, attach and stop work from any machine. For a task it implies --keep-going."

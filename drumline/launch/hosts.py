@@ -7,22 +7,29 @@ mistakes are listed at once.
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from drumline.base.errors import UsageError, as_list
 from drumline.base.text import plural
 from drumline.base.untrusted import TEXT_BYTES, read_regular, whole_number
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
-NAME_FORM = "a host is `name`, `user@name` or an IPv4 address: letters, digits, dots, dashes and underscores"
-LINE = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?")
-LINE_FORM = "a line is `host` or `host slots=N`"
+NAME_FORM = (
+    "a host is `name`, `user@name` or an address, IPv6 as [fd00::1]: "
+    "letters, digits, dots, dashes and underscores"
+)
+# The last `:N` of an entry of --hosts; an IPv6 address is in brackets.
+PART = re.compile(r"(?P<name>[^\[\]:]*\[[^\[\]]*\]|[^:]*)(?::(?P<slots>.*))?")
+BRACKETS = re.compile(r"(?P<user>[^\[\]]*@)?\[(?P<address>[^\[\]]*:[^\[\]]*)\]")
+OPTION = re.compile(r"\s+(slots|address|user|python|folder)\s*=\s*(\S+)")
+LINE = re.compile(rf"(?P<name>\S+)(?P<options>(?:{OPTION.pattern})*)")
+LINE_FORM = "a line is `host` or `host slots=N`, and may have address=, user=, python= and folder="
 COUNTS = re.compile(r"(?:(?P<least>[0-9]{1,9}):)?(?P<most>[0-9]{0,9})")
-Entry = tuple[str, str, str | None]
-"""Where it is written, the name, and the slots."""
 COUNTS_FORM = "a number of nodes (3), or the smallest and the largest (2:3)"
 
 
@@ -33,11 +40,28 @@ class Host:
     name: str
     """As ssh takes it: `node-a`, or `me@node-a`."""
     slots: int | None = None
+    inner_address: str = ""
+    """Its address for the other hosts, where that is not its name: ssh may know it by an alias."""
+    python: str = ""
+    """The Python to run there, and the folder; empty: those of the launch."""
+    folder: str = ""
 
     @property
     def address(self) -> str:
-        """Its name or address for the other hosts."""
+        """Its name or address for people, and for the other hosts if they know it."""
         return self.name.rpartition("@")[2]
+
+    @property
+    def network_address(self) -> str:
+        return self.inner_address or self.address
+
+
+class Entry(NamedTuple):
+    """A host as it is written."""
+
+    where: str
+    name: str
+    options: Mapping[str, str] = {}
 
 
 def listed_hosts(text: str | None, file: str | None) -> list[Host]:
@@ -50,16 +74,37 @@ def hosts_from_flag(text: str) -> list[Host]:
     return _checked(_parts(text, "--hosts"))
 
 
+def with_addresses(hosts: Sequence[Host], text: str) -> list[Host]:
+    """The hosts with their addresses of `--addresses 10.0.0.1,10.0.0.2`."""
+    addresses = [address.strip().strip("[]") for address in text.split(",")]
+    problems = [wrong for address in addresses if (wrong := wrong_name(address))]
+    if len(addresses) != len(hosts):
+        problems = [f"it has {len(addresses)}, and there are {plural(len(hosts), 'host')}"]
+    if problems:
+        raise UsageError(
+            f"--addresses: {problems[0]}", next_step="give one for each host, in order"
+        )
+    return [
+        replace(host, inner_address=address) for host, address in zip(hosts, addresses, strict=True)
+    ]
+
+
 def spares_from_flag(text: str, hosts: Sequence[Host]) -> list[Host]:
     """The hosts of `--spare d,e`; none of them may be a host of the job."""
-    taken = [("the list of hosts", host.name, None) for host in hosts]
+    taken = [Entry("the list of hosts", host.name) for host in hosts]
     return _checked([*taken, *_parts(text, "--spare")])[len(taken) :]
 
 
 def _parts(text: str, where: str) -> list[Entry]:
     """The entries of a flag, not checked yet."""
-    parts = (part.strip().partition(":") for part in text.split(","))
-    return [(where, name, slots if colon else None) for name, colon, slots in parts]
+    entries = []
+    for part in text.split(","):
+        name, _, slots = part.strip().partition(":")
+        if match := PART.fullmatch(part.strip()):
+            name = match["name"]
+            slots = match["slots"]
+        entries.append(Entry(where, name, {} if slots is None else {"slots": slots}))
+    return entries
 
 
 def hosts_from_file(path: Path) -> list[Host]:
@@ -72,7 +117,9 @@ def hosts_from_file(path: Path) -> list[Host]:
         description = line.partition("#")[0].strip()
         match = LINE.fullmatch(description)
         if match:
-            entries.append((where, match["name"], match["slots"]))
+            options = dict(OPTION.findall(match["options"]))
+            user = f"{options['user']}@" if "user" in options else ""
+            entries.append(Entry(where, f"{user}{match['name']}", options))
         elif description:
             problems.append(f"{where}: {description!r} is not understood; {LINE_FORM}")
 
@@ -98,7 +145,20 @@ def wrong_name(name: str) -> str | None:
         return "a host's name is missing"
     if name.startswith("-"):
         return f"{name!r}: a host's name does not start with a dash; ssh would read it as a flag"
-    return None if NAME.fullmatch(name) else f"{name!r} is not a host's name; {NAME_FORM}"
+    if NAME.fullmatch(name) or _is_ipv6(name):
+        return None
+    return f"{name!r} is not a host's name; {NAME_FORM}"
+
+
+def _is_ipv6(name: str) -> bool:
+    """Whether it is an IPv6 address, perhaps with a user; a zone (`%eth0`) means another network on
+    each host."""
+    user, at, address = name.rpartition("@")
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return "%" not in address and (not at or NAME.fullmatch(user) is not None)
 
 
 def wrong_port(port: str) -> str | None:
@@ -111,18 +171,23 @@ def _checked(entries: Sequence[Entry], problems: Sequence[str] = ()) -> list[Hos
     addresses = set()
     problems = list(problems)
     hosts = []
-    for where, name, slots in entries:
-        if wrong := wrong_name(name):
+    for where, written, options in entries:
+        brackets = BRACKETS.fullmatch(written)
+        name = f"{brackets['user'] or ''}{brackets['address']}" if brackets else written
+        inner_address = options.get("address", "")
+        if wrong := wrong_name(name) or (inner_address and wrong_name(inner_address)):
             problems.append(f"{where}: {wrong}")
             continue
 
+        slots = options.get("slots")
         num_slots = None if slots is None else whole_number(slots)
         if slots is not None and not num_slots:
             problems.append(
                 f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed"
             )
 
-        host = Host(name, num_slots)
+        python = options.get("python", "")
+        host = Host(name, num_slots, inner_address, python, options.get("folder", ""))
         hosts.append(host)
         address = host.address.lower()
         if address in addresses:

@@ -198,8 +198,8 @@ def nodes_of_hosts(hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]) 
             num_nodes=len(hosts),
             node_rank=rank,
             num_procs=host.slots or node.num_procs,
-            endpoint=f"{hosts[0].address}:{port}",
-            address=host.address,
+            endpoint=f"{hosts[0].network_address}:{port}",
+            address=host.network_address,
             peers=tuple(peer.address for peer in hosts),
         )
         for rank, (host, node) in enumerate(zip(hosts, nodes, strict=True))

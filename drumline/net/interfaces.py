@@ -173,7 +173,7 @@ def _resolve(host: str) -> list[str]:
 def own_address(host: str) -> str:
     """The address of this machine on the route to the first node; no packet is sent to find it."""
     try:
-        return _source_address(socket.AF_INET, host)
+        return _source_address(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     except OSError as error:
         raise PreflightError(
             f"MASTER_ADDR {host} is unreachable from {socket.gethostname()}: {error.strerror}",

@@ -22,7 +22,7 @@ from drumline.launch.ssh.screen import Screen
 from drumline.net.frames import MAX_PIPE_BYTES, Session
 
 WHOLE: dict[str, dict[str, Any]] = {
-    "hello": {"host": "a", "protocol": 3},
+    "hello": {"host": "a", "protocol": 3, "address": "10.0.0.1", "unknown_names": ["a"]},
     "refused": {"problems": [["no file", "copy it"]]},
     "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
     "diagnosis": {

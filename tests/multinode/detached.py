@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.multinode import processes
@@ -41,7 +42,14 @@ exec {systemd} --user --log-target=console
 class Cluster:
     """A laptop and its hosts."""
 
-    def __init__(self, bed: Testbed, folder: Path, *, has_systemd: bool = True) -> None:
+    def __init__(
+        self,
+        bed: Testbed,
+        folder: Path,
+        *,
+        has_systemd: bool = True,
+        sshd_lines: Mapping[str, str] | None = None,
+    ) -> None:
         self.bed = bed
         self.laptop = bed.hosts[0]
         self.hosts = bed.hosts[1:]
@@ -51,6 +59,7 @@ class Cluster:
         self.has_systemd = has_systemd
         places = {
             host.name: f"SetEnv XDG_STATE_HOME={self.state(host)} XDG_CONFIG_HOME={self.config(host)}"
+            + (sshd_lines or {}).get(host.name, "")
             for host in bed
         }
         self.ssh = SshDaemons(bed, lines=places)

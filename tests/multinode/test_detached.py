@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,14 @@ def _make_cluster(
 ) -> Iterator[Callable[..., Cluster]]:
     clusters = []
 
-    def make(*names: str, has_systemd: bool = True) -> Cluster:
-        cluster = Cluster(
-            make_testbed("laptop", *names, warm=True), tmp_path, has_systemd=has_systemd
-        )
+    def make(
+        *names: str,
+        has_systemd: bool = True,
+        prepare: Callable[[Testbed], Mapping[str, str]] = lambda _: {},
+    ) -> Cluster:
+        bed = make_testbed("laptop", *names, warm=True)
+        lines = prepare(bed)
+        cluster = Cluster(bed, tmp_path, has_systemd=has_systemd, sshd_lines=lines)
         (cluster.folder / "stay.py").write_text(STAY)
         clusters.append(cluster)
         return cluster
@@ -115,3 +119,128 @@ def test_a_job_survives_reboots_and_is_stopped_with_a_checkpoint(
     cluster.wait_for_state(name, "ended", code=75)
     cluster.wait_for_nothing_left()
     assert cluster.command("attach", name, "--hosts", "a", code=75)
+
+
+@pytest.mark.soak
+def test_without_systemd_and_cron_a_job_runs_on_and_says_what_is_missing(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster("a", "b", has_systemd=False)
+    job = cluster.start(
+        *("launch", "--detach", "--hosts", "a,b", "--procs", "1", "--max-restarts", "2", "stay.py")
+    )
+    assert job.wait() == 0, job.text()
+    for host in "ab":
+        assert f"warning: after a reboot of {host} the job does not start again" in job.text()
+    (name,) = {name for nodes in cluster.jobs() for name in [next(iter(nodes.values()))["name"]]}
+    cluster.wait_for_state(str(name), "running")
+
+    cluster.bed["b"].kill("DRUMLINE_JOB=")  # its agent and its rank, not the keeper
+    processes.wait_until(
+        lambda: cluster.state_of(cluster.bed["b"], str(name))["first_start"] == 2,
+        "b has started again",
+        timeout_s=60,
+    )
+    # A keeper that was killed takes its ranks with it; the job can still be stopped.
+    a = cluster.bed["a"]
+    keepers = [pid for pid in a.space.pids() if "detached.keeper" in processes.command(pid)]
+    processes.send(keepers, signal.SIGKILL)
+    processes.wait_until(lambda: "down on a" in cluster.command("jobs", "--hosts", "a,b"), "down")
+    assert "it was stopped" in cluster.command("stop", str(name), "--hosts", "b")
+    cluster.wait_for_state(str(name), "ended", code=130)
+    cluster.wait_for_nothing_left()
+
+
+@pytest.mark.soak
+def test_a_host_that_is_rebooted_during_the_start_joins_later(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster("a", "b")
+    names = []
+    for host in cluster.hosts:
+        name = cluster.launch(*("--procs", "1", "--max-restarts", "2", "stay.py"))
+        cluster.reboot(host)
+        cluster.wait_for_state(name, "running")
+        shown = cluster.start("attach", name, "--hosts", "a")
+        shown.wait_for("[a 0] rank 0 of 2 on a")
+        shown.wait_for("[b 1] rank 1 of 2 on b")
+        assert "it was stopped" in cluster.command("stop", name, "--hosts", "a,b")
+        assert shown.wait() == 130
+        names.append(name)
+    cluster.wait_for_nothing_left()
+    listed = cluster.command("jobs", "--hosts", "a,b")
+    assert all(f"{name}  stopped" in listed for name in names)
+
+
+ALIASES = """
+Host gpu-*
+    ProxyJump jump
+Host gpu-one
+    HostName 10.77.0.3
+    HostKeyAlias a
+Host gpu-two
+    HostName 10.77.0.4
+    HostKeyAlias b
+"""
+
+
+@pytest.mark.soak
+def test_hosts_have_aliases_behind_a_jump_host_and_differ(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster("jump", "a", "b", has_systemd=False)
+    for address in ("10.77.0.3", "10.77.0.4"):
+        cluster.laptop.space.configure(["ip", "route", "add", "unreachable", f"{address}/32"])
+    config = cluster.ssh.config
+    config.write_text(ALIASES + config.read_text())
+    other = cluster.folder.parent / "other code"
+    other.mkdir()
+    (other / "stay.py").write_text(STAY)
+    folder = cluster.folder.parent / "other"
+    folder.symlink_to(other)
+    hosts = cluster.folder / "hosts"
+    python = cluster.bed["b"].python
+    hosts.write_text(f"gpu-one\ngpu-two user=root python={python} folder={folder} slots=2\n")
+    flags = ("--hostfile", str(hosts), "--procs", "1")
+    for code in (other, cluster.folder):
+        (code / "finish").write_text("")
+    assert "done; logs in" in cluster.command("launch", *flags, "stay.py")
+
+    for code in (other, cluster.folder):
+        (code / "finish").unlink()
+    text = cluster.command("launch", "--detach", *flags, "stay.py")
+    name = text.partition("attach: drumline attach ")[2].split()[0]
+    shown = cluster.start("attach", name, "--hosts", "gpu-two")
+    for line in (
+        "[gpu-one 0] rank 0 of 3 on a",
+        "[gpu-two 1] rank 1 of 3 on b",
+        "[gpu-two 2] rank 2",
+    ):
+        shown.wait_for(line)
+    for code in (other, cluster.folder):
+        (code / "finish").write_text("")
+    assert shown.wait() == 0
+
+
+def only_ipv6(bed: Testbed) -> dict[str, str]:
+    """All hosts get an IPv6 address beside the other."""
+    for number, host in enumerate(bed, start=1):
+        host.space.configure(["ip", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"])
+    return {
+        host.name: f"\nListenAddress fd77::{number}" for number, host in enumerate(bed, start=1)
+    }
+
+
+@pytest.mark.soak
+def test_hosts_without_ipv4(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster("a", "b", has_systemd=False, prepare=only_ipv6)
+    for host in cluster.hosts:
+        host.space.configure(["ip", "address", "del", f"{host.address}/24", "dev", "eth0"])
+    config = cluster.ssh.config
+    names = "Host fd77::2\n    HostKeyAlias a\nHost fd77::3\n    HostKeyAlias b\n"
+    config.write_text(names + config.read_text())
+    (cluster.folder / "finish").write_text("")
+    text = cluster.command(
+        "launch", "--hosts", "[fd77::2],root@[fd77::3]:2", "--procs", "1", "stay.py"
+    )
+    assert "[fd77::3 2] rank 2 of 3 on b" in text

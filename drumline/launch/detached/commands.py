@@ -136,7 +136,7 @@ class _Start(Controller):
             super()._receive(remote, frame)
 
     def _send_start(self, remote: Remote) -> None:
-        hosts = [peer.host for peer in self.remotes]
+        hosts = self.hosts_with_addresses()
         node = self.job.placed(hosts)[self.remotes.index(remote)]
         names = [host.name for host in hosts]
         remote.connection.send({"kind": "start", "node": asdict(node), "hosts": names})

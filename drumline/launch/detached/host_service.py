@@ -32,7 +32,7 @@ from drumline.launch.detached.keeper import STOPPED
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.ssh.node_output import NodeOutput
-from drumline.launch.ssh.supervisor import PROTOCOL, ControllerLink, refusals
+from drumline.launch.ssh.supervisor import PROTOCOL, ControllerLink, hello, refusals
 from drumline.net.frames import MAX_PIPE_BYTES, LineBuffer
 
 Request = Mapping[str, Any]
@@ -82,7 +82,7 @@ def _launch(request: Request, link: ControllerLink) -> None:
         link.out.send("refused", problems=problems)
         return
 
-    link.out.send("hello", protocol=PROTOCOL)
+    link.out.send("hello", **hello(frame))
     start = _wait_for_start(link)
     if start is None:
         return

@@ -13,13 +13,13 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.base.text import how_it_ended, plural
-from drumline.launch.hosts import Host
+from drumline.launch.hosts import Host, wrong_name
 from drumline.launch.ssh.client import no_client, not_reached, was_lost
 from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
@@ -299,9 +299,20 @@ class Controller:
 
     def _send_start(self, remote: Remote) -> None:
         """With the hosts that have answered, some of which may be spares."""
-        nodes = self.job.placed([peer.host for peer in self.remotes])
+        nodes = self.job.placed(self.hosts_with_addresses())
         node = nodes[self.remotes.index(remote)]
         remote.connection.send({"kind": "start", "node": asdict(node)})
+
+    def hosts_with_addresses(self) -> list[Host]:
+        """A host whose name another one does not resolve, as with an alias of ssh's config, has the
+        address at which ssh has reached it."""
+        unknown_names = {name for remote in self.remotes for name in remote.unknown_names}
+        return [
+            replace(remote.host, inner_address=remote.own_address)
+            if remote.host.address in unknown_names and not wrong_name(remote.own_address)
+            else remote.host
+            for remote in self.remotes
+        ]
 
     # What they report
 

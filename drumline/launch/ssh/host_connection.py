@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -42,7 +42,11 @@ Number = Annotated[float, Meta(gt=-(1 << 53), lt=1 << 53)]
 # What a host may send, with the type of each field; anything else is ignored, since a host may have
 # another version, or be compromised.
 FORMS: dict[str, dict[str, Any]] = {
-    "hello": {"protocol": Int},
+    "hello": {
+        "protocol": Int,
+        "address": NotRequired[str],
+        "unknown_names": NotRequired[list[str]],
+    },
     "refused": {"problems": list[list[str]]},
     "started": {"ranks": list[Int], "world_size": Int, "start": Int, "restarts_left": Int},
     "diagnosis": {

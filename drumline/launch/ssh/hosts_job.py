@@ -89,6 +89,7 @@ class HostsJob:
             "kind": "spec",
             "protocol": PROTOCOL,
             "node": asdict(node),
+            "names": [host.address for host in self.hosts if not host.inner_address],
             "program": asdict(self.program),
             "environment": {**self.environment, **restarted},
             "logs": str(self.logs),
@@ -104,8 +105,8 @@ class HostsJob:
             client.append(f"-oConnectTimeout={RECONNECT_TIMEOUT_S}")
         # Our own heartbeats notice a cut before ssh does. ssh uses the first option of a name.
         client.append(f"-oServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}")
-        supervisor = remote_module(self.program_there, self.python, self.python_path)
-        return ssh_words(client, host, supervisor, cwd=self.cwd)
+        supervisor = remote_module(self.program_there, host.python or self.python, self.python_path)
+        return ssh_words(client, host, supervisor, cwd=Path(host.folder or self.cwd))
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
         """The nodes on these hosts, some of which may be spares."""

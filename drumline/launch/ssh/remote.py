@@ -60,6 +60,10 @@ class Remote:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     was_refused: bool = False
+    own_address: str = ""
+    """At which ssh has reached it."""
+    unknown_names: tuple[str, ...] = ()
+    """The names of hosts that it does not resolve."""
     ranks: list[int] = field(default_factory=list)
     world_size: int = 0
     """How many ranks the job had when these were started; others may have been restarted since."""
@@ -164,6 +168,8 @@ class Remote:
         match frame["kind"]:
             case "hello":
                 self.begun.set()
+                self.own_address = frame.get("address", "")
+                self.unknown_names = tuple(frame.get("unknown_names", []))
                 self.connection.stderr.clear()  # a banner, most likely
             case "refused":
                 self.was_refused = True

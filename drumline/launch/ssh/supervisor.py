@@ -18,10 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from drumline.base.background import in_background, resolve_ipv4
 from drumline.base.processes import Termination, descendants
 from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink
 from drumline.base.text import signal_name
@@ -34,7 +36,7 @@ from drumline.launch.ssh.node_output import NodeOutput, Sink
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
-PROTOCOL = 9
+PROTOCOL = 10
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))
@@ -48,6 +50,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
 SILENT_S = 1.5
 LINK_FILE = "launcher-link.json"
+# How long the names of the hosts may take to resolve.
+RESOLVE_S = 5.0
 
 
 class Orders(Protocol):
@@ -318,6 +322,23 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
+def hello(spec: dict[str, Any]) -> dict[str, Any]:
+    """The first frame: the address at which ssh has reached this host, and the hosts' names that it
+    does not resolve."""
+    lookups = {name: in_background(partial(resolve_ipv4, name)) for name in spec["names"]}
+    deadline = time.monotonic() + RESOLVE_S
+    unknown_names = []
+    for name, lookup in lookups.items():
+        try:
+            lookup.result(max(0.0, deadline - time.monotonic()))
+        except (OSError, TimeoutError):
+            unknown_names += [] if ":" in name else [name]
+
+    ends = os.environ.get("SSH_CONNECTION", "").split()
+    address = ends[2] if len(ends) == 4 else ""
+    return {"protocol": PROTOCOL, "address": address, "unknown_names": unknown_names}
+
+
 def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
     """Wait until the disk that was full has space again, where there was one; False: the launcher
     is gone."""
@@ -367,7 +388,7 @@ def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
         link.out.send("refused", problems=problems)
         return
 
-    link.out.send("hello", protocol=PROTOCOL)
+    link.out.send("hello", **hello(spec))
     spec["environment"] = {**spec["environment"], **link.variables}
     Supervisor(spec, link).run()
     Termination(lambda: descendants(os.getpid()), 0).wait()

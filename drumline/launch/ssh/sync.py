@@ -76,7 +76,8 @@ def copy_code(
 
 def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[str]) -> None:
     """Make the folder there, and copy the files into it."""
-    words = ["mkdir", "-p", "--", str(folder)]
+    target = Path(host.folder or folder)
+    words = ["mkdir", "-p", "--", str(target)]
     command = ssh_words(client, host, words, cwd=PurePosixPath("/"))
     try:
         done = _run(command, "")
@@ -85,12 +86,15 @@ def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[st
 
     if done.returncode:
         output = done.stderr.splitlines()
-        raise not_reached(host, done.returncode, output, python="", cwd=str(folder))
+        raise not_reached(host, done.returncode, output, python="", cwd=str(target))
 
     # By content: a file of the same size and time may still differ.
     command = ["rsync", "--archive", "--checksum", "--protect-args", "--from0", "--files-from=-"]
     command += ["-e", shlex.join([*client, *SSH_OPTIONS])]
-    command += ["--", f"{folder}/", f"{host.name}:{folder}/"]
+    name = host.name
+    if ":" in host.address:
+        name = name.replace(host.address, f"[{host.address}]")
+    command += ["--", f"{folder}/", f"{name}:{target}/"]
     try:
         done = _run(command, "\0".join(files))
     except FileNotFoundError:
@@ -104,7 +108,7 @@ def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[st
         first_line = done.stderr.strip().partition("\n")[0] or f"exit code {done.returncode}"
         raise PreflightError(
             f"{host.name}: the code could not be copied: {first_line}",
-            next_step=f"check whether {folder} can be written to there",
+            next_step=f"check whether {target} can be written to there",
         )
 
 

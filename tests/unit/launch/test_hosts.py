@@ -11,6 +11,7 @@ from drumline.launch.hosts import (
     hosts_from_flag,
     least_nodes,
     read_counts,
+    with_addresses,
     wrong_counts,
 )
 
@@ -27,6 +28,53 @@ def test_a_hostfile_has_comments_bare_names_and_slots(tmp_path: Path) -> None:
     assert hosts_from_file(file) == [Host("node-a", 4), Host("node-b"), Host("me@node-c", 2)]
 
 
+def test_a_host_may_differ_from_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(
+        "gpu1 address=10.0.0.1 slots=2\n"
+        "gpu2 user=me python=/opt/python folder=/data/code  # another image\n"
+        "fd00::1 address = [::1]\n"
+    )
+    with pytest.raises(UsageError, match=r"hosts:3: '\[::1\]' is not a host's name"):
+        hosts_from_file(file)
+    file.write_text(file.read_text().replace("[::1]", "fd00::2"))
+    assert hosts_from_file(file) == [
+        Host("gpu1", 2, "10.0.0.1"),
+        Host("me@gpu2", None, "", "/opt/python", "/data/code"),
+        Host("fd00::1", None, "fd00::2"),
+    ]
+    assert [host.network_address for host in hosts_from_file(file)] == [
+        "10.0.0.1",
+        "gpu2",
+        "fd00::2",
+    ]
+
+
+def test_ipv6_addresses_are_in_brackets() -> None:
+    hosts = hosts_from_flag("[fd00::1]:4,me@[fd00::2],b:2")
+    assert hosts == [Host("fd00::1", 4), Host("me@fd00::2"), Host("b", 2)]
+    assert hosts[1].address == "fd00::2"
+    for text in ("fd00::1", "[fd00::1", "[x]", "[fe80::1%eth0]", "me;x@[fd00::1]"):
+        with pytest.raises(UsageError):
+            hosts_from_flag(text)
+
+
+def test_addresses_for_the_network_of_the_hosts() -> None:
+    hosts = hosts_from_flag("gpu1:4,gpu2")
+    assert with_addresses(hosts, "10.0.0.1, [fd00::2]") == [
+        Host("gpu1", 4, "10.0.0.1"),
+        Host("gpu2", None, "fd00::2"),
+    ]
+    for text, message in (
+        ("10.0.0.1", "--addresses: it has 1, and there are 2 hosts"),
+        ("10.0.0.1,-x", "--addresses: '-x': a host's name does not start with a dash"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            with_addresses(hosts, text)
+        assert message in caught.value.what
+        assert caught.value.next_step == "give one for each host, in order"
+
+
 def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a\n-oProxyCommand=x\nb slots=none\nc d e\nA\nf;reboot\nb slots=0\n")
@@ -34,12 +82,13 @@ def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path
         hosts_from_file(file)
     assert str(caught.value).splitlines() == [
         "7 problems in the list of hosts:",
-        f"  - {file}:4: 'c d e' is not understood; a line is `host` or `host slots=N`",
+        f"  - {file}:4: 'c d e' is not understood; a line is `host` or `host slots=N`, and may have "
+        "address=, user=, python= and folder=",
         f"  - {file}:2: '-oProxyCommand=x': a host's name does not start with a dash; ssh would read it as a flag",
         f"  - {file}:3: b has 'none' slots; a whole number from 1 up is needed",
         f"  - {file}:5: a is listed twice; list it once, with all its slots",
-        f"  - {file}:6: 'f;reboot' is not a host's name; a host is `name`, `user@name` or an IPv4 address: letters, "
-        "digits, dots, dashes and underscores",
+        f"  - {file}:6: 'f;reboot' is not a host's name; a host is `name`, `user@name` or an address, IPv6 as "
+        "[fd00::1]: letters, digits, dots, dashes and underscores",
         f"  - {file}:7: b has '0' slots; a whole number from 1 up is needed",
         f"  - {file}:7: b is listed twice; list it once, with all its slots",
     ]
