@@ -10,6 +10,7 @@ from pathlib import Path
 PROGRAMS = {
     "apt-get": 'echo "apt-get $@" >> {folder}/log',
     "systemctl": 'echo "systemctl $@" >> {folder}/log',
+    "loginctl": 'echo "loginctl $@" >> {folder}/log',
     "mount": "[ -e {folder}/no-volume ] || exec /bin/mount --bind {shared} /mnt/shared",
     "sudo": 'exec "$@"',
     "sleep": "true",

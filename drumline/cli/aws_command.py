@@ -1,9 +1,10 @@
-"""`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in launch/aws/.
+"""`drumline aws plan | up | status | launch | jobs | attach | stop | down`: flags and wiring; the
+work is in launch/aws/.
 
 `launch` runs the doctor over all pairs of a cluster's nodes, then `drumline launch` on their private
-addresses. When AWS replaced a node that was lost or taken back, the run is launched again on the
-nodes that are there then, and resumes from its newest checkpoint on the shared volume. A node that
-AWS has not missed yet is reported to it.
+addresses, which hands the job to the nodes. With `--attach` it stays: when AWS replaced a node that
+was lost or taken back, the run is launched again on the nodes that are there then, and resumes from
+its newest checkpoint on the shared volume. A node that AWS has not missed yet is reported to it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
 from drumline.base.text import join_names, plural, print_message, show_lines
-from drumline.cli import doctor_command, launch_command
+from drumline.cli import (
+    attach_command,
+    doctor_command,
+    jobs_command,
+    launch_command,
+    stop_command,
+)
 from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, read_subverb, show_help
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
@@ -64,8 +71,13 @@ OF_LAUNCH: FlagTable = {
     **WHERE,
     "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
     "doctor": switch("Check all pairs of nodes first [on]; --no-doctor skips it."),
+    "attach": switch(
+        "Stay with the job, and launch it again on the nodes that AWS replaces "
+        "[it is handed to the nodes, which need this machine no more]."
+    ),
     **HELP_FLAG,
 }
+FOLLOW: FlagTable = {name: OF_LAUNCH[name] for name in (*WHERE, "identity", "help")}
 GROUPS: Mapping[str, Mapping[str, FlagTable]] = {
     "plan": MADE,
     "up": MADE,
@@ -77,6 +89,9 @@ LINES = {
     "up": "drumline aws up --type TYPE --nodes N ...     make the cluster: one CloudFormation stack",
     "status": "drumline aws status                           the clusters of the region, and what they cost so far",
     "launch": "drumline aws launch TASK|SCRIPT.py ...        check all pairs of nodes, then launch on them over ssh",
+    "jobs": "drumline aws jobs                             the jobs on its nodes",
+    "attach": "drumline aws attach JOB                       show the lines of a job; Ctrl-C detaches",
+    "stop": "drumline aws stop JOB [--save]                end a job, with a checkpoint or without",
     "down": "drumline aws down                             remove it, and prove that nothing billable is left",
 }
 ABOUT = """\
@@ -86,15 +101,15 @@ Credentials come from boto3's own chain (aws configure, aws sso login); they are
 """
 EXIT_CODES = (
     "exit codes: 0 success, 2 wrong usage, 3 AWS refused something, 130 interrupted; "
-    "launch: those of drumline launch\n"
+    "launch, attach: those of drumline launch\n"
 )
 
 LAUNCH_USAGE = """\
 usage: drumline aws launch [--name NAME] [flags of drumline launch] TASK|SCRIPT.py [arguments]
 
 Runs doctor over all pairs of the cluster's nodes, copies this folder to the same path on each (--no-sync: it does not),
-and runs `drumline launch` on them: one rank per GPU, rank 0 on the oldest node. A task's run folder is
-/mnt/shared/runs/TASK, on the shared volume; a script finds /mnt/shared/runs in OUTPUT_DIR.
+and hands the job to them (`drumline launch --detach`; --attach stays with it): one rank per GPU, rank 0 on the oldest
+node. A task's run folder is /mnt/shared/runs/TASK, on the shared volume; a script finds /mnt/shared/runs in OUTPUT_DIR.
 """
 PYTHON = "/opt/drumline/bin/python"
 PREPARE = "/opt/drumline/prepare"
@@ -107,6 +122,7 @@ NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
 READY_S = 1800.0
 REPLACED_S = 180.0
 POLL_S = 10.0
+FOLLOWERS = {"jobs": jobs_command, "attach": attach_command, "stop": stop_command}
 OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
 
 
@@ -115,6 +131,8 @@ def run(argv: Sequence[str]) -> int:
     verb, arguments = read_subverb("aws", argv, LINES, overview)
     if verb == "launch":
         return _launch(arguments)
+    if verb in FOLLOWERS:
+        return _follow(verb, arguments)
 
     flags = read_command(
         f"aws {verb}",
@@ -203,16 +221,32 @@ def _launch(argv: Sequence[str]) -> int:
     target, *arguments = flags.positional
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
         job = _CloudJob(account, settings, Path(folder), flags.values.identity)
+        job.await_nodes()
         if flags.values.get("doctor", True):
             job.check_pairs()
         task_words = _with_volume(target, arguments, is_spot=job.is_spot)
         return job.run([*_launch_words(flags.values, target), target, *task_words])
 
 
+def _follow(verb: str, argv: Sequence[str]) -> int:
+    """`drumline jobs`, `attach` or `stop`, with the cluster's nodes as the hosts."""
+    table = {**FOLLOW, **(stop_command.OWN_FLAGS if verb == "stop" else {})}
+    flags = read_command(f"aws {verb}", argv, {"": table}, f"usage: {LINES[verb]}\n")
+    values = {name: value for name, value in flags.values.items() if name in FOLLOW}
+    account, settings = account_and_settings(values, [], verb)
+    with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
+        job = _CloudJob(account, settings, Path(folder), flags.values.identity)
+        job.find_nodes()
+        save = ["--save"] if flags.values.save else []
+        return int(FOLLOWERS[verb].run([*job.hosts(), *save, *flags.positional]))
+
+
 def _launch_words(values: FlagValues, target: str) -> Iterator[str]:
     """The flags of `drumline launch`, and what is the default on a cluster."""
     if "sync" not in values:
         yield "--sync"
+    if not any(values.get(name) for name in ("attach", "detach", "profile", "print")):
+        yield "--detach"
     if is_script(target):
         yield f"--env=OUTPUT_DIR={RUNS}"
     for name, value in values.items():
@@ -265,13 +299,14 @@ class _CloudJob:
         if self._by_ssm:
             check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
 
+        self._follow = f"drumline aws {{verb}} {{job}} --name {settings.name}"
         self._config = folder / "ssh_config"
         self._wheels: Path | None = None
         self._wheels_hash = ""
         if parameters.get("CopiesDrumline") == "true":
             self._pack_wheels(folder / "wheels.tar")
 
-        self._nodes = self._ready_nodes()
+        self._nodes: Sequence[CloudNode] = ()
 
     def _pack_wheels(self, path: Path) -> None:
         """What runs here, for the nodes: no package index has it."""
@@ -281,7 +316,7 @@ class _CloudJob:
         self._wheels_hash = hashlib.sha256(content).hexdigest()
 
     def check_pairs(self) -> None:
-        code = doctor_command.run([*self._hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
+        code = doctor_command.run([*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
         if code:
             raise PreflightError(
                 f"doctor found something to fix on the nodes (exit code {code}); its report is above",
@@ -293,7 +328,7 @@ class _CloudJob:
         while True:
             failure: DrumlineError | None = None
             try:
-                code = launch_command.run([*self._hosts(), *words])
+                code = launch_command.run([*self.hosts(), *words], self._follow)
             except DrumlineError as error:
                 failure = error
                 code = error.exit_code
@@ -302,10 +337,10 @@ class _CloudJob:
                 if failure is not None:
                     raise failure
                 return code
-            self._nodes = self._ready_nodes()
+            self.await_nodes()
             words = [word for word in words if word != "--fresh"]  # it belongs to the first start
 
-    def _hosts(self) -> list[str]:
+    def hosts(self) -> list[str]:
         hosts = ",".join(node.address for node in self._nodes)
         return ["--hosts", hosts, "--ssh", shlex.join(self._client()), "--python", PYTHON]
 
@@ -359,20 +394,25 @@ class _CloudJob:
 
         return bool(lost)
 
-    def _ready_nodes(self) -> list[CloudNode]:
-        """All nodes of the cluster, once each has this folder and everything installed."""
+    def find_nodes(self) -> Sequence[CloudNode]:
+        """Those that the cluster has now, and how ssh reaches them."""
+        nodes = nodes_of(self._account, self._settings.name)
+        by_ssm = self._by_ssm
+        profile = self._settings.profile
+        config = ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile)
+        self._config.write_text(config, encoding="utf-8")
+        self._nodes = nodes
+        return nodes
+
+    def await_nodes(self) -> None:
+        """Until all nodes of the cluster run, and each has this folder and everything installed."""
         deadline = time.monotonic() + READY_S
         while True:
-            nodes = nodes_of(self._account, self._settings.name)
-            by_ssm = self._by_ssm
-            profile = self._settings.profile
-            self._config.write_text(
-                ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile), encoding="utf-8"
-            )
+            nodes = self.find_nodes()
             waiting, reason = self._prepare(nodes)
             if len(nodes) == self._num_nodes and not waiting:
                 show_step("")
-                return nodes
+                return
             run = f"{len(nodes)} of {plural(self._num_nodes, 'node')} run"
             if len(nodes) < self._num_nodes and self._has_shrunk():
                 why = "they ended when they were idle, or the time of the cluster is over"

@@ -93,13 +93,14 @@ cancel   scancel {job}
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """All mistakes in the command are reported before torch is imported."""
+def run(argv: Sequence[str], follow: str = LaunchRequest.follow) -> int:
+    """All mistakes in the command are reported before torch is imported. `follow`: of the
+    request."""
     flags = read_flags(argv, OWN_FLAGS, ends_at_name=True, no_settings=SETTINGS_COME_LATER)
     show_help(flags, GROUPS, USAGE, EXIT_CODES)
     check_command("launch", [*wrong_flags(flags), *wrong_target(flags)])
     target, *arguments = flags.positional
-    request = LaunchRequest(flags.values, target, arguments)
+    request = LaunchRequest(flags.values, target, arguments, follow)
     if isinstance(flags.values.print, str):
         return _write_cloud_file(request)
     if flags.values.kubernetes:
@@ -230,7 +231,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         print_message("the code is the same on all hosts", stream=sys.stdout)
 
     if verb_flags.detach:
-        return launch_detached(job, request.name)
+        return launch_detached(job, request.name, request.follow)
     return _with_profile(request, run_on_hosts(job))
 
 

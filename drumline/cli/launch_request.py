@@ -54,6 +54,8 @@ class LaunchRequest:
     flags: FlagValues
     target: str
     arguments: Sequence[str]
+    follow: str = "drumline {verb} {job} --hosts {hosts}"
+    """The command that shows or stops a detached job."""
 
     @property
     def name(self) -> str:

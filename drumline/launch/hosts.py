@@ -51,6 +51,12 @@ class Host:
         """Its name or address for people, and for the other hosts if they know it."""
         return self.name.rpartition("@")[2]
 
+    def __str__(self) -> str:
+        """As `--hosts` takes it."""
+        return (
+            self.name.replace(self.address, f"[{self.address}]") if ":" in self.name else self.name
+        )
+
     @property
     def network_address(self) -> str:
         return self.inner_address or self.address

@@ -230,6 +230,7 @@ class Cloud:
                 "--identity",
                 str(self.key),
                 "--no-sync",
+                "--attach",
                 "--procs",
                 "1",
                 "--max-restarts",

@@ -135,12 +135,18 @@ def test_without_systemd_and_cron_a_job_runs_on_and_says_what_is_missing(
     (name,) = {name for nodes in cluster.jobs() for name in [next(iter(nodes.values()))["name"]]}
     cluster.wait_for_state(str(name), "running")
 
-    cluster.bed["b"].kill("DRUMLINE_JOB=")  # its agent and its rank, not the keeper
+    b = cluster.bed["b"]
+    shown = cluster.start("attach", str(name), "--hosts", "a")
+    shown.wait_for("[b 1] rank 1 of 2")
+    # Its agent and its rank, not the keeper.
+    b.kill(f"DRUMLINE_JOB={cluster.state_of(b, str(name))['attempt']}")
     processes.wait_until(
-        lambda: cluster.state_of(cluster.bed["b"], str(name))["first_start"] == 2,
+        lambda: cluster.state_of(b, str(name))["first_start"] == 2,
         "b has started again",
         timeout_s=60,
     )
+    shown.send(signal.SIGINT)
+    assert shown.wait() == 0
     # A keeper that was killed takes its ranks with it; the job can still be stopped.
     a = cluster.bed["a"]
     keepers = [pid for pid in a.space.pids() if "detached.keeper" in processes.command(pid)]

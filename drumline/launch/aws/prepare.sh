@@ -3,6 +3,7 @@
 # wheels in the tar file on stdin, if the file has that hash. Exit code 65: they could not be installed.
 set -u
 install -d -o 1000 -g 1000 -- "$1" || exit 1
+loginctl enable-linger "$(id -nu 1000)" || true # a detached job starts again after a reboot
 [ $# -gt 1 ] || exit 0
 installed=/opt/drumline/installed-sha256
 [ "$(cat $installed 2> /dev/null)" != "$2" ] || exit 0

@@ -142,14 +142,15 @@ class _Start(Controller):
         remote.connection.send({"kind": "start", "node": asdict(node), "hosts": names})
 
 
-def launch_detached(job: HostsJob, program_name: str) -> int:
-    """Hand the job to its hosts; the exit code, when everything is printed."""
+def launch_detached(job: HostsJob, program_name: str, follow: str) -> int:
+    """Hand the job to its hosts; the exit code, when everything is printed. `follow`: the command
+    that shows or stops it, with places for `{verb}`, `{job}` and `{hosts}`."""
     name = f"{program_name[:60] or 'job'}-{job.job[:6]}"
     detached = DetachedJob(**vars(job), name=name)
-    return _with_screen(lambda screen: _launch(detached, screen))
+    return _with_screen(lambda screen: _launch(detached, screen, follow))
 
 
-async def _launch(job: DetachedJob, screen: Screen) -> int:
+async def _launch(job: DetachedJob, screen: Screen, follow: str) -> int:
     controller = _Start(job, screen)
     with _handling(controller.interrupted):
         await controller.run()
@@ -158,12 +159,13 @@ async def _launch(job: DetachedJob, screen: Screen) -> int:
     hosts = [remote.host for remote in controller.remotes]
     has_started = all(remote.code == 0 for remote in controller.remotes)
     if has_started and controller.end_signal is None:
-        listed = ",".join(host.name for host in hosts)
+        listed = ",".join(map(str, hosts))
         screen.report(
             f"{job.name} runs on {plural(len(hosts), 'host')}; logs in {job.logs} on each"
         )
-        screen.report(f"attach: drumline attach {job.name} --hosts {listed}")
-        screen.report(f"stop:   drumline stop {job.name} --hosts {listed} [--save]")
+        for verb in ("attach", "stop"):
+            command = follow.format(verb=verb, job=job.name, hosts=listed)
+            screen.report(f"{verb}: {command}")
         return ExitCode.SUCCESS
 
     if controller.has_started:

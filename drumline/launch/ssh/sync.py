@@ -91,10 +91,7 @@ def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[st
     # By content: a file of the same size and time may still differ.
     command = ["rsync", "--archive", "--checksum", "--protect-args", "--from0", "--files-from=-"]
     command += ["-e", shlex.join([*client, *SSH_OPTIONS])]
-    name = host.name
-    if ":" in host.address:
-        name = name.replace(host.address, f"[{host.address}]")
-    command += ["--", f"{folder}/", f"{name}:{target}/"]
+    command += ["--", f"{folder}/", f"{host}:{target}/"]
     try:
         done = _run(command, "\0".join(files))
     except FileNotFoundError:

@@ -100,8 +100,9 @@ class Cluster:
         self.calls.append(["doctor", *argv])
         return 0
 
-    def launch(self, argv: Sequence[str]) -> int:
+    def launch(self, argv: Sequence[str], follow: str) -> int:
         self.calls.append(["launch", *argv])
+        assert follow == "drumline aws {verb} {job} --name train"
         code = self.codes.pop(0)
         if isinstance(code, Exception):
             raise code
@@ -134,7 +135,7 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
         assert after(words, "--python") == "/opt/drumline/bin/python"
         assert after(words, "--ssh").startswith("ssh -F /")
     assert launch[7:] == [
-        *("--sync", "--procs=4", "digits", "--train.epochs", "3"),
+        *("--sync", "--detach", "--procs=4", "digits", "--train.epochs", "3"),
         *("--run", "/mnt/shared/runs/digits"),
     ]
     prepared = sorted(line.split(" -- ")[1] for line in cluster.log.read_text().splitlines())
@@ -183,6 +184,7 @@ def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
     assert aws_command.run(["launch", "--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]) == 0
     script, task = cluster.calls
     assert script[7:] == [
+        "--detach",
         "--env=OUTPUT_DIR=/mnt/shared/runs",
         "--sync=false",
         "train.py",
@@ -191,6 +193,7 @@ def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
     ]
     assert task[7:] == [
         "--sync",
+        "--detach",
         "digits",
         "--run",
         "/mnt/shared/runs/7",
@@ -373,3 +376,39 @@ def test_the_ssh_config_names_nodes_by_their_private_addresses(
             done.stdout
         )
         assert {"user ubuntu", "hostkeyalias i-1"} <= set(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (["jobs"], []),
+        (["attach", "digits-1a2b3c"], ["digits-1a2b3c"]),
+        (["stop", "digits-1a2b3c", "--save"], ["--save", "digits-1a2b3c"]),
+    ],
+)
+def test_jobs_are_followed_on_the_nodes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, words: list[str], arguments: list[str]
+) -> None:
+    cluster.made()
+    cluster.has(instance(1), instance(2))
+    calls = []
+
+    def run(argv: Sequence[str]) -> int:
+        calls.append(list(argv))
+        return 75
+
+    monkeypatch.setattr(aws_command.FOLLOWERS[words[0]], "run", run)
+    assert aws_command.run([*words, "--identity", "key"]) == 75
+    assert not cluster.log.exists(), "nothing is installed on them"
+    ((*hosts, ssh, python_flag, python), rest) = calls[0][:6], calls[0][6:]
+    assert hosts == ["--hosts", "10.0.0.1,10.0.0.2", "--ssh"]
+    assert ssh.endswith("ssh_config -i key")
+    assert [python_flag, python] == ["--python", "/opt/drumline/bin/python"]
+    assert rest == arguments
+
+
+def test_with_attach_the_launch_stays(cluster: Cluster) -> None:
+    cluster.made()
+    cluster.has(instance(1), instance(2))
+    assert aws_command.run(["launch", "--no-doctor", "--attach", "digits"]) == 0
+    assert "--detach" not in cluster.calls[0]
