@@ -177,9 +177,9 @@ def _checked(entries: Sequence[Entry], problems: Sequence[str] = ()) -> list[Hos
     addresses = set()
     problems = list(problems)
     hosts = []
-    for where, written, options in entries:
-        brackets = BRACKETS.fullmatch(written)
-        name = f"{brackets['user'] or ''}{brackets['address']}" if brackets else written
+    for where, text, options in entries:
+        brackets = BRACKETS.fullmatch(text)
+        name = f"{brackets['user'] or ''}{brackets['address']}" if brackets else text
         inner_address = options.get("address", "")
         if wrong := wrong_name(name) or (inner_address and wrong_name(inner_address)):
             problems.append(f"{where}: {wrong}")
