@@ -159,12 +159,12 @@ def wrong_name(name: str) -> str | None:
 def _is_ipv6(name: str) -> bool:
     """Whether it is an IPv6 address, perhaps with a user; a zone (`%eth0`) means another network on
     each host."""
-    user, at, address = name.rpartition("@")
+    user, separator, address = name.rpartition("@")
     try:
         ipaddress.IPv6Address(address)
     except ValueError:
         return False
-    return "%" not in address and (not at or NAME.fullmatch(user) is not None)
+    return "%" not in address and (not separator or NAME.fullmatch(user) is not None)
 
 
 def wrong_port(port: str) -> str | None:
