@@ -342,6 +342,7 @@ class LoggedFault:
     places: list[LinePlace]
     """Of its line, and of some that say the same."""
     last_line: int
+    frame: str  # of the program, for an exception
     is_info: bool
     """NCCL went on after it."""
 
@@ -446,6 +447,7 @@ class JobFaults:
 
     def _read_known(self, line: LogLine, read: ReadMessage, places: list[LinePlace]) -> None:
         """The same message of the same process counts once, with some of its places."""
+        frame = self._tracebacks[line.origin].frame if _exception_in(line.text) else ""
         self._end_traceback(line, read)
         key = (read.message.kind, read.what, line.origin)
         earlier = self.messages.get(key)
@@ -456,6 +458,7 @@ class JobFaults:
                 moment=self._moment(),
                 places=places,
                 last_line=self._num_lines,
+                frame=frame,
                 is_info=line.is_info,
             )
             return

@@ -132,7 +132,7 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             level = "problem"  # of a job that was then ended
             precedence = "explanation"
 
-        what = fault.read.what
+        what = _with_frame(fault.read.what, fault.frame)
         if message.shows_work and faults.work:
             what = f"{what}; the last work in the log: {faults.work}"
 
@@ -183,13 +183,16 @@ def _weight_of(
     return message.level, precedence
 
 
+def _with_frame(what: str, frame: str) -> str:
+    return f"{what} ({frame})" if frame else what
+
+
 def _plain_finding(fault: PlainFault, where: str) -> Finding:
     what = fault.text
     if fault.num_like_it > 1:
         what += f" ({fault.num_like_it - 1} more like it)"
     if fault.is_exception:
-        place = f" ({fault.frame})" if fault.frame else ""
-        what = f"the program raised {what}{place}"
+        what = _with_frame(f"the program raised {what}", fault.frame)
         return Finding("problem", "exception", where, what, EXCEPTION_FIRST)
 
     return Finding("warning", UNEXPLAINED, where, what)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 FRAME = re.compile(r'File "([^"]{1,200})", line (\d{1,7}), in (\S{1,80})')
 IN_PACKAGES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "/bin/")
-CHAIN = ("above exception was the direct cause", "handling of the above exception")
+CHAIN = "above exception"  # between the exceptions of a chain
 MAX_SOURCE = 80
 
 
@@ -36,7 +36,7 @@ class TracebackReader:
 
         if "Traceback (most recent" in text:
             self.frame = ""
-        elif any(words in text for words in CHAIN):
+        elif CHAIN in text:
             self.is_chained = True
 
         return False

@@ -479,3 +479,9 @@ def test_a_failure_says_more_than_the_wait_in_which_a_log_ends() -> None:
     assert checks(EXTENSIONS + "ValueError: odd value 7\n") == ["exception"]
     assert checks(EXTENSIONS + "RuntimeError: NCCL error: invalid usage\n") == ["wrapped"]
     assert checks(EXTENSIONS + "KeyboardInterrupt\n")[0] == "hang"
+
+
+def test_an_exception_that_is_explained_names_the_line_of_the_program_too() -> None:
+    (finding,) = findings(f"Traceback (most recent call last):\n{FRAMES}IndexError: list index\n")
+    assert finding.check == "index"
+    assert "(/opt/app/train.py, line 41, in train_one_epoch: loss = criterion(" in finding.what
