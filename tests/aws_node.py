@@ -1,6 +1,7 @@
 """What a node of `drumline aws` finds when it runs its user data in a test: programs that stand in
 for apt, systemd, pip and the mount. They note in FOLDER/log how they were called; the report to the
-stack goes to FOLDER/report."""
+stack goes to FOLDER/report. A file no-helper, no-volume or no-index lets that step fail, and
+locked lets apt's first update fail."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import sys
 from pathlib import Path
 
 PROGRAMS = {
-    "apt-get": 'echo "apt-get $@" >> {folder}/log',
+    "apt-get": """
+echo "apt-get $@" >> {folder}/log
+case "$*" in *update) [ ! -e {folder}/locked ] || { rm {folder}/locked; exit 100; } ;; esac""",
     "systemctl": 'echo "systemctl $@" >> {folder}/log',
     "loginctl": 'echo "loginctl $@" >> {folder}/log',
     "mount": "[ -e {folder}/no-volume ] || exec /bin/mount --bind {shared} /mnt/shared",
@@ -21,6 +24,7 @@ case "$*" in *--no-index*) exec {pip} "$@" --target /opt/drumline/site ;; esac
     "curl": """
 case "$*" in
   *-T*) echo "curl $@" >> {folder}/log; cp /run/drumline-report {folder}/report ;;
+  *efs-utils*) [ ! -e {folder}/no-helper ] && echo 'echo "mount helper $*" >> {folder}/log' ;;
   *) {metadata} ;;
 esac""",
     # A venv: its pip fails where there is a file no-index, its Python where there is a file

@@ -36,7 +36,7 @@ from drumline.config import FlagTable, FlagValues, read_flags, switch
 from drumline.config.fields import flag_text
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cloud_files import SHARED
-from drumline.launch.aws.cluster_creation import bring_up
+from drumline.launch.aws.cluster_creation import NoCapacityError, bring_up
 from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config, status_lines
 from drumline.launch.aws.cluster_plan import check_session_manager, make_plan
 from drumline.launch.aws.cluster_settings import (
@@ -157,10 +157,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _up(account: Account, settings: ClusterSettings) -> None:
-    plan = make_plan(account, settings)
-    show_lines(plan.lines())
     try:
-        bring_up(account, plan, show_step)
+        _bring_up_somewhere(account, settings)
     except KeyboardInterrupt:
         name = settings.name
         next_steps = (f"follow it: the same command; remove it: drumline aws down --name {name}",)
@@ -176,6 +174,21 @@ def _up(account: Account, settings: ClusterSettings) -> None:
             f"the end: drumline aws down --name {settings.name}",
         ]
     )
+
+
+def _bring_up_somewhere(account: Account, settings: ClusterSettings) -> None:
+    """In the first zone of the plan that has capacity."""
+    full_zones: list[str] = []
+    while True:
+        plan = make_plan(account, settings, full_zones)
+        show_lines(plan.lines())
+        try:
+            return bring_up(account, plan, show_step)
+        except NoCapacityError as error:
+            if not plan.other_zones:
+                raise
+            print_message(error.what, f"next zone: {next(iter(plan.other_zones))}")
+            full_zones.append(plan.parameters["Zone"])
 
 
 def _down(account: Account, settings: ClusterSettings, flags: FlagValues) -> None:

@@ -51,6 +51,14 @@ class Account:
         self.region = region
         self._session = session
         self._clients: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        """What could not be read, and the cluster can be made without: `plan` shows it."""
+
+    def warn(self, unknown: str, refused: AwsError) -> None:
+        """Note that something stays unknown, and why."""
+        warning = f"{unknown}: {refused.what}"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def client(self, service: str) -> Any:
         """boto3's client of this service, made at its first use."""

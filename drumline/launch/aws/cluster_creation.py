@@ -3,6 +3,7 @@ nothing behind."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,16 @@ from drumline.launch.aws.cluster_plan import MOVING, ClusterPlan
 from drumline.launch.aws.teardown import finish_rollback, take_down
 
 CANCELLED = "Resource creation cancelled"
+# In the words of Auto Scaling, which gives no code. A quota of vCPUs is "capacity" for it too.
+NO_CAPACITY = re.compile(
+    r"sufficient .*capacity|no Spot capacity|InsufficientInstanceCapacity|UnfulfillableCapacity"
+)
+# Of a node that could not be prepared: it powers itself off.
+ENDED_ITSELF = "Client.InstanceInitiatedShutdown"
+
+
+class NoCapacityError(AwsError):
+    """The zone has no capacity, and nothing of the attempt is left: another zone may be tried."""
 
 
 def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> None:
@@ -42,6 +53,7 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
         stacks.TAG: plan.settings.name,
         stacks.OWNER_TAG: plan.parameters.get("Owner", ""),
         **stacks.price_tags(plan.costs),
+        **plan.settings.tags,
     }
     return {
         "StackName": plan.settings.stack,
@@ -74,9 +86,10 @@ def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
 
 
 def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
-    """Until it is complete. A refused launch of an instance would be retried for ever, so it ends
-    the creation."""
+    """Until it is complete. AWS replaces a node that could not be prepared; as many as the cluster has
+    are no accident. A refused launch would be retried for ever, so it ends the creation too."""
     settings = plan.settings
+    reported: set[str] = set()
     for described in stacks.polls(account, stack, progress):
         status = None if described is None else described["StackStatus"]
         if status == "CREATE_COMPLETE":
@@ -89,13 +102,49 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
                 next_step="correct this, and run the same command again",
             )
 
+        failed = _failed_nodes(account, described, settings.name)
+        for node in failed:
+            if node not in reported:
+                progress(f"{_reason_of(account, node)}; AWS replaces it")
+        reported.update(failed)
+        if len(failed) >= max(2, settings.nodes):
+            raise _after_removal(
+                f"{len(failed)} nodes could not be prepared, the last one: {_reason_of(account, failed[-1])}",
+                lambda: take_down(account, settings, progress, delete_data=False),
+                name=settings.name,
+                next_step="correct this, and run the same command again",
+            )
+
         if refusal := _refused_launch(account, described):
             raise _after_removal(
                 f"AWS could not start the instances: {refusal}",
                 lambda: take_down(account, settings, progress, delete_data=False),
                 name=settings.name,
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
+                error=NoCapacityError if NO_CAPACITY.search(refusal) else AwsError,
             )
+
+
+def _failed_nodes(account: Account, stack: stacks.Stack, name: str) -> list[str]:
+    """Instances of this stack that ended themselves, the oldest first."""
+    values = {f"tag:{stacks.TAG}": name, "state-reason-code": ENDED_ITSELF}
+    filters = [{"Name": key, "Values": [value]} for key, value in values.items()]
+    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
+    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
+    of_stack = [item for item in instances if item["LaunchTime"] >= stack["CreationTime"]]
+    of_stack.sort(key=lambda instance: instance["LaunchTime"])
+    return [str(instance["InstanceId"]) for instance in of_stack]
+
+
+def _reason_of(account: Account, node: str) -> str:
+    """Why the node ended itself, as it wrote on its console."""
+    try:
+        console = account.call("ec2", "get_console_output", InstanceId=node).get("Output", "")
+    except AwsError as refused:
+        return f"{node}: its console output is unknown: {refused.what}"
+
+    reasons = re.findall(rf"drumline: ({node}: .*)", console)
+    return reasons[-1].strip() if reasons else f"{node}: its console output has no reason (yet)"
 
 
 def _refused_launch(account: Account, stack: stacks.Stack) -> str:
@@ -139,6 +188,7 @@ def _after_removal(
     *,
     name: str,
     next_step: str,
+    error: type[AwsError] = AwsError,
 ) -> AwsError:
     """Why the cluster could not be made, and whether all of it is removed: AWS was asked."""
     try:
@@ -146,7 +196,7 @@ def _after_removal(
     except AwsError as refused:
         down = f"drumline aws down --name {name} removes it, or names what AWS cannot delete"
         return AwsError(f"{what}; not all that was made is removed: {refused.what}", next_step=down)
-    return AwsError(f"{what}; all that was made is removed again", next_step=next_step)
+    return error(f"{what}; all that was made is removed again", next_step=next_step)
 
 
 def _refill(account: Account, plan: ClusterPlan) -> None:

@@ -7,12 +7,13 @@ quota, and an image.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import textwrap
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from ipaddress import ip_network
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import UsageError
-from drumline.base.text import join_names, plural
+from drumline.base.text import columns, join_names, plural
 from drumline.launch.aws import prices
 from drumline.launch.aws.account import Account, AwsError
 from drumline.launch.aws.cluster_settings import ME, ClusterSettings
@@ -49,6 +50,11 @@ _DLAMI = (
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 TEMPLATE = Path(__file__).with_name("cluster.yaml")
 MORE_CARDS = "          # more-network-cards\n"
+# Where the user's tags go, for what the group starts: of the rest, AWS takes them from the stack.
+TAGS: Mapping[str, Mapping[str, Any]] = {
+    "              # tags-of-disks\n": {},
+    "        # tags-of-instances\n": {"PropagateAtLaunch": True},
+}
 # Files of this folder that become part of the user data, which cannot be longer than 16 kB.
 USER_DATA_INDENT = 16 * " "
 NODE_SCRIPTS = {
@@ -60,6 +66,7 @@ EVERYWHERE = "0.0.0.0/0"
 # What ssh through Session Manager runs on this machine.
 SESSION_PROGRAMS = ("aws", "session-manager-plugin")
 SESSION_MANUAL = "docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
+CAPACITY_BLOCK = "capacity-block"
 # Chosen again at every start; a stack that differs in them alone is the same.
 MOVING = ("EndsAt", "ImageId", "Owner", "SshFrom", "VolumeId")
 
@@ -128,14 +135,19 @@ def _zones_with(account: Account, instance_type: str) -> list[str]:
 
 
 def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: str) -> str:
-    """Raise if the nodes are more than the account may ever run; a sentence about the quota. What
-    else runs counts too, which AWS does at `up`."""
+    """Raise if the nodes are more than the account may ever run; a sentence about the quota, empty
+    if it may not be read. What else runs counts too, which AWS does at `up`."""
     code = _quota_code(hardware.name, market)
     if code is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
 
     request = {"ServiceCode": "ec2", "QuotaCode": code}
-    quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
+    try:
+        quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
+    except AwsError as refused:
+        account.warn(f"the quota of {hardware.name} ({market})", refused)
+        return ""
+
     needed = hardware.num_vcpus * num_nodes
     limit = int(quota["Value"])
     described = f"quota {quota['QuotaName']!r}: {limit} vCPUs"
@@ -165,6 +177,8 @@ class Image:
 
     id: str
     root_device: str
+    size: int
+    """GiB that its disk has at least; 0: not known."""
 
 
 def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
@@ -175,23 +189,27 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
             name = _DLAMI.format(arch=hardware.arch)
         ami = str(account.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
 
-    images = account.call("ec2", "describe_images", ImageIds=[ami])["Images"]
-    return Image(id=ami, root_device=images[0].get("RootDeviceName") or "/dev/sda1")
+    image = account.call("ec2", "describe_images", ImageIds=[ami])["Images"][0]
+    root_device = image.get("RootDeviceName") or "/dev/sda1"
+    disks = {
+        disk.get("DeviceName"): disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", ())
+    }
+    size = disks.get(root_device, {}).get("VolumeSize", 0)
+    return Image(id=ami, root_device=root_device, size=size)
 
 
-def choose_zone(
+def zones_in_order(
     account: Account,
     instance_type: str,
     named_zone: str | None,
     spot_prices: Mapping[str, float],
-) -> str:
-    """The named zone, if it offers the type; otherwise the cheapest, or the first, that does."""
+) -> list[str]:
+    """The named zone, if it offers the type; otherwise all that do, the cheapest first."""
     zones = _zones_with(account, instance_type)
     if named_zone is None:
         # Local Zones, whose names are longer, are elsewhere, cost more, and have no EFS.
         ordinary_zones = [zone for zone in zones if len(zone) == len(account.region) + 1]
-        # Zones are sorted, so of equal ones the first is chosen.
-        return min(ordinary_zones or zones, key=lambda zone: spot_prices.get(zone, float("inf")))
+        return sorted(ordinary_zones or zones, key=lambda zone: spot_prices.get(zone, float("inf")))
 
     if named_zone not in zones:
         raise UsageError(
@@ -199,7 +217,7 @@ def choose_zone(
             next_step="give one of these as --zone (or a subnet in it), or another --type",
         )
 
-    return named_zone
+    return [named_zone]
 
 
 # The plan
@@ -215,11 +233,19 @@ class ClusterPlan:
     costs: Sequence[prices.Cost]
     volume_price: float | None
     notes: Sequence[str]
+    """What was checked."""
+    unknowns: Sequence[str] = ()
+    """What cannot be known, or may not be read."""
+    other_zones: Mapping[str, float | None] = field(default_factory=dict)
+    """Where it is tried next if the zone has no capacity, with the price of an instance."""
 
     def template(self) -> str:
         """Of the stack."""
         cards = "".join(_card_lines(self.hardware)) if self.has_cards else ""
-        return template_text().replace(MORE_CARDS, cards)
+        text = template_text().replace(MORE_CARDS, cards)
+        for mark, fields in TAGS.items():
+            text = text.replace(mark, _tag_lines(mark, self.settings.tags, fields))
+        return text
 
     @property
     def has_cards(self) -> bool:
@@ -233,10 +259,38 @@ class ClusterPlan:
             plan=self,
             settings=self.settings,
             parameters=self.parameters,
+            table=columns(list(self._rows()), right=(1, 2)),
+            hour=prices.total(cost.an_hour for cost in self.costs),
             dollars=prices.dollars,
-            total=prices.total,
         )
         return text.splitlines()
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """What is made, with its price of an hour now, and until the end at most."""
+        hours = self.settings.hours
+        yield "what is made", "an hour", f"{hours:g} h at most"
+        for cost in self.costs:
+            yield cost.what, *_price_cells(cost.an_hour, cost.most_an_hour, hours)
+        if not self.parameters["SubnetId"]:
+            yield "VPC with a gateway endpoint for S3", "free", "free"
+        yield "security group, role, launch template, Auto Scaling group", "free", "free"
+        if not self.parameters["VolumeId"]:
+            price = prices.dollars(self.volume_price)
+            yield f"encrypted EFS volume, {price} for a GB a month", "by use", "by use"
+        hour = prices.total(cost.an_hour for cost in self.costs)
+        most = prices.total(cost.most_an_hour for cost in self.costs)
+        yield "together, beside EFS and traffic", *_price_cells(hour, most, hours)
+
+
+def _price_cells(hour: float | None, most: float | None, hours: float) -> tuple[str, str]:
+    return prices.dollars(hour), prices.dollars(None if most is None else most * hours)
+
+
+def _tag_lines(mark: str, tags: Mapping[str, str], fields: Mapping[str, Any]) -> str:
+    """In the place of the mark, with its indentation. YAML reads JSON."""
+    indent = mark.partition("#")[0]
+    entries = [json.dumps({"Key": key, "Value": value, **fields}) for key, value in tags.items()]
+    return "".join(f"{indent}- {entry}\n" for entry in entries)
 
 
 def template_text() -> str:
@@ -248,8 +302,10 @@ def template_text() -> str:
     return template
 
 
-def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
-    """Raises at the first check that fails."""
+def make_plan(
+    account: Account, settings: ClusterSettings, full_zones: Collection[str] = ()
+) -> ClusterPlan:
+    """Raises at the first check that fails. `full_zones`: where AWS had no capacity."""
     if not settings.type:
         raise UsageError(
             "no instance type is set", next_step="give --type, such as --type g6.12xlarge"
@@ -262,52 +318,183 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         )
 
     stack = find_cluster(account, settings)
-    before = parameters_of(stack) if stack else {}
     subnet = _subnet(account, settings.subnet)
     is_public = _is_public(settings, hardware, subnet)
     check_way_in(settings, hardware, is_public=is_public)
     check_way_out(account, settings, subnet, is_public=is_public)
+    reservation = find_reservation(account, settings, is_up=stack is not None)
+    is_block = reservation.get("ReservationType") == CAPACITY_BLOCK
 
-    market = prices.spot_prices(account, settings.type) if settings.spot else {}
-    named_zone = subnet.get("AvailabilityZone") or settings.zone or before.get("Zone")
-    zone = choose_zone(account, settings.type, named_zone, market)
-    price = market.get(zone)
-    if not settings.spot:
-        price = prices.listed_price(account, "instance", instanceType=settings.type)
-    _check_ceiling(settings, price)
+    named_zone = _named_zone(settings, subnet, reservation)
+    if named_zone is None and stack is not None:
+        named_zone = parameters_of(stack).get("Zone")
+    zone_prices = _zone_prices(account, settings, named_zone, is_block=is_block)
+    zone, *other_zones = [name for name in zone_prices if name not in full_zones]
+    _check_ceiling(settings, zone_prices[zone])
 
-    # The nodes of a cluster that is up are part of what is in use.
+    # The nodes of a cluster that is up are part of what is in use. A Capacity Block has no quota.
     if stack:
         quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
+    elif is_block:
+        quota = "a Capacity Block needs no quota, and was paid when it was bought"
     else:
         quota = check_quota(account, hardware, settings.nodes, settings.market)
 
-    notes = [
-        quota,
-        f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
-    ]
-    if settings.copies_drumline:
-        notes.append(
-            f"launch copies this installation to the nodes: drumline {version('drumline')}"
-        )
-
     image = find_image(account, settings.ami, hardware)
+    notes = [quota, f"offered in {join_names(zone_prices)}"]
+    notes += _notes(account, settings, image, subnet, reservation)
     account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
     parameters = {
         **_parameters(account, settings, hardware, subnet),
         "Zone": zone,
+        "Market": CAPACITY_BLOCK if is_block else settings.market,
         "ImageId": image.id,
         "RootDevice": image.root_device,
         "Owner": account.identity(),
     }
+    costs = list(_costs(account, settings, parameters, zone_prices[zone]))
+    volume_price = prices.listed_price(account, "volume")
     return ClusterPlan(
         settings=settings,
         hardware=hardware,
         parameters=parameters,
-        costs=list(_costs(account, settings, parameters, price)),
-        volume_price=prices.listed_price(account, "volume"),
-        notes=notes,
+        costs=costs,
+        volume_price=volume_price,
+        notes=[note for note in notes if note],
+        unknowns=[f"whether {zone} has capacity: AWS reveals it only at `up`", *account.warnings],
+        other_zones={name: zone_prices[name] for name in other_zones},
     )
+
+
+def _named_zone(
+    settings: ClusterSettings, subnet: Mapping[str, Any], reservation: Mapping[str, Any]
+) -> str | None:
+    """That of the subnet, the reservation or the flag; None: any."""
+    places = [subnet.get("AvailabilityZone"), reservation.get("AvailabilityZone"), settings.zone]
+    zones = sorted({zone for zone in places if zone is not None})
+    if len(zones) > 1:
+        raise UsageError(
+            f"--subnet, --reservation and --zone are in several zones: {join_names(zones)}",
+            next_step="give a --subnet in the zone of the reservation, and no --zone",
+        )
+
+    return zones[0] if zones else None
+
+
+def _zone_prices(
+    account: Account, settings: ClusterSettings, named_zone: str | None, *, is_block: bool
+) -> dict[str, float | None]:
+    """Of an instance for an hour, in the zones where it may be, in the order in which they are
+    tried."""
+    spot_prices = prices.spot_prices(account, settings.type) if settings.spot else {}
+    zones = zones_in_order(account, settings.type, named_zone, spot_prices)
+    if settings.spot:
+        return {zone: spot_prices.get(zone) for zone in zones}
+
+    price: float | None = 0.0
+    if not is_block:
+        price = prices.listed_price(account, "instance", instanceType=settings.type)
+    return dict.fromkeys(zones, price)
+
+
+def _notes(
+    account: Account,
+    settings: ClusterSettings,
+    image: Image,
+    subnet: Mapping[str, Any],
+    reservation: Mapping[str, Any],
+) -> Iterator[str]:
+    """What was checked of what exists already."""
+    if settings.disk < image.size:
+        raise UsageError(
+            f"--disk: {settings.disk} GiB, and the image {image.id} has {image.size}",
+            next_step=f"give --disk {image.size} or more, or another --ami",
+        )
+
+    if image.size:
+        yield f"the image needs {image.size} GiB of {settings.disk}"
+    if reservation:
+        yield _reservation_note(reservation)
+    if settings.bucket:
+        check_bucket(account, settings.bucket)
+        yield f"the nodes may read and write s3://{settings.bucket}, and no other bucket"
+    if subnet:
+        yield from _s3_notes(account, subnet["VpcId"])
+    if settings.copies_drumline:
+        yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
+
+
+def find_reservation(
+    account: Account, settings: ClusterSettings, *, is_up: bool
+) -> Mapping[str, Any]:
+    """As AWS describes it; empty without --reservation. Raises if the nodes cannot use it. `is_up`:
+    they do already."""
+    if settings.reservation is None:
+        return {}
+
+    answer = account.call(
+        "ec2", "describe_capacity_reservations", CapacityReservationIds=[settings.reservation]
+    )
+    reservation = dict(answer["CapacityReservations"][0])
+    available = reservation["AvailableInstanceCount"]
+    what = ""
+    if reservation["InstanceType"] != settings.type:
+        what = f"is for {reservation['InstanceType']}, not for {settings.type}"
+    elif reservation["State"] != "active":
+        begins = reservation.get("StartDate")
+        what = f"is {reservation['State']}{f', from {begins:%Y-%m-%d %H:%M} UTC' if begins else ''}"
+    elif available < settings.nodes and not is_up:
+        what = f"has {plural(available, 'free instance')}, and --nodes is {settings.nodes}"
+    if what:
+        raise UsageError(
+            f"--reservation: {settings.reservation} {what}",
+            next_step="give another one, or correct --type and --nodes; one that is scheduled has to begin first",
+        )
+
+    return reservation
+
+
+def _reservation_note(reservation: Mapping[str, Any]) -> str:
+    """What is left of it, and until when."""
+    ends = reservation.get("EndDate")
+    until = f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before" if ends else ""
+    return (
+        f"{reservation['CapacityReservationId']} has {reservation['AvailableInstanceCount']} of "
+        f"{reservation['TotalInstanceCount']} instances free{until}"
+    )
+
+
+def check_bucket(account: Account, bucket: str) -> None:
+    """Raise if it does not exist."""
+    try:
+        account.call("s3", "head_bucket", Bucket=bucket)
+    except AwsError as refused:
+        if refused.code == "404":
+            raise UsageError(
+                f"--bucket: there is no bucket {bucket!r}",
+                next_step=f"correct it, or make it: aws s3 mb s3://{bucket}",
+            ) from refused
+        account.warn(f"whether s3://{bucket} can be used", refused)
+
+
+def _s3_notes(account: Account, vpc: str) -> Iterator[str]:
+    """How the nodes of an existing VPC reach S3."""
+    service = f"com.amazonaws.{account.region}.s3"
+    filters = [
+        {"Name": "vpc-id", "Values": [vpc]},
+        {"Name": "service-name", "Values": [service]},
+    ]
+    try:
+        endpoints = account.all("ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=filters)
+    except AwsError as refused:
+        account.warn(f"whether {vpc} has an endpoint for S3", refused)
+        return
+
+    names = [endpoint["VpcEndpointId"] for endpoint in endpoints]
+    if names:
+        yield f"{vpc} has an endpoint for S3: {join_names(names)}"
+    else:
+        yield f"{vpc} has no endpoint for S3: through a NAT gateway, each GB costs money"
 
 
 def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
@@ -336,10 +523,11 @@ def _parameters(
         "InstanceType": settings.type,
         "NodeCount": str(settings.nodes),
         "DiskGiB": str(settings.disk),
-        "Market": settings.market,
         "MaxPrice": f"{settings.max_price:g}" if settings.max_price and settings.spot else "",
         "PlacementGroup": _flag(settings.placement_group),
         "Efa": _flag(has_efa),
+        "Reservation": settings.reservation or "",
+        "Bucket": settings.bucket or "",
         "GpuCount": str(hardware.num_gpus),
         "KeyName": settings.key or "",
         "SshFrom": own_network() if settings.ssh_from == ME else settings.ssh_from or "",
@@ -406,8 +594,9 @@ def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
 
 
 def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
-    """Raise if the price of an instance is above --max-price, or unknown."""
-    if settings.max_price is None:
+    """Raise if the price of an instance is above --max-price, or unknown: AWS itself keeps that of
+    spot instances."""
+    if settings.max_price is None or (settings.spot and price is None):
         return
 
     if price is None or price > settings.max_price:
@@ -426,7 +615,7 @@ def _costs(
 ) -> Iterator[prices.Cost]:
     """What is paid by the hour."""
     nodes = settings.nodes
-    instances = f"{nodes} x {settings.type} ({settings.market})"
+    instances = f"{nodes} x {settings.type} ({parameters['Market']})"
     if settings.spot:
         yield prices.Cost(instances, price, nodes, highest_price=settings.max_price)
     else:
@@ -434,7 +623,7 @@ def _costs(
 
     month = prices.listed_price(account, "disk")
     disk_price = None if month is None else month / prices.HOURS_A_MONTH
-    disks = f"{nodes} x disk of {settings.disk} GiB"
+    disks = f"{nodes} x encrypted disk of {settings.disk} GiB"
     yield prices.fixed_cost(disks, disk_price, nodes * settings.disk)
 
     if parameters["PublicAddress"] == "true":

@@ -14,7 +14,7 @@ from drumline.base.errors import ConfigError, did_you_mean
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
 from drumline.config.config_file import CLUSTER_SECTION
 from drumline.config.fields import Mismatch, from_value, without_none
-from drumline.config.flags import FlagTable
+from drumline.config.flags import REPEATED, FlagTable
 from drumline.config.schema import Count, CountOrZero, Positive
 from drumline.launch.aws.account import Account, connect
 from drumline.launch.aws.install import copies_drumline, node_requirements, wrong_install
@@ -24,6 +24,10 @@ ME = "me"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 STACK_PREFIX = "drumline-"
 WIDEST_PREFIX = 8
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Of AWS: user tags cannot begin with `aws:`, and one resource has at most 50 of them.
+USER_TAG = re.compile(r"(?!(?i:aws|drumline):)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}")
+MOST_TAGS = 40
 T = TypeVar("T")
 
 
@@ -78,7 +82,14 @@ class ClusterSettings:
         "cluster",
         None,
         "ZONE",
-        "The zone, such as us-east-1a [the first that offers the type; with --spot the cheapest].",
+        "The zone, such as us-east-1a [all that offer the type, one after another until one has capacity; with "
+        "--spot the cheapest first].",
+    )
+    reservation: str | None = _flag(
+        "cluster",
+        None,
+        "ID",
+        "A capacity reservation or a Capacity Block (cr-...), with its zone; it has to be active.",
     )
     placement_group: bool = _flag(
         "cluster",
@@ -105,6 +116,12 @@ class ClusterSettings:
         "REQUIREMENTS",
         "What the nodes get, pinned; `drumline` is this installation, copied to them [drumline].",
     )
+    tag: tuple[str, ...] = _flag(
+        "cluster",
+        (),
+        "KEY=VALUE",
+        "A tag for everything that is made, as for cost allocation; may be repeated.",
+    )
     key: str | None = _flag("reach", None, "NAME", "The EC2 key pair for ssh; launch needs one.")
     ssh_from: str | None = _flag(
         "reach",
@@ -129,6 +146,12 @@ class ClusterSettings:
         None,
         "FS",
         "An existing EFS volume [a new one, or the one that this cluster kept].",
+    )
+    bucket: str | None = _flag(
+        "reach",
+        None,
+        "NAME",
+        "An S3 bucket that the nodes may read and write, by their role [none].",
     )
     hours: Positive = _flag(
         "ends",
@@ -159,6 +182,11 @@ class ClusterSettings:
         return node_requirements(self.install)
 
     @property
+    def tags(self) -> dict[str, str]:
+        """Of the user, for everything that is made."""
+        return dict(tag.split("=", maxsplit=1) for tag in self.tag)
+
+    @property
     def market(self) -> Literal["spot", "on-demand"]:
         """As prices and quotas call it."""
         return "spot" if self.spot else "on-demand"
@@ -170,7 +198,7 @@ def _flags(group: str) -> FlagTable:
     table = {}
     for setting in fields(ClusterSettings):
         if setting.metadata["group"] == group:
-            kind = without_none(kinds[setting.name])
+            kind = REPEATED if setting.name == "tag" else without_none(kinds[setting.name])
             table[setting.name.replace("_", "-")] = (kind, *setting.metadata["texts"])
 
     return table
@@ -200,6 +228,7 @@ def settings_from(
         flag = setting.name.replace("_", "-")
         if flag in flags:
             values[setting.name] = flags[flag]
+    values["tag"] = tuple(values.get("tag", ()))
 
     settings = ClusterSettings(**values)
     problems += _wrong_settings(settings)
@@ -231,15 +260,13 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path}: there is no section [{CLUSTER_SECTION}]")
         return {}
 
-    kinds = {
-        name.replace("-", "_"): kind for name, (kind, *_) in SETTINGS.items() if name != "config"
-    }
+    kinds = get_type_hints(ClusterSettings, include_extras=True)
     values = {}
     for name, value in section.items():
         try:
             if name not in kinds:
                 raise Mismatch(f"unknown setting; {did_you_mean(name, kinds)}")
-            values[name] = from_value(kinds[name], value)
+            values[name] = from_value(without_none(kinds[name]), value)
         except Mismatch as mismatch:
             problems.append(f"{path}: {CLUSTER_SECTION}.{name}: {mismatch}")
 
@@ -254,6 +281,15 @@ def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
         yield from _wrong_network(settings.ssh_from or "")
     if settings.ssm and settings.ssh_from:
         yield "--ssm and --ssh-from exclude each other: Session Manager needs no open port"
+    if settings.spot and settings.reservation:
+        yield "--spot and --reservation exclude each other: a reservation is not of the spot market"
+    if settings.bucket is not None and not BUCKET.fullmatch(settings.bucket):
+        yield f"--bucket: {settings.bucket!r} is not the name of a bucket; write NAME, without s3:// and a path"
+    for tag in settings.tag:
+        if not USER_TAG.fullmatch(tag):
+            yield f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or begins with aws: or drumline:"
+    if len(settings.tag) > MOST_TAGS:
+        yield f"--tag: {len(settings.tag)} tags, and AWS takes {MOST_TAGS} beside those of drumline"
 
 
 def _wrong_network(text: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from drumline.launch.aws.account import Account
+from drumline.launch.aws.account import Account, AwsError
 
 HOURS_A_MONTH = 730
 """As AWS converts prices by the month."""
@@ -85,19 +85,24 @@ def total(amounts: Iterable[float | None]) -> float | None:
 
 def listed_price(account: Account, name: str, **attributes: str) -> float | None:
     """The highest price of a product in the region, in USD for an hour or (of a GB) a month; None:
-    the list has none."""
+    the list has none, or may not be read."""
     product = _PRODUCTS[name]
     criteria = {**product.attributes, **attributes, "regionCode": account.region}
     filters = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()
     ]
-    entries = account.all(
-        "pricing",
-        "get_products",
-        "PriceList",
-        ServiceCode=product.service,
-        Filters=filters,
-    )
+    try:
+        entries = account.all(
+            "pricing",
+            "get_products",
+            "PriceList",
+            ServiceCode=product.service,
+            Filters=filters,
+        )
+    except AwsError as refused:
+        account.warn("listed prices", refused)
+        return None
+
     prices = [price for entry in entries for price in _prices(json.loads(entry), product.unit)]
     return max(prices, default=None)
 
@@ -112,15 +117,20 @@ def _prices(entry: Any, unit: str) -> Iterator[float]:
 
 
 def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
-    """Of a spot instance for an hour, by zone, now."""
-    history = account.all(
-        "ec2",
-        "describe_spot_price_history",
-        "SpotPriceHistory",
-        InstanceTypes=[instance_type],
-        ProductDescriptions=["Linux/UNIX"],
-        StartTime=datetime.now(UTC),
-    )
+    """Of a spot instance for an hour, by zone, now; empty if they may not be read."""
+    try:
+        history = account.all(
+            "ec2",
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=[instance_type],
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=datetime.now(UTC),
+        )
+    except AwsError as refused:
+        account.warn("spot prices", refused)
+        return {}
+
     newest = sorted(history, key=lambda entry: entry["Timestamp"])
     return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in newest}
 

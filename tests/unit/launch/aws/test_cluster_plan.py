@@ -44,6 +44,7 @@ NETWORK = {
     "Routes",
     "SubnetRoutes",
     "RouteByGateway",
+    "S3Endpoint",
 }
 ALWAYS = {
     *(
@@ -115,7 +116,8 @@ def make_made(account: Account, stub: Stub) -> Callable[..., dict[str, Any]]:
         subnet = SUBNET if "subnet" in changes else {}
         settings = ClusterSettings(type=hardware.name, **changes)
         return resources(
-            cluster_plan._parameters(account, settings, hardware, subnet) | {"Zone": "us-east-1a"}
+            cluster_plan._parameters(account, settings, hardware, subnet)
+            | {"Zone": "us-east-1a", "Market": settings.market}
         )
 
     return made
@@ -137,6 +139,7 @@ def test_what_is_not_asked_for_is_not_made(made: Callable[..., dict[str, Any]]) 
         ({"placement_group": True}, {"Placement"}, set()),
         ({"ssh_from": "192.0.2.7/32"}, {"SshIngress"}, set()),
         ({"ssm": True}, {"SessionRights"}, set()),
+        ({"bucket": "my-data"}, {"BucketRights"}, set()),
         ({"subnet": "subnet-1"}, set(), NETWORK),
     ],
 )
@@ -229,9 +232,11 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
     assert (tags, request["OnFailure"]) == ({"drumline:cluster": "t", **prices}, "DELETE")
     cluster = made(name="t")
     tag = {"Key": "drumline:cluster", "Value": "t"}
-    assert {**tag, "PropagateAtLaunch": True} in cluster["Nodes"]["Tags"]
+    owner = {"Key": "drumline:owner", "Value": {"Ref": "Owner"}}
+    for common_tag in (tag, owner):
+        assert {**common_tag, "PropagateAtLaunch": True} in cluster["Nodes"]["Tags"]
     (disks,) = cluster["LaunchTemplate"]["LaunchTemplateData"]["TagSpecifications"]
-    assert disks == {"ResourceType": "volume", "Tags": [tag]}
+    assert disks == {"ResourceType": "volume", "Tags": [tag, owner]}
 
 
 def test_instances_without_gpus_get_ubuntu(account: Account, stub: Stub) -> None:
@@ -243,7 +248,7 @@ def test_instances_without_gpus_get_ubuntu(account: Account, stub: Stub) -> None
         {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/sda1"}]},
     )
     hardware = Hardware(**{**vars(G6), "name": "c7g.large", "arch": "arm64", "num_gpus": 0})
-    assert find_image(account, None, hardware) == Image(id="ami-1", root_device="/dev/sda1")
+    assert find_image(account, None, hardware) == Image(id="ami-1", root_device="/dev/sda1", size=0)
 
 
 def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ pytest.importorskip("moto", reason="pip install 'drumline[dev]' brings it")
 
 from drumline.base.errors import UsageError
 from drumline.cli import aws_command
-from drumline.launch.aws import cluster_settings
+from drumline.launch.aws import cluster_creation, cluster_settings
 from drumline.launch.aws.account import Account, AwsError
-from drumline.launch.aws.cluster_creation import bring_up
+from drumline.launch.aws.cluster_creation import NO_CAPACITY, NoCapacityError, bring_up
 from drumline.launch.aws.cluster_nodes import nodes_of
-from drumline.launch.aws.cluster_plan import ClusterPlan, Hardware, choose_zone, make_plan
+from drumline.launch.aws.cluster_plan import ClusterPlan, Hardware, make_plan, zones_in_order
 from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.prices import Cost
 from drumline.launch.aws.stack import find_stack, parameters_of
@@ -44,7 +45,7 @@ def image(account: Account) -> str:
 
 def subnet(account: Account) -> str:
     """Of the default VPC: moto cannot delete the route table of a new one."""
-    zone = choose_zone(account, "g4dn.xlarge", None, {})
+    zone = zones_in_order(account, "g4dn.xlarge", None, {})[0]
     subnets = account.all("ec2", "describe_subnets", "Subnets")
     return next(str(subnet["SubnetId"]) for subnet in subnets if subnet["AvailabilityZone"] == zone)
 
@@ -140,7 +141,8 @@ def test_a_cluster_from_nothing_to_nothing(
     drumline = Shell(cloud, capsys)
 
     planned = drumline("plan")
-    assert "price   2 x g4dn.xlarge (on-demand): $4.00 an hour" in planned
+    table = [line.rsplit(maxsplit=2) for line in planned]
+    assert ["2 x g4dn.xlarge (on-demand)", "$4.00", "$96.00"] in table
     quota = "quota 'Running On-Demand G and VT instances': 96 vCPUs, 8 needed"
     assert f"check   {quota}" in planned
     assert (
@@ -148,8 +150,7 @@ def test_a_cluster_from_nothing_to_nothing(
         in planned
     )
     # Two instances, 300 GiB and two addresses.
-    assert "price   together $8.30 an hour, $199.20 a day" in planned
-    assert "price   until its end at most $199.20" in planned
+    assert ["together, beside EFS and traffic", "$8.30", "$199.20"] in table
     assert list(inventory(cloud)) == [], "plan touched something"
 
     assert drumline("up")[-3].startswith("t is up: 2 nodes at 172.")
@@ -303,13 +304,149 @@ def test_no_capacity_ends_the_creation_and_leaves_nothing(
         {"Activities": [{**failed, "StartTime": now}, earlier]},
     )
     monkeypatch.setattr(cloud, "call", Unfinished(cloud))
-    with pytest.raises(AwsError) as error:
+    with pytest.raises(NoCapacityError) as error:
         bring_up(cloud, plan, quiet)
     assert (
         error.value.what
         == f"AWS could not start the instances: {reason}; all that was made is removed again"
     )
     assert list(inventory(Account(session, cloud.region))) == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_full"),
+    [
+        ("There is no Spot capacity available that matches your request.", True),
+        ("We currently do not have sufficient p5.48xlarge capacity in zones", True),
+        ("InsufficientInstanceCapacity - ...", True),
+        ("You have requested more vCPU capacity than your current vCPU limit of 0 allows", False),
+        ("Your Spot request price of 0.1 is lower than the minimum required", False),
+    ],
+)
+def test_another_zone_helps_only_where_one_is_full(refusal: str, is_full: bool) -> None:
+    assert bool(NO_CAPACITY.search(refusal)) == is_full
+
+
+def test_the_next_zone_is_tried_when_one_has_no_capacity(
+    cloud: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without stacks: moto cannot delete one with a route table."""
+    tried: list[str] = []
+    full = 2
+
+    def bring_up_in_last(account: Account, plan: ClusterPlan, progress: object) -> None:
+        tried.append(plan.parameters["Zone"])
+        if len(tried) <= full:
+            raise NoCapacityError("no capacity; all that was made is removed again", next_step="x")
+
+    monkeypatch.setattr(aws_command, "bring_up", bring_up_in_last)
+    anywhere = settings(cloud, subnet=None)
+    zones = zones_in_order(cloud, "g4dn.xlarge", None, {})
+    aws_command._up(cloud, anywhere)
+    out, err = capsys.readouterr()
+    assert tried == zones[:3]
+    assert f"else in {zones[2]}, if there is no capacity before: $2.00 for an instance" in out
+    assert f"no capacity; all that was made is removed again\n  next zone: {zones[1]}" in err
+
+    tried.clear()
+    with pytest.raises(NoCapacityError):
+        aws_command._up(cloud, settings(cloud, subnet=None, zone=zones[0]))
+    assert tried == zones[:1], "a zone was named"
+    tried.clear()
+    full = len(zones)
+    with pytest.raises(NoCapacityError):
+        aws_command._up(cloud, anywhere)
+    assert tried == zones
+
+
+def stub_failed_nodes(stub: Stub, *nodes: str) -> None:
+    """Of a stack from time 5, in whose account an older cluster of this name had one too."""
+    launched = {"older": 3}
+    instances = [{"InstanceId": node, "LaunchTime": launched.get(node, 7)} for node in nodes]
+    filters = [
+        {"Name": "tag:drumline:cluster", "Values": ["t"]},
+        {"Name": "state-reason-code", "Values": ["Client.InstanceInitiatedShutdown"]},
+    ]
+    answer = {"Reservations": [{"Instances": instances}]}
+    stub("ec2", "describe_instances", answer, Filters=filters)
+
+
+@pytest.fixture(name="creating")
+def make_creating(
+    account: Account, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """The next poll finds the stack like this. By Stubber: moto's nodes run nothing."""
+    monkeypatch.setattr("drumline.launch.aws.stack.POLL_S", 0.0)
+    stub("cloudformation", "describe_stacks", "ValidationError")
+    stub("cloudformation", "create_stack", {"StackId": "arn:1"})
+
+    def creating(status: str) -> None:
+        stack = {"StackName": "drumline-t", "CreationTime": 5, "StackStatus": status}
+        stub("cloudformation", "describe_stacks", {"Stacks": [stack]})
+
+    return creating
+
+
+CONSOLE = (
+    "[  1.0] Linux\ndrumline: i-1: pip cannot install torch==9\r\n[ 99.0] reboot: Power down\n"
+)
+
+
+def test_a_node_that_fails_alone_is_replaced_and_the_stack_stays(
+    account: Account, stub: Stub, plan: ClusterPlan, creating: Callable[[str], None]
+) -> None:
+    for poll in range(2):
+        creating("CREATE_IN_PROGRESS")
+        stub_failed_nodes(stub, "older", "i-1")
+        if poll == 0:
+            answer = {"Output": base64_of(CONSOLE)}
+            stub("ec2", "get_console_output", answer, InstanceId="i-1")
+        stub("autoscaling", "describe_scaling_activities", {"Activities": []})
+        stub("cloudformation", "describe_stack_events", {"StackEvents": []})
+    creating("CREATE_COMPLETE")
+    steps: list[str] = []
+    bring_up(account, plan, steps.append)
+    assert steps.count("i-1: pip cannot install torch==9; AWS replaces it") == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (CONSOLE, "i-1: pip cannot install torch==9"),
+        ("", "i-1: its console output has no reason (yet)"),
+        (
+            None,
+            "i-1: its console output is unknown: this user or role may not call ec2:GetConsoleOutput",
+        ),
+    ],
+)
+def test_as_many_failed_nodes_as_the_cluster_has_end_the_creation(
+    account: Account,
+    stub: Stub,
+    plan: ClusterPlan,
+    creating: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    output: str | None,
+    reason: str,
+) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(cluster_creation, "take_down", lambda *_, **__: removed.append("all") or [])
+    creating("CREATE_IN_PROGRESS")
+    stub_failed_nodes(stub, "i-0", "i-1")
+    for _ in range(3):
+        answer = "UnauthorizedOperation" if output is None else {"Output": base64_of(output)}
+        stub("ec2", "get_console_output", answer)
+    with pytest.raises(AwsError) as error:
+        bring_up(account, plan, quiet)
+    assert error.value.what == (
+        f"2 nodes could not be prepared, the last one: {reason}; all that was made is removed again"
+    )
+    assert error.value.next_step == "correct this, and run the same command again"
+    assert removed == ["all"]
+
+
+def base64_of(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 REASON = "the cluster could not be created, at Vpc (AWS::EC2::Vpc): The maximum number of VPCs has been reached."
@@ -348,6 +485,7 @@ def test_a_failed_resource_is_named_after_the_rollback(
             StackName="arn:1",
         )
         if status == "CREATE_IN_PROGRESS":
+            stub("ec2", "describe_instances", {"Reservations": []})
             stub("autoscaling", "describe_scaling_activities", "ValidationError")
         if expected_message:
             stub(

@@ -36,6 +36,7 @@ done
 # The metadata service, and torch with four GPUs.
 METADATA = 'case "$*" in *api/token*) echo token ;; *meta-data/instance-id*) echo i-7 ;; esac'
 VALUES = {
+    "Volume": "fs-1",
     "Address": "10.0.0.9",
     "Requirements": "drumline[aws]==0.1.0 torch==2.13.0",
     "GpuCount": "4",
@@ -60,7 +61,7 @@ class Node:
         )
 
     def boot(self, *commands: str, **changes: str) -> dict[str, Any]:
-        """Run the user data, and then more commands; what it reported to the stack."""
+        """Run the user data, and then more commands; what it reported to the stack. Empty: nothing."""
         data = load(template_text())["Resources"]["LaunchTemplate"]["Properties"][
             "LaunchTemplateData"
         ]
@@ -77,8 +78,10 @@ class Node:
             ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        report: dict[str, Any] = json.loads((self.folder / "report").read_text())
-        return report
+        self.console = done.stdout
+        report = self.folder / "report"
+        answer: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+        return answer
 
 
 @pytest.fixture(name="node")
@@ -93,13 +96,15 @@ def test_user_data_prepares_a_node(node: Node) -> None:
         "Status": "SUCCESS",
         "UniqueId": "i-7",
         "Reason": "ready",
-        "Data": "SUCCESS",
+        "Data": "ready",
     }
-    options = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev"
-    assert (node.folder / "fstab").read_text() == f"10.0.0.9:/ /mnt/shared nfs4 {options} 0 0\n"
+    options = "_netdev,tls,noresvport,mounttargetip=10.0.0.9"
+    assert (node.folder / "fstab").read_text() == f"fs-1:/ /mnt/shared efs {options} 0 0\n"
     assert node.log.read_text().splitlines() == [
-        "apt-get -q update",
-        "apt-get -q install --yes git nfs-common python3-venv rsync",
+        "systemctl disable --now apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service",
+        "apt-get -q -o DPkg::Lock::Timeout=600 update",
+        "apt-get -q -o DPkg::Lock::Timeout=600 install --yes git nfs-common python3-venv rsync",
+        "mount helper --install",
         "pip -q install --retries 10 drumline[aws]==0.1.0 torch==2.13.0",
         "systemctl enable --now drumline-idle.timer",
         "curl -sS --retry 10 -T /run/drumline-report https://signal.example/?Signature=x&y=z",
@@ -119,23 +124,31 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     assert (node.folder / "result/owners").read_text().split() == ["1000", "1000"]
 
 
+def test_the_lock_of_the_package_lists_is_waited_for(node: Node) -> None:
+    """Ubuntu's own update holds it on first boot."""
+    (node.folder / "locked").touch()
+    assert node.boot()["Status"] == "SUCCESS"
+    assert node.log.read_text().count("Timeout=600 update\n") == 2
+
+
 @pytest.mark.parametrize(
     ("obstacle", "changes", "reason"),
     [
-        ("no-volume", {}, "the volume at 10.0.0.9 cannot be mounted"),
+        ("no-helper", {}, "the mount helper of EFS cannot be installed"),
+        ("no-volume", {}, "the volume fs-1 at 10.0.0.9 cannot be mounted"),
         ("no-index", {}, "pip cannot install drumline[aws]==0.1.0 torch==2.13.0"),
         ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, torch, drumline"),
         ("", {"GpuCount": "8"}, "torch finds '4' GPUs of 8"),
     ],
 )
-def test_user_data_reports_why_a_node_is_not_ready(
+def test_a_node_that_cannot_be_prepared_says_why_on_its_console_and_ends_itself(
     node: Node, obstacle: str, changes: dict[str, str], reason: str
 ) -> None:
     if obstacle:
         (node.folder / obstacle).touch()
-    report = node.boot(**changes)
-    assert report["Status"] == "FAILURE"
-    assert report["Reason"] == f"i-7: {reason}; /var/log/drumline-node.log on it has more"
+    assert node.boot(**changes) == {}, "a failure would end the stack"
+    assert f"drumline: i-7: {reason}" in node.console.splitlines()
+    assert node.log.read_text().splitlines()[-1] == "systemctl poweroff"
     assert not (node.folder / "result/prepare").exists(), "launch would take the node for ready"
 
 
@@ -180,7 +193,7 @@ def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> No
 
 def test_no_timer_without_a_limit(node: Node) -> None:
     assert node.boot(IdleMinutes="0")["Status"] == "SUCCESS"
-    assert "systemctl" not in node.log.read_text()
+    assert "drumline-idle.timer" not in node.log.read_text()
 
 
 # The idle shutdown

@@ -29,67 +29,69 @@ def spot(limit: float | None) -> Cost:
     return Cost("2 x g6.12xlarge (spot)", 2.0, 2, highest_price=limit)
 
 
-def price_lines(*costs: Cost) -> list[str]:
-    parameters = {
-        "Zone": "us-east-1a",
-        "ImageId": "ami-1",
-        "VolumeId": "",
-        "EndsAt": "E",
-        "SubnetId": "",
-        "SshFrom": "",
-    }
-    plan = ClusterPlan(
-        settings=ClusterSettings(type="g6.12xlarge", hours=10.0),
+def plan_of(*costs: Cost, **changes: Any) -> ClusterPlan:
+    settings = ClusterSettings(**{"type": "g6.12xlarge", "hours": 10.0, **changes})
+    parameters = {"Zone": "us-east-1a", "ImageId": "ami-1", "VolumeId": "", "EndsAt": "E"}
+    parameters |= {"SubnetId": "", "SshFrom": "", "Efa": "true", "Owner": "arn:jane"}
+    parameters["Market"] = settings.market
+    return ClusterPlan(
+        settings=settings,
         hardware=G6,
-        parameters={**parameters, "Efa": "true"},
+        parameters=parameters,
         costs=costs,
-        volume_price=None,
-        notes=(),
+        volume_price=0.3,
+        notes=["the quota is enough"],
+        unknowns=["whether us-east-1a has capacity"],
+        other_zones={"us-east-1b": 2.5, "us-east-1c": None},
     )
-    return [line.removeprefix("price   ") for line in plan.lines() if line.startswith("price   ")][
-        len(costs) :
+
+
+def test_a_plan_is_one_table_with_what_was_checked_and_what_is_unknown() -> None:
+    plan = plan_of(on_demand(5.0), DISKS, tag=("team=vision", "cost centre=7"))
+    assert plan.lines() == [
+        "cluster train in us-east-1a: 2 x g6.12xlarge (on-demand), 4 x L4 each",
+        "else in us-east-1b, if there is no capacity before: $2.50 for an instance and hour",
+        "else in us-east-1c, if there is no capacity before: unknown for an instance and hour",
+        "owner   arn:jane, in the tags, with team=vision, with cost centre=7",
+        "image   ami-1",
+        "network a new VPC, EFA on 1 interface; nothing open to the outside",
+        "volume  a new EFS volume at /mnt/shared, over TLS; `down` keeps it",
+        "end     E at the latest; an instance ends itself after 60 idle minutes",
+        "what is made                                               an hour  10 h at most",
+        "2 x g6.12xlarge (on-demand)                                 $10.00       $100.00",
+        "2 x disk of 150 GiB                                        $0.3000         $3.00",
+        "VPC with a gateway endpoint for S3                            free          free",
+        "security group, role, launch template, Auto Scaling group     free          free",
+        "encrypted EFS volume, $0.3000 for a GB a month              by use        by use",
+        "together, beside EFS and traffic                            $10.30       $103.00",
+        "check   the quota is enough",
+        "unknown whether us-east-1a has capacity",
     ]
 
 
 @pytest.mark.parametrize(
-    ("costs", "together", "end"),
+    ("costs", "hour", "most"),
     [
-        (
-            (on_demand(5.0), DISKS),
-            "together $10.30 an hour, $247.20 a day",
-            "until its end at most $103.00",
-        ),
-        (
-            (on_demand(5.0), DISKS, UNKNOWN),
-            "together unknown, and until its end: no listed price for 2 x public address",
-            None,
-        ),
-        (
-            (on_demand(None), DISKS, UNKNOWN),
-            "together unknown, and until its end: no listed price for 2 x g6.12xlarge (on-demand) and "
-            "2 x public address",
-            None,
-        ),
-        (
-            (spot(None), DISKS),
-            "together $4.30 an hour, $103.20 a day",
-            "until its end unknown: spot prices change ($43.00 at the current price); --max-price limits them",
-        ),
-        (
-            (spot(3.5), DISKS),
-            "together $4.30 an hour, $103.20 a day",
-            "until its end at most $73.00",
-        ),
+        ((on_demand(5.0), DISKS), "$10.30", "$103.00"),
+        ((on_demand(5.0), DISKS, UNKNOWN), "unknown", "unknown"),
+        ((on_demand(None), DISKS), "unknown", "unknown"),
+        ((spot(None), DISKS), "$4.30", "unknown"),
+        ((spot(3.5), DISKS), "$4.30", "$73.00"),
     ],
 )
 def test_a_plan_says_at_most_only_where_it_holds(
-    costs: tuple[Cost, ...], together: str, end: str | None
+    costs: tuple[Cost, ...], hour: str, most: str
 ) -> None:
-    assert price_lines(*costs) == [
-        together,
-        *([] if end is None else [end]),
-        "beside it traffic, and EFS: unknown for a GB a month, and more for each GB read or written",
-    ]
+    (together,) = [line for line in plan_of(*costs).lines() if line.startswith("together")]
+    assert together.split()[-2:] == [hour, most]
+
+
+def test_spot_prices_of_later_are_unknown_without_a_limit() -> None:
+    line = (
+        "unknown spot prices of later: $43.00 in all at the current ones; --max-price limits them"
+    )
+    assert plan_of(spot(None), DISKS, spot=True).lines()[-1] == line
+    assert line not in plan_of(spot(3.5), DISKS, spot=True, max_price=3.5).lines()
 
 
 def cost_so_far(*costs: Cost, hours: float) -> str:

@@ -21,11 +21,11 @@ from drumline.launch.aws.cluster_plan import (
     Hardware,
     Image,
     check_quota,
-    choose_zone,
     find_hardware,
     find_image,
     make_plan,
     own_network,
+    zones_in_order,
 )
 from drumline.launch.aws.cluster_settings import ClusterSettings, settings_from
 from drumline.launch.aws.install import name_of
@@ -43,13 +43,30 @@ def message(error: pytest.ExceptionInfo[DrumlineError]) -> tuple[str, str | None
 
 
 def test_a_missing_right_is_named(account: Account, stub: Stub) -> None:
-    stub("service-quotas", "get_service_quota", "AccessDeniedException")
+    stub("ec2", "describe_images", "UnauthorizedOperation")
     with pytest.raises(AwsError) as error:
-        check_quota(account, G6, 2, "on-demand")
+        account.call("ec2", "describe_images")
     assert message(error) == (
-        "this user or role may not call servicequotas:GetServiceQuota",
-        "add the right servicequotas:GetServiceQuota to its policy",
+        "this user or role may not call ec2:DescribeImages",
+        "add the right ec2:DescribeImages to its policy",
     )
+
+
+def test_prices_and_quotas_that_may_not_be_read_are_warnings(account: Account, stub: Stub) -> None:
+    """As for a role without these rights, and with credentials of GovCloud or China, which the price
+    list does not know."""
+    stub("service-quotas", "get_service_quota", "AccessDeniedException")
+    stub("pricing", "get_products", "UnrecognizedClientException", times=2)
+    stub("ec2", "describe_spot_price_history", "UnauthorizedOperation")
+    assert check_quota(account, G6, 2, "on-demand") == ""
+    assert listed_price(account, "disk") is None
+    assert listed_price(account, "volume") is None
+    assert spot_prices(account, G6.name) == {}
+    assert account.warnings == [
+        "the quota of g6.12xlarge (on-demand): this user or role may not call servicequotas:GetServiceQuota",
+        "listed prices: AWS does not accept the credentials (UnrecognizedClientException)",
+        "spot prices: this user or role may not call ec2:DescribeSpotPriceHistory",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +135,7 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
         find_hardware(account, "g99.large")
     stub("ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": []})
     with pytest.raises(UsageError) as error:
-        choose_zone(account, "p5.48xlarge", None, {})
+        zones_in_order(account, "p5.48xlarge", None, {})
     assert message(error) == (
         "us-east-1 does not offer p5.48xlarge",
         "give another --region or another --type",
@@ -127,15 +144,17 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
     for _ in range(4):
         stub("ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": offers})
     with pytest.raises(UsageError) as error:
-        choose_zone(account, "p5.48xlarge", "us-east-1e", {})
+        zones_in_order(account, "p5.48xlarge", "us-east-1e", {})
     assert message(error) == (
         "us-east-1e does not offer p5.48xlarge; us-east-1-atl-1a, us-east-1a and us-east-1b do",
         "give one of these as --zone (or a subnet in it), or another --type",
     )
-    assert choose_zone(account, "x", None, {}) == "us-east-1a"
+    assert zones_in_order(account, "x", None, {}) == ["us-east-1a", "us-east-1b"]
     prices = {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1-atl-1a": 0.1}
-    assert choose_zone(account, "x", None, prices) == "us-east-1b", "no Local Zone"
-    assert choose_zone(account, "x", "us-east-1-atl-1a", {}) == "us-east-1-atl-1a"
+    assert zones_in_order(account, "x", None, prices) == ["us-east-1b", "us-east-1a"], (
+        "no Local Zone"
+    )
+    assert zones_in_order(account, "x", "us-east-1-atl-1a", {}) == ["us-east-1-atl-1a"]
 
 
 def test_the_quota_is_enough_or_named(account: Account, stub: Stub) -> None:
@@ -182,9 +201,14 @@ def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
         "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
     )
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
-    described = {"Images": [{"Architecture": "x86_64", "RootDeviceName": "/dev/xvda"}]}
+    disks = [
+        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 75}},
+    ]
+    image = {"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}
+    described = {"Images": [image]}
     stub("ec2", "describe_images", described, ImageIds=["ami-1"])
-    assert find_image(account, None, G6) == Image(id="ami-1", root_device="/dev/xvda")
+    assert find_image(account, None, G6) == Image(id="ami-1", root_device="/dev/xvda", size=75)
 
 
 def test_prices(account: Account, stub: Stub) -> None:
@@ -300,6 +324,9 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     problems: list[str] = []
     settings = settings_from({"config": str(file), "nodes": 2, "idle-minutes": 0}, problems)
     assert problems == []
+    file.write_text('[aws]\ntag = ["team=vision", "stage=a=b"]\n')
+    assert settings_from({"config": str(file)}, problems).tags == {"team": "vision", "stage": "a=b"}
+    assert problems == []
     assert (
         settings.type,
         settings.nodes,
@@ -391,6 +418,25 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         (
             {"ssh-from": "home"},
             "--ssh-from: Expected 4 octets in 'home'; give `me` or a network such as 192.0.2.7/32",
+        ),
+        (
+            {"spot": True, "reservation": "cr-1"},
+            "--spot and --reservation exclude each other: a reservation is not of the spot market",
+        ),
+        (
+            {"bucket": "s3://my-data/train"},
+            "--bucket: 's3://my-data/train' is not the name of a bucket; write NAME, without s3:// and a path",
+        ),
+        *(
+            (
+                {"tag": [tag]},
+                f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or begins with aws: or drumline:",
+            )
+            for tag in ("team", "=vision", "aws:x=1", "drumline:owner=jane", "a=b\n", "a=${x}")
+        ),
+        (
+            {"tag": [f"k{number}=v" for number in range(41)]},
+            "--tag: 41 tags, and AWS takes 40 beside those of drumline",
         ),
         (
             {"ssh-from": "me", "ssm": True},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -211,10 +212,29 @@ def test_each_card_gets_an_efa_as_aws_recommends() -> None:
     assert len(interfaces(plan_of(dataclasses.replace(CARDS, num_efas=1, num_cards=1)))) == 1
 
 
+def test_tags_of_the_user_are_quoted_and_reach_disks_and_instances() -> None:
+    tags = ("team=vision", "note=a: b # = c")
+    cluster = load(plan_of(CARDS, tag=tags).template())["Resources"]
+    data = cluster["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    team = {"Key": "team", "Value": "vision"}
+    note = {"Key": "note", "Value": "a: b # = c"}
+    assert data["TagSpecifications"][0]["Tags"][-2:] == [team, note]
+    of_instances = [{**tag, "PropagateAtLaunch": True} for tag in (team, note)]
+    assert cluster["Nodes"]["Properties"]["Tags"][-2:] == of_instances
+
+
+def test_the_documentation_has_every_resource_with_its_reason() -> None:
+    page = (TEMPLATE.parents[3] / "docs/aws.md").read_text()
+    table = page.partition("## What is made, and why")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented == set(load(TEMPLATE.read_text())["Resources"])
+
+
 def test_cfn_lint_has_no_word() -> None:
-    """With as many network cards as a type can have."""
+    """With as many network cards as a type can have, and tags."""
     api = pytest.importorskip("cfnlint.api", reason="pip install 'drumline[dev]' brings it")
-    text = plan_of(CARDS).template()
+    text = plan_of(CARDS, tag=("team=vision",)).template()
     assert MORE_CARDS not in text
     problems = api.lint(text, regions=["us-east-1"])
     assert [f"line {problem.linenumber}: {problem}" for problem in problems] == []
