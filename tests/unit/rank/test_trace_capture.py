@@ -265,6 +265,22 @@ def test_a_profiler_is_stopped_later_when_no_collective_is_open(
     assert stopped == [True], "once"
 
 
+def test_torchs_own_profiler_records_nothing_after_it_was_stopped_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_capture, "UNSTOPPED", [])
+    monkeypatch.setattr(trace_capture, "wait_for_collectives", lambda: False)
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)  # sets a variable
+    capture = make_capture(tmp_path)
+    capture.begin_step(2)
+    capture.begin_step(3)
+    assert torch.autograd._profiler_enabled()
+    monkeypatch.setattr(trace_capture, "has_open_collectives", lambda: False)
+    capture._next_try_s = 0.0
+    assert capture.stop_late()
+    assert not torch.autograd._profiler_enabled()
+
+
 def test_a_script_goes_on_until_the_profiler_is_stopped(tmp_path: Path) -> None:
     profile = ScriptProfile("2:3", tmp_path, ends_script=False, script="train.py")
     capture = FullDisk()
