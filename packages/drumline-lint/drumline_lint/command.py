@@ -24,6 +24,7 @@ from drumline_lint.linter import (
     Results,
     all_docs,
     check,
+    no_progress,
     read_all,
     run_rules,
     sift,
@@ -214,9 +215,8 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
         exclude=settings.exclude,
         root=settings.root,
     )
-    progress = (
-        _show_progress if sys.stderr.isatty() and len(discovery.files) >= MANY_FILES else None
-    )
+    is_shown = sys.stderr.isatty() and len(discovery.files) >= MANY_FILES
+    progress = _show_progress if is_shown else no_progress
     only_new = _new_findings(flags)
     readings = read_all(discovery.files, stdin=_stdin(flags))
 
@@ -245,7 +245,7 @@ def _run_or_recall(
     readings: Sequence[Reading],
     rules: Mapping[str, Any],
     settings: Settings,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Results:
     """What the rules find, or what they found in the same files before."""
     jobs = _jobs(flags)
@@ -255,11 +255,11 @@ def _run_or_recall(
     from drumline_lint.run_cache import find_run, keep_run, run_key
 
     key = run_key(readings, settings.chosen)
-    earlier = find_run(folder, key, readings)
+    earlier = find_run(folder, key)
     if earlier is not None:
         return earlier
     results = run_rules(readings, rules, settings, progress, jobs=jobs)
-    keep_run(folder, key, results, readings)
+    keep_run(folder, key, results)
     return results
 
 

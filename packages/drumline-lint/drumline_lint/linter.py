@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import traceback
 from bisect import bisect_right
@@ -31,7 +32,7 @@ from drumline_lint.reading.launchers import Launch, launches, training_file
 from drumline_lint.reading.manifest import Manifest
 from drumline_lint.reading.parse import Reading, decode, read_file
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.source import Source, is_silenced
+from drumline_lint.reading.source import CANNOT_PARSE, Source, is_silenced, syntax_problem
 from drumline_lint.settings import Settings
 
 RuleModules = Mapping[str, Any]
@@ -41,6 +42,10 @@ FEW_FILES = 100
 """So few are not worth a process."""
 _SET_ASIDE = set("archive archived backup backups deprecated legacy obsolete old rubbish".split())
 """Folders of code that nobody runs any more: what is found there is a note."""
+
+
+def no_progress(doing: str, number: int, count: int) -> None:
+    """Where nobody watches."""
 
 
 @dataclass
@@ -109,7 +114,14 @@ class Results:
 
     findings: list[Finding] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
-    """Rules that failed."""
+    """Rules that failed, and files that cannot be parsed."""
+    unparsed: list[str] = field(default_factory=list)
+    """The paths of those files."""
+
+    def extend(self, results: Results) -> None:
+        self.findings += results.findings
+        self.problems += results.problems
+        self.unparsed += results.unparsed
 
 
 def all_docs(rules: RuleModules) -> dict[str, Rule]:
@@ -128,7 +140,7 @@ def check(
     settings: Settings,
     *,
     problems: Sequence[Finding] = (),
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Report:
     """Run every selected rule; `problems`: those found before."""
     return sift(readings, run_rules(readings, rules, settings, progress), settings, problems)
@@ -138,24 +150,20 @@ def run_rules(
     readings: Sequence[Reading],
     rules: RuleModules,
     settings: Settings,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     *,
     jobs: int = 1,
 ) -> Results:
-    """`jobs`: how many processes to use at most. Files that import each other are checked in one.
-
-    Python that cannot be parsed becomes a problem of its reading.
-    """
+    """`jobs`: how many processes to use at most. Files that import each other are parsed and checked
+    in one."""
     chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     scripts = [script for reading in readings for script in reading.scripts]
-    sources = list(_parsed(readings, progress))
-    groups = projects(sources)
+    sources = [reading.content for reading in readings if isinstance(reading.content, Source)]
     launched = launches_by_file(scripts)
     check_part = functools.partial(_check_part, chosen, progress, launched, os.getpid())
     results = Results()
-    for part in in_processes(check_part, _parts_of(groups, jobs)):
-        results.findings += part.findings
-        results.problems += part.problems
+    for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
+        results.extend(part)
     _check_scripts(results, scripts, chosen)
     return results
 
@@ -168,6 +176,9 @@ def sift(
 ) -> Report:
     """What is not silenced, and what of that is shown."""
     by_path = {str(reading.path): reading for reading in readings}
+    for path in results.unparsed:
+        by_path[path].content = None
+        by_path[path].is_skipped = True
     unread = [finding for reading in readings for finding in reading.problems]
     findings = sorted(
         (
@@ -177,7 +188,7 @@ def sift(
         ),
         key=_order,
     )
-    every_problem = dict.fromkeys([*problems, *unread, *results.problems])
+    every_problem = sorted(dict.fromkeys([*problems, *unread, *results.problems]), key=_order)
     return Report(
         findings=[finding for finding in findings if settings.is_shown(finding)],
         hidden=[finding for finding in findings if not settings.is_shown(finding)],
@@ -195,17 +206,6 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 
 
 # Running rules
-
-
-def _parsed(readings: Sequence[Reading], progress: Progress | None) -> Iterator[Source]:
-    for number, reading in enumerate(readings, start=1):
-        if progress is not None:
-            progress("reading", number, len(readings))
-        reading.parse()
-        if isinstance(reading.content, Source):
-            with contextlib.suppress(Exception):  # a file that cannot be analyzed is reported later
-                index_of(reading.content)  # now: the tree that it replaces takes more memory
-            yield reading.content
 
 
 def _parts_of(groups: Sequence[list[Source]], jobs: int) -> list[list[list[Source]]]:
@@ -226,21 +226,43 @@ def _size(group: Sequence[Source]) -> int:
 
 def _check_part(
     rules: RuleModules,
-    progress: Progress | None,
+    progress: Progress,
     launched: Mapping[Path, Sequence[Launch]],
     first_process: int,
     part: Sequence[list[Source]],
 ) -> Results:
     """The results of some projects. Only the first process shows its progress."""
     results = Results()
+    if os.getpid() != first_process:
+        progress = no_progress
     num_files = sum(map(len, part))
-    num_checked = 0
+    numbers = itertools.count(1)
+    projects_read = []
     for project in part:
+        parsed = []
+        for source in project:
+            progress("reading", next(numbers), num_files)
+            if _is_parsed(results, source):
+                parsed.append(source)
+        projects_read.append(parsed)
+    numbers = itertools.count(1 + len(results.unparsed))
+    for project in projects_read:
         for _ in _check_project(results, project, rules, launched):
-            num_checked += 1
-            if progress is not None and os.getpid() == first_process:
-                progress("looking at", num_checked, num_files)
+            progress("looking at", next(numbers), num_files)
     return results
+
+
+def _is_parsed(results: Results, source: Source) -> bool:
+    """Whether its tree could be read; what cannot be is a problem of the file."""
+    try:
+        _ = source.tree
+    except CANNOT_PARSE as error:
+        results.problems.append(syntax_problem(error, source.path))
+        results.unparsed.append(str(source.path))
+        return False
+    with contextlib.suppress(Exception):  # a file that cannot be analyzed is reported later
+        index_of(source)  # now: the tree that it replaces takes more memory
+    return True
 
 
 def _check_project(

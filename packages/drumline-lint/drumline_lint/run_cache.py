@@ -41,28 +41,24 @@ def run_key(readings: Sequence[Reading], chosen: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def find_run(folder: Path, key: str, readings: Sequence[Reading]) -> Results | None:
-    """None if there is none, or if its file is damaged. Files that cannot be parsed are parsed
-    again, for their problems."""
+def find_run(folder: Path, key: str) -> Results | None:
+    """None if there is none, or if its file is damaged."""
     try:
         document = parse_json(read_regular(folder / f"{key}.json", most=ENTRY_BYTES))
         findings = [_finding(item) for item in document["findings"]]
         problems = [_finding(item) for item in document["problems"]]
-        unreadable = set(document["unreadable"])
+        unparsed = [str(path) for path in document["unparsed"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    for reading in readings:
-        if str(reading.path) in unreadable:
-            reading.parse()
-    return Results(findings, problems)
+    return Results(findings, problems, unparsed)
 
 
-def keep_run(folder: Path, key: str, results: Results, readings: Sequence[Reading]) -> None:
+def keep_run(folder: Path, key: str, results: Results) -> None:
     """A folder that cannot be written to keeps nothing."""
     document = {
         "findings": [asdict(finding) for finding in results.findings],
         "problems": [asdict(problem) for problem in results.problems],
-        "unreadable": [str(reading.path) for reading in readings if reading.problems],
+        "unparsed": results.unparsed,
     }
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

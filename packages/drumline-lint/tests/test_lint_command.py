@@ -376,7 +376,7 @@ def test_a_terminal_gets_colours_and_progress(
     os.close(ours)
     shown = b"".join(parts).decode()
     assert f"reading file {command.MANY_FILES} of {command.MANY_FILES + 1}\r\x1b[K" in shown
-    assert f"\r\x1b[Klooking at file 10 of {command.MANY_FILES}" in shown
+    assert f"\r\x1b[Klooking at file 10 of {command.MANY_FILES + 1}" in shown
     assert "\r\x1b[Kwrong.py" in shown.replace("\x1b[1m", ""), "the line is cleared"
     assert ("\x1b[31merror\x1b[0m DL000" in shown) == coloured
 

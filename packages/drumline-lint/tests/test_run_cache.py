@@ -84,7 +84,7 @@ def test_a_damaged_entry_is_ignored(here: Path, capsys: pytest.CaptureFixture[st
         "{}",
         json.dumps({**document, "findings": [{}]}),
         json.dumps({**document, "findings": [{**document["findings"][0], "place": {}}]}),
-        json.dumps({**document, "unreadable": None}),
+        json.dumps({**document, "unparsed": None}),
     ):
         entry.write_text(damaged)
         assert lint(capsys) == first

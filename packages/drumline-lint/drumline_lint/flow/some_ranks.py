@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drumline_lint.flow.conditions import held_conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.guards import guards_of_decorators, says_distributed
@@ -11,6 +11,7 @@ from drumline_lint.flow.loops import calls_made_in, is_backward
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
+    ScopeNode,
     ancestors,
     called_name,
     enclosing_function,
@@ -19,30 +20,34 @@ from drumline_lint.program.tree import (
     scope_of,
 )
 from drumline_lint.program.value import RankTest
-from drumline_lint.reading.source import Source
 
 
-def calls_under_rank_tests(program: Program, source: Source) -> Iterator[ast.Call]:
-    """The calls in functions with conditions on ranks; the others need no closer check."""
-    scopes = _scopes_with_rank_tests(program, source)
-    for call in program.index(source).every(ast.Call) if scopes else ():
-        if scope_of(call) in scopes:
-            yield call
+def calls_under_rank_tests(
+    program: Program, calls: Iterable[ast.Call]
+) -> Iterator[tuple[ast.Call, tuple[RankTest, ...]]]:
+    """Those that a condition on ranks in their own function keeps from some ranks, with the
+    conditions."""
+    for call in calls:
+        tests = excluding_tests(program, call)
+        if tests and _has_rank_test(program, scope_of(call)):
+            yield call, tests
 
 
 @cached_query
-def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
-    """Functions and files with a condition on ranks; comprehensions and lambdas are separate."""
-    index = program.index(source)
-    every = [*index.every(ast.If), *index.every(ast.IfExp), *index.every(ast.While)]
+def _has_rank_test(program: Program, scope: ScopeNode) -> bool:
+    """Whether a function or file is decorated or has a condition on ranks; comprehensions and
+    lambdas are separate."""
+    if getattr(scope, "decorator_list", ()) and not isinstance(scope, ast.ClassDef):
+        return True
+    for operation in nodes_in(scope, ast.BoolOp):
+        is_statement = isinstance(parent_of(operation), ast.Expr)
+        if is_statement and rank_tests(program, operation.values[0]):
+            return True
     # A model runs its `forward`, which has many conditions, seldom on ranks.
-    every = [node for node in every if getattr(scope_of(node), "name", "") != "forward"]
-    scopes: set[ast.AST] = {scope_of(node) for node in every if rank_tests(program, node.test)}
-    for operation in index.every(ast.BoolOp):
-        if isinstance(parent_of(operation), ast.Expr) and rank_tests(program, operation.values[0]):
-            scopes.add(scope_of(operation))
-    functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
-    return scopes | {function for function in functions if function.decorator_list}
+    if getattr(scope, "name", "") == "forward":
+        return False
+    branches = nodes_in(scope, ast.If, ast.IfExp, ast.While)
+    return any(rank_tests(program, branch.test) for branch in branches)
 
 
 def excluding_tests(program: Program, call: ast.Call) -> tuple[RankTest, ...]:

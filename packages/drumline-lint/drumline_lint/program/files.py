@@ -28,24 +28,28 @@ def make_index(source: Source) -> Index:
     """Read the whole tree once, and keep compact nodes instead of it. A thousand files have a
     million nodes, so this must be fast."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
+    raw_tree = source.tree
     tree: Any = _NEW(COMPACT[ast.Module])
     tree._up = None
     tree._scope = tree
     tree._index = index
+    num_lines = source.text.count("\n") + source.text.count("\r") + 1
+    _reserve_numbers(num_lines + 1)
     nodes = index.nodes
-    binders = _BINDERS
     ends: list[tuple[Any, Any]] = []
     binding: list[tuple[type, Any]] = []
-    stack: list[Any] = [(source.tree, tree)]
+    stack: list[Any] = [(raw_tree, tree)]
     push = stack.append
     number = 0
     while stack:
         raw, node = stack.pop()
         kind = raw.__class__
         nodes[kind].append(node)
-        node._number = _same_number(number, number)
+        if number == len(_NUMBERS):
+            _reserve_numbers(2 * number)
+        node._number = _NUMBERS[number]
         number += 1
-        if kind in binders:
+        if kind in _BINDERS:
             binding.append((kind, node))
         size = len(stack)
         _expander(kind)(raw, node, push)
@@ -57,27 +61,22 @@ def make_index(source: Source) -> Index:
     for kind, node in binding:
         if kind in _SCOPE_KINDS:
             _open(node, source, index.scopes)
-        binders[kind](node, index.scopes[node._scope], index)
+        _BINDERS[kind](node, index.scopes[node._scope], index)
     return index
 
 
 _NEW: Any = ast.AST.__new__
 # One object for each line and each number of a node, in all files: an eighth of the memory.
-_same_number = dict[int, int]().setdefault
-
-# What a node has no children for: one list for all, as most calls have no keywords.
-_EMPTY: dict[type, list[Any] | None] = {list: [], type(None): None}
+_NUMBERS: list[int] = []
 
 
-def _adopt(raw: Any, node: Any, scope: Any, push: Any) -> Any:
-    """The compact nodes for one or several children, which are filled when their turn comes. The
-    last is pushed first."""
-    if raw.__class__ is not list:
-        child = _NEW(COMPACT[raw.__class__])
-        child._up = node
-        child._scope = scope
-        push((raw, child))
-        return child
+def _reserve_numbers(size: int) -> None:
+    _NUMBERS.extend(range(len(_NUMBERS), size))
+
+
+def _adopt(raw: list[Any], node: Any, scope: Any, push: Any) -> list[Any]:
+    """The compact nodes for several children, which are filled when their turn comes. The last is
+    pushed first."""
     for number in reversed(range(len(raw))):
         part = raw[number]
         if part is not None:  # `{**one}` has no key
@@ -86,6 +85,22 @@ def _adopt(raw: Any, node: Any, scope: Any, push: Any) -> Any:
             child._scope = scope
             push((part, child))
     return raw
+
+
+_FILL_WORD = "    node.{name} = raw.{name}"
+_FILL_LINE = "    node.{name} = numbers[raw.{name}]"
+# What has no children shares one list, as most calls have no keywords.
+_FILL_CHILDREN = """\
+    part = raw.{name}
+    if part.__class__ is list:
+        node.{name} = adopt(part, node, {scope}, push) if part else empty
+    elif part is None:
+        node.{name} = None
+    else:
+        child = node.{name} = new(compact[part.__class__])
+        child._up = node
+        child._scope = {scope}
+        push((part, child))"""
 
 
 @cache
@@ -97,15 +112,21 @@ def _expander(kind: type[ast.AST]) -> Any:
     the outer one.
     """
     lines = ["def expand(raw, node, push):", "    pass"]
+    slots = COMPACT[kind].__slots__  # type: ignore[attr-defined]
     for name in (*kind._fields, *kind._attributes):
-        if name not in FIELDS[kind] and name in COMPACT[kind].__slots__:  # type: ignore[attr-defined]
-            value = f"same(raw.{name}, raw.{name})" if "lineno" in name else f"raw.{name}"
-            lines.append(f"    node.{name} = {value}")
+        if name in slots and name not in FIELDS[kind]:
+            fill = _FILL_LINE if "lineno" in name else _FILL_WORD
+            lines.append(fill.format(name=name))
     for name in reversed(FIELDS[kind]):
         scope = "node" if name == "body" and kind in _SCOPE_KINDS else "node._scope"
-        adopted = f"adopt(raw.{name}, node, {scope}, push)"
-        lines.append(f"    node.{name} = {adopted} if raw.{name} else empty[raw.{name}.__class__]")
-    written: dict[str, Any] = {"adopt": _adopt, "same": _same_number, "empty": _EMPTY}
+        lines.append(_FILL_CHILDREN.format(name=name, scope=scope))
+    written: dict[str, Any] = {
+        "adopt": _adopt,
+        "compact": COMPACT,
+        "empty": [],
+        "new": _NEW,
+        "numbers": _NUMBERS,
+    }
     exec("\n".join(lines), written)  # noqa: S102 - made of the names of Python's own nodes
     return written["expand"]
 

@@ -245,6 +245,7 @@ def _is_range(iterated: ast.expr) -> bool:
     return isinstance(iterated, ast.Call) and called_name(iterated) == "range"
 
 
+@cached_query
 def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:
     """The arguments of all callers for a parameter; None for an unknown one."""
     function = function_with(parameter)

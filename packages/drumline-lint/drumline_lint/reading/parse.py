@@ -33,7 +33,7 @@ class Reading:
     content: Source | Script | Manifest | None = None
     problems: list[Finding] = field(default_factory=list)
     is_skipped: bool = False
-    """Whether it is YAML that starts no training."""
+    """Whether it is YAML that starts no training, or Python that cannot be parsed."""
 
     @property
     def scripts(self) -> Sequence[Script]:

@@ -15,7 +15,7 @@ from drumline_lint.flow.collectives import (
     who_calls,
 )
 from drumline_lint.flow.distributed import distributed_sources, framework
-from drumline_lint.flow.some_ranks import calls_under_rank_tests, excluding_tests
+from drumline_lint.flow.some_ranks import calls_under_rank_tests
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import ancestors, called_name
 from drumline_lint.program.value import RankTest
@@ -30,9 +30,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if source not in distributed_sources(program) and not framework(program, source):
         return
     likely = likely_collective_names(program)
-    for call in calls_under_rank_tests(program, source):
-        tests = excluding_tests(program, call) if called_name(call) in likely else ()
-        for name, chain in collectives_in(program, call) if tests else ():
+    calls = [call for call in program.index(source).every(ast.Call) if called_name(call) in likely]
+    for call, tests in calls_under_rank_tests(program, calls):
+        for name, chain in collectives_in(program, call):
             is_own = chain[0] is call and not _serves(chain)
             if is_own and not has_counterpart(program, call, name):
                 # `rank < n` may choose all of them

@@ -11,12 +11,7 @@ from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import batch_loops, has_gradients_off
-from drumline_lint.flow.some_ranks import (
-    calls_under_rank_tests,
-    excluding_tests,
-    has_backward,
-    is_within,
-)
+from drumline_lint.flow.some_ranks import calls_under_rank_tests, has_backward, is_within
 from drumline_lint.program.calls import argument, number_of
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import written_values
@@ -48,9 +43,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if not wraps_any(program) or framework(program, source):
         return
     reported = set()
-    for call in calls_under_rank_tests(program, source):
-        tests = excluding_tests(program, call)
-        model, running = _run_by(program, call) if tests else (None, None)
+    calls = program.index(source).every(ast.Call)
+    for call, tests in calls_under_rank_tests(program, calls):
+        model, running = _run_by(program, call)
         if model is None or running is None:
             continue
         effect = _effect(program, model, call, running)

@@ -72,9 +72,12 @@ def _lone_collectives(program: Program, source: Source) -> Iterator[Finding]:
         for call in program.index(source).calls[name]:
             if not any(isinstance(outer, ast.If) for outer in ancestors(call)):
                 continue
+            reason = _reason(program, call)
+            if not reason:
+                continue
             names = [name for name, chain in collectives_in(program, call) if chain[0] is call]
-            reason = _reason(program, call) if names else ""
-            if reason and (reason in _CERTAIN or program.name_of(call.func) in COLLECTIVES):
+            is_certain = reason in _CERTAIN or program.name_of(call.func) in COLLECTIVES
+            if names and is_certain:
                 message = (
                     f"a rank calls {short_name(names[0])} by {reason}: "
                     "it blocks until every rank calls it"

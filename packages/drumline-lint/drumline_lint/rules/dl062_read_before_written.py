@@ -32,6 +32,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """`if rank == 0: save(path)`, then `load(path)` on all ranks with nothing between them; and
     sleeping instead of waiting."""
     for branch in program.index(source).every(ast.If):
+        if not _works(branch):
+            continue
         tests = rank_tests(program, branch.test)
         if not any(test.is_main is not None for test in tests) or _waits(program, branch):
             continue
@@ -52,14 +54,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield RULE.at(source, call, message, severity=severity)
 
 
+def _works(branch: ast.If) -> bool:
+    """Whether it writes or prepares something, by the names of what it calls."""
+    names = [called_name(call).lower() for call in nodes_in(branch, ast.Call)]
+    return any(_WRITING.search(name) or _PREPARING.search(name) for name in names)
+
+
 def _sleeping(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
     """`if rank == 0: download() else: time.sleep(60)`: nothing says that it takes less."""
-    calls = nodes_in(branch, ast.Call)
-    names = [called_name(call).lower() for call in calls]
-    is_work = any(_WRITING.search(name) or _PREPARING.search(name) for name in names)
     following = rest_of_block(branch)[:1]
     is_waited = any(_waits(program, statement) for statement in following)
-    for call in calls if is_work and not is_waited else ():
+    for call in [] if is_waited else nodes_in(branch, ast.Call):
         is_sleep = program.name_of(call.func) == "time.sleep"
         is_here = loop_around(call) is loop_around(branch)
         tests = rank_tests_at(program, call) if is_sleep and is_here else ()

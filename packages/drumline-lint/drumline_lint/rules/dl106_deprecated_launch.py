@@ -22,11 +22,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """It adds --local-rank, which a script has to take."""
     for launch in program.launches_of(source):
         is_added = launch.kind == OLD_LAUNCH and launch.is_sure and "use-env" not in launch.flags
+        is_refused = "parse_args()" in source.text and "local-rank" not in source.text
+        if not is_added or not is_refused:
+            continue
         texts = [launch.script.text, *(file.text for file in connected(program, source))]
         takes_old = any("--local_rank" in text for text in texts)
         is_new = any(_NEW_TORCH.search(text) for text in texts)
-        is_refused = "parse_args()" in source.text and "local-rank" not in source.text
-        if is_added and is_refused and (is_new or not takes_old):
+        if is_new or not takes_old:
             message = f"torch.distributed.launch adds --local-rank, which {source.path.name} does not take"
             fix = "start it with torchrun, and read LOCAL_RANK"
             yield RULE.at(

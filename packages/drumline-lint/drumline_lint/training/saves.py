@@ -14,6 +14,7 @@ from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import ancestors, called_name, enclosing_function, last_name
 from drumline_lint.program.value import CallResult, ConstantValue, Rank
 from drumline_lint.reading.source import Source
@@ -57,7 +58,14 @@ class Save:
     path: ast.expr | None
 
 
-def saves(program: Program, source: Source) -> Iterator[Save]:
+@cached_query
+def saves(program: Program, source: Source) -> list[Save]:
+    """All that a file writes with the functions of libraries."""
+    every = [] if framework(program, source) else list(_of_pretrained(program, source))
+    return [*_of_writers(program, source), *every]
+
+
+def _of_writers(program: Program, source: Source) -> Iterator[Save]:
     for call in program.calls(source, *_WRITERS):
         content_position, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
         save = Save(
@@ -65,8 +73,6 @@ def saves(program: Program, source: Source) -> Iterator[Save]:
         )
         if not is_in_memory(program, save.path) and not has_unknown_arguments(call):
             yield save
-    if not framework(program, source):
-        yield from _of_pretrained(program, source)
 
 
 def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
