@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.json_output import wrap_output
 from drumline.base.startup import default_procs
 from drumline.base.text import plural, print_message, show
 from drumline.cli.cloud_file import cloud_file_text
@@ -132,6 +133,7 @@ def _launch_here(request: LaunchRequest) -> int:
     if verb_flags.print:
         _print_nodes(node, program, file.other_names if file else [])
         return ExitCode.SUCCESS
+    wrap_output()
     # A Kubernetes operator sets RANK in every pod; --node-rank overrides that.
     if "node-rank" not in verb_flags:
         check_no_rank("launch")
@@ -199,6 +201,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     if problems := list(wrong_variables(verb_flags.get("env", []), os.environ)):
         raise ConfigError(problems)
 
+    wrap_output()
     if verb_flags.detach and "join-timeout" not in verb_flags:
         nodes = [replace(planned, join_timeout_s=REBOOT_S) for planned in nodes]
 
@@ -300,6 +303,7 @@ def _run_as_node(request: LaunchRequest) -> int:
             request, arguments=[word for word in request.arguments if word != "--fresh"]
         )
     program = request.program()
+    wrap_output()
     node = node_of_step(os.environ, num_procs=verb_flags.procs)
     least = least_nodes(verb_flags.nnodes, node.num_nodes, known_from="the step")
     return request.run_node(request.completed(node, least), program)

@@ -17,6 +17,7 @@ from drumline.base.errors import (
     UsageError,
     did_you_mean,
 )
+from drumline.base.json_output import FORMAT, wrap_output
 from drumline.base.rank_environment import let_first_rank_report, topology_from
 from drumline.base.startup import (
     INTERRUPTED_EARLY,
@@ -136,6 +137,8 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
             resolve(layers, PRESETS[task].defaults, task=task)
         if value_of(layers, "log.prometheus") is not None:
             check_metrics_extra("--log.prometheus")
+        if log_format := value_of(layers, "log.format"):
+            os.environ[FORMAT] = log_format
         return task, layers
 
     try:
@@ -184,6 +187,7 @@ def run_on_ranks(
     """Start the ranks of a verb on this machine, or be the rank that this process is; returns the
     exit code. `layers`: the settings, flags first. `run_rank`: the work of one rank, with torch.
     `run`: the folder of a run that the same command resumes."""
+    wrap_output()
     topology = topology_from(os.environ)
     # Among several ranks the launcher reports an interrupt.
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):

@@ -475,6 +475,9 @@ class LogConfig:
     """Log the loss after this many optimizer steps; steps in between do not wait for the device."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """How progress is shown; `auto`: a live display on a terminal, plain lines elsewhere."""
+    format: Literal["text", "json"] = "text"
+    """`json`: every line that is printed is a JSON object on stdout; files in the run folder stay
+    as they are. DRUMLINE_LOG_FORMAT=json is the same for a whole launch, and for scripts."""
     trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = setting(
         None, other_names=("tensorboard",)
     )

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TextIO
 
 from drumline.base.errors import as_lines
-from drumline.base.text import clock, duration, file_size, plural, show_lines
-from drumline.runs.events import RESERVED, Event
+from drumline.base.json_output import LEVELS, object_line
+from drumline.base.text import clock, duration, file_size, plural, show, show_lines
+from drumline.runs.events import RESERVED, Event, as_json
 
 _LABEL_WIDTH = 12
 _SECONDS_BETWEEN_STEPS = 5.0
@@ -118,6 +119,23 @@ class PlainDisplay(Display):
         for label, command in page.commands.items():
             lines += [f"  {label}", f"    {command}"]
         show_lines(lines, stream=self._stream)
+
+
+class JsonDisplay(PlainDisplay):
+    """The same lines as JSON objects, with the fields of the events."""
+
+    def show_start(self, event: Event) -> None:
+        self.show_line(event, opening_page(event).heading)
+
+    def show_end(self, event: Event) -> None:
+        self.show_line(event, closing_page(event).heading)
+
+    def show_line(self, event: Event, line: str) -> None:
+        kind = event["kind"]
+        fields = {name: event[name] for name in event if name not in ("time", "kind", "message")}
+        fields = as_json({"event": kind, **fields})
+        text = object_line(event["time"], LEVELS.get(kind, "info"), line, fields)
+        show(text, stream=self._stream, is_data=True)
 
 
 class Page(NamedTuple):

@@ -23,13 +23,14 @@ from typing import Any, Literal, TextIO
 import torch
 
 from drumline.base.errors import log, summary
+from drumline.base.json_output import is_wrapped
 from drumline.base.startup import command_start, now, process_start
 from drumline.base.untrusted import APPEND, descriptor_of, open_log
 from drumline.checkpoint.retention import best
 from drumline.config.config_file import to_toml
 from drumline.config.schema import Config
 from drumline.data.sharding import spans_of_full_batch
-from drumline.metrics.display import Display, PlainDisplay
+from drumline.metrics.display import Display, JsonDisplay, PlainDisplay
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tensorboard import TensorBoard
 from drumline.metrics.trackers.tracker import Tracker
@@ -141,6 +142,8 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
     elsewhere."""
     if mode == "none":
         return Display()
+    if stream is sys.stdout and is_wrapped():
+        return JsonDisplay(stream)
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return PlainDisplay(stream)
     assert mode in ("live", "auto"), mode

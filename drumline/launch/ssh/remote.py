@@ -158,7 +158,12 @@ class Remote:
         if frame["kind"] == "lines":
             rank = frame["rank"]
             label = self.name if rank is None else f"{self.name} {rank}"
-            self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
+            self.screen.show(
+                label,
+                frame["lines"],
+                is_error=frame["stream"] == "err",
+                place={"host": self.name} if rank is None else {"host": self.name, "rank": rank},
+            )
         else:
             self._remember(frame)
             self.on_frame(self, frame)

@@ -12,8 +12,10 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from drumline.base.json_output import as_objects, is_wrapped
 from drumline.base.text import coloured_line, one_line, paragraph
 
 MAX_WAITING = 20_000
@@ -38,9 +40,20 @@ class Screen:
         """Print a message of Drumline's."""
         self._put("err" if is_error else "out", paragraph(text))
 
-    def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> None:
-        """Show lines of a rank or a host."""
+    def show(
+        self,
+        label: str,
+        lines: Iterable[str],
+        *,
+        is_error: bool = False,
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Show lines of a rank or a host. `place`: the same as its label, as fields for JSON."""
         stream = "err" if is_error else "out"
+        if is_wrapped():
+            for line in as_objects(lines, place or {}, is_authority=True):
+                self._put(stream, f"{line}\n")
+            return
         for line in lines:
             self._put(stream, f"[{one_line(label)}] {coloured_line(line)}\n")
 

@@ -144,6 +144,7 @@ EXPECTED = {
     "watch.notice": MACHINE,
     "log.every_steps": NO_EFFECT,
     "log.display": NO_EFFECT,
+    "log.format": NO_EFFECT,
     "log.trackers": NO_EFFECT,
     "log.trace": NO_EFFECT,
     "log.profile": NO_EFFECT,

@@ -47,7 +47,7 @@ def test_names_of_other_tools_point_at_settings_that_exist() -> None:
         ),
         (
             "log.zzz",
-            "unknown setting; log has every_steps, display, trackers, trace, profile, prometheus",
+            "unknown setting; log has every_steps, display, format, trackers, trace, profile, prometheus",
         ),
         (
             "zzz",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
 
+import pytest
+
+from drumline.base.json_output import IS_WRAPPED
 from drumline.launch.ssh.hosts_job import variables_for_ranks, wrong_variables
 from drumline.launch.ssh.screen import MAX_WAITING, Screen
 
@@ -22,6 +26,23 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
         screen.close()
     assert out.read_text() == "drumline: 2 hosts\n[a 0] one\n[a 0] two\n"
     assert err.read_text() == "[b] oh\ndrumline: last\n  of all\n"
+
+
+def test_lines_of_a_host_are_objects_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(IS_WRAPPED, "1")
+    place = {"host": "a", "rank": 3}
+    with (tmp_path / "out").open("wb") as out:
+        screen = Screen(out.fileno(), out.fileno())
+        screen.show("a 3", ["one", '{"host": "b", "event": "train"}'], place=place)
+        screen.show("a 3", ["Traceback (most recent call last):", "  x", "E: y"], place=place)
+        screen.close()
+    one, event, error = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    assert one["message"] == "one"
+    assert event == {"event": "train", **place}
+    assert error["message"].endswith("E: y")
+    assert all(line["host"] == "a" and line["rank"] == 3 for line in (one, event, error))
 
 
 def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -> None:
