@@ -28,7 +28,43 @@ class Mutant:
 
 DOORS = "tests/attacks/test_doors.py"
 MIRROR = "tests/attacks/test_hostile_mirror.py"
+PODS = "tests/attacks/test_pod_templates.py"
 MUTANTS = [
+    Mutant(
+        what="a pod template may have aliases",
+        file="drumline/launch/pod_template.py",
+        code='if kind == "AliasEvent" or getattr(event, "anchor", None):',
+        instead="if False:",
+        tests=PODS,
+    ),
+    Mutant(
+        what="a number in a pod template may have any length",
+        file="drumline/launch/pod_template.py",
+        code="if len(node.value) > MAX_SCALAR:",
+        instead="if False:",
+        tests=PODS,
+    ),
+    Mutant(
+        what="line separators of Unicode are written as they are",
+        file="drumline/launch/templates.py",
+        code='return re.sub(r"[^ -~]", _escaped, text)',
+        instead="return text",
+        tests=PODS,
+    ),
+    Mutant(
+        what="a pod template may set the variables of the launch",
+        file="drumline/launch/pod_template.py",
+        code="if is_reserved and variables.get(name) != variables_after.get(name):",
+        instead="if False:",
+        tests=PODS,
+    ),
+    Mutant(
+        what="a flag may set what the launch sets in a pod",
+        file="drumline/cli/kubernetes_file.py",
+        code="if RESERVED.fullmatch(name):",
+        instead="if False:",
+        tests=PODS,
+    ),
     Mutant(
         what="any handshake proof is accepted",
         file="drumline/net/handshake.py",

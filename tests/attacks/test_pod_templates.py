@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,24 @@ def test_no_text_leaves_its_field(text: str, tmp_path: Path) -> None:
     (container,) = pod["spec"]["containers"]
     variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert variables["NOTE"] == text
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"image": "evil"},
+        {"command": ["sh", "-c", "id"]},
+        {"args": []},
+        {"env": [{"name": "DRUMLINE_SECRET", "value": "known"}]},
+        {"env": [{"name": "DRUMLINE_SSH", "value": "sh -c id"}]},
+        {"env": [{"name": "MASTER_ADDR", "value": "elsewhere"}]},
+    ],
+)
+def test_the_launch_is_what_the_user_asked_for(container: dict[str, Any], tmp_path: Path) -> None:
+    template = {"spec": {"containers": [{"name": "node", **container}]}}
+    text = manifest_text(manifest(program=TASK), "job")
+    with pytest.raises(UsageError, match=r"spec\.containers\[node\]\..*: the launch sets it"):
+        merged_manifest(text, template, tmp_path)
 
 
 @pytest.mark.parametrize(
