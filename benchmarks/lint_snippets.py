@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from drumline_lint.findings import Finding, Severity
 from drumline_lint.linter import all_docs, check, read_all
 from drumline_lint.reading.discovery import find_files
+from drumline_lint.reading.notebook import line_in_file
+from drumline_lint.reading.parse import Reading
 from drumline_lint.rules import all_rules
 from drumline_lint.settings import Settings
 
@@ -53,7 +56,16 @@ def read_case(path: Path) -> Case:
     rules = all_rules()
     settings = Settings(chosen=frozenset(all_docs(rules)))
     report = check(read_all(find_files([target]).files), rules, settings)
-    return Case(path.stem, description, [*report.findings, *report.hidden])
+    findings = [_in_file(finding, report.readings) for finding in report.findings]
+    findings += [_in_file(finding, report.readings) for finding in report.hidden]
+    return Case(path.stem, description, findings)
+
+
+def _in_file(finding: Finding, readings: Mapping[str, Reading]) -> Finding:
+    """With the line of the file, also where it was found in a notebook's cell."""
+    place = finding.place
+    line = line_in_file(readings[place.path].data, place.cell, place.line)
+    return replace(finding, place=replace(place, line=line))
 
 
 def read_cases(folder: Path) -> list[Case]:

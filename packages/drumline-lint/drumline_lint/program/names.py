@@ -60,6 +60,7 @@ _SAME = {
     "torch.nn.parallel.data_parallel.DataParallel": DATA_PARALLEL,
     "torch.utils.data.distributed.DistributedSampler": DISTRIBUTED_SAMPLER,
     "torch.utils.data.dataloader.DataLoader": LOADER,
+    "torch_geometric.loader.DataLoader": LOADER,
     "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
     "torch.amp.grad_scaler.GradScaler": "torch.amp.GradScaler",
     "drumline.training.manager.DDPManager": "drumline.DDPManager",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -30,6 +31,8 @@ _INDEXED = tuple(
     "datasets.load_from_disk torch.utils.data.ConcatDataset torch.utils.data.Subset "
     "torch.utils.data.TensorDataset torch.utils.data.random_split torchvision.datasets.".split()
 )
+_OF_RANKS = ("rank", "world", "replica", "process_index", "torch.distributed", "dist.")
+_CONSTANT_SEED = re.compile(r"(random|seed|default_rng)\(\d+\)")
 _DIVIDING = ("rank", "world", "shard", "split", "random", "shuffle", "replica", "skip")
 
 
@@ -62,7 +65,7 @@ def _gives_all(program: Program, call: ast.Call) -> bool:
         return False
     dataset = given(call, "dataset")
     # shuffle=True is refused for a dataset that can only be iterated over
-    is_ordered = samplers[0] is not None or _is_shuffled(program, call)
+    is_ordered = any(sampler is not None for sampler in samplers) or _is_shuffled(program, call)
     if not is_ordered and not _is_indexed(program, dataset) and not _is_stream(program, dataset):
         return False
     sources = [dataset, *samplers, given(call, "worker_init_fn"), given(call, "collate_fn")]
@@ -77,6 +80,7 @@ def _is_plain(program: Program, sampler: ast.expr | None) -> bool:
     return all(
         (isinstance(origin, ast.Constant) and origin.value is None)
         or (isinstance(origin, ast.Call) and _is_plain_class(program, origin.func))
+        or (isinstance(origin, ast.Call) and _is_plain_batch(program, origin))
         for origin in written_values(program, sampler)
     )
 
@@ -85,6 +89,13 @@ def _is_plain_class(program: Program, function: ast.expr) -> bool:
     """Also of several that are chosen from."""
     names = {getattr(value, "name", "") for value in program.values(function)}
     return bool(names) and names <= set(_PLAIN)
+
+
+def _is_plain_batch(program: Program, call: ast.Call) -> bool:
+    """`BatchSampler(RandomSampler(data), 16)`"""
+    is_batch = program.name_of(call.func) == "torch.utils.data.BatchSampler"
+    sampler = argument(call, 0, "sampler") if is_batch else None
+    return sampler is not None and _is_plain(program, sampler)
 
 
 def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
@@ -137,9 +148,19 @@ def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
     return bool(classes) and all(
         _iterates(program, owner)
         and _reads_file(program, owner)
-        and not any(word in program.source_of(owner).code(owner).lower() for word in _DIVIDING)
+        and not _divides(program.source_of(owner).code(owner).lower())
         for owner in classes
     )
+
+
+def _divides(text: str) -> bool:
+    """Whether the code of a dataset divides its samples between ranks, or draws them. One that
+    divides them between the workers of a loader, and names no ranks, does neither with a constant
+    seed."""
+    if "get_worker_info" not in text or any(word in text for word in _OF_RANKS):
+        return any(word in text for word in _DIVIDING)
+    is_drawn = "random" in text or "shuffle" in text
+    return is_drawn and _CONSTANT_SEED.search(text) is None
 
 
 def _streams(program: Program, part: ast.expr) -> bool:

@@ -43,7 +43,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
             is_mild = source.is_notebook or _is_of_one_epoch(program, call)
             severity = Severity.NOTE if is_mild else None
-            yield RULE.at(source, call, message, severity=severity)
+            once = _told_once(program, source, call)
+            if once is not None:
+                message = "set_epoch is called with one number only: every epoch has the same order"
+            yield RULE.at(source, once or call, message, severity=severity)
+
+
+def _told_once(program: Program, source: Source, sampler: ast.Call) -> ast.Call | None:
+    """`sampler.set_epoch(0)`"""
+    for call in program.index(source).calls.get("set_epoch", ()):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        is_own = any(getattr(value, "call", None) is sampler for value in program.values(owner))
+        if is_own and call.args and isinstance(call.args[0], ast.Constant):
+            return call
+    return None
 
 
 def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:

@@ -11,6 +11,8 @@ from drumline_lint.flow.distributed import has_several_nodes
 from drumline_lint.program.origins import previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
+from drumline_lint.reading.allocation import sees_one_gpu, tasks_per_node
+from drumline_lint.reading.launchers import PYTHON
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import devices_given
 
@@ -27,6 +29,18 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         kinds = {value.kind for value in program.values(device) if isinstance(value, Rank)}
         # a parameter of which no caller is seen may be the number of a process of mp.spawn
         is_seen = kinds == {"global"} and not any(isinstance(part, ast.Name) for part in origins)
+        if (
+            kinds == {"local"}
+            and _is_alone_with_gpu(program, source)
+            and device.lineno not in lines
+        ):
+            lines.add(device.lineno)
+            message = (
+                f"--gpus-per-task=1 shows each task one GPU, which is cuda:0 there: "
+                f"{source.code(device)} is none but on the first task"
+            )
+            fix = "choose cuda:0, or ask for --gpus-per-node"
+            yield RULE.at(source, device, message, fix=fix, severity=Severity.ERROR)
         earlier = [value for value in previous_values(program, device) if value is not None]
         if any(are_exclusive(program, value, device) for value in earlier):
             continue  # it is the global rank in another branch
@@ -35,6 +49,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
             severity = Severity.WARNING if has_several_nodes(program, source) else None
             yield RULE.at(source, device, message, severity=severity)
+
+
+def _is_alone_with_gpu(program: Program, source: Source) -> bool:
+    """Whether scripts start it, and all by Slurm with several tasks on a node and a GPU for each."""
+    started = program.launches_of(source)
+    return bool(started) and all(
+        launch.kind == PYTHON and sees_one_gpu(launch) and (tasks_per_node(launch) or 1) > 1
+        for launch in started
+    )
 
 
 def _numbers(device: ast.expr) -> list[ast.expr]:

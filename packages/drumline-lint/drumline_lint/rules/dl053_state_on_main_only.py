@@ -10,17 +10,28 @@ from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import called_name, calls_beside, dotted, is_after, owner_of
+from drumline_lint.program.tree import (
+    called_name,
+    calls_beside,
+    dotted,
+    enclosing_function,
+    is_after,
+    nodes_in,
+    owner_of,
+)
 from drumline_lint.reading.source import Source
-from drumline_lint.training.models import wraps_any
+from drumline_lint.training.models import has_devices, wraps_any
 from drumline_lint.training.steps import is_optimizer, is_scaler
 
-RULE = rule("DL053")
+RULE = rule("DL053", only_distributed=False)
+_TRAINER = "pytorch_lightning.Trainer"
 _SENDING = ("broadcast", "scatter", "all_gather_object", "broadcast_object_list")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Steps and restored states under a condition that holds on rank 0 only."""
+    """Steps and restored states under a condition that holds on rank 0 only, and what Lightning's
+    `prepare_data` leaves in the module."""
+    yield from _left_by_preparation(program, source)
     is_distributed = wraps_any(program) or "ccelerat" in source.text
     is_distributed = is_distributed and is_of_ranks(program, source)
     calls = program.index(source).calls if is_distributed else {}
@@ -28,6 +39,34 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         what = _changed(program, call) if _is_on_main_only(program, call) else ""
         if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
             yield RULE.at(source, call, f"only rank 0 {what}: the replicas differ from here on")
+
+
+def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
+    """`self.vocabulary = ...` in `prepare_data`, which one process of each node runs."""
+    is_several = any(has_devices(program, trainer) for trainer in program.all_calls(_TRAINER))
+    for owner in program.index(source).every(ast.ClassDef) if is_several else ():
+        is_of_lightning = any("Lightning" in str(base) for base in program.ancestry(owner)[1:])
+        method = program.method(owner, "prepare_data") if is_of_lightning else None
+        if method is None or method not in owner.body:
+            continue
+        attributes = nodes_in(owner, ast.Attribute, into_functions=True)
+        own = [part for part in attributes if getattr(part.value, "id", "") == "self"]
+        outside = [part for part in own if enclosing_function(part) not in (method, None)]
+        stored = {
+            part.attr
+            for part in outside
+            if isinstance(part.ctx, ast.Store)
+            and getattr(enclosing_function(part), "name", "") != "__init__"
+        }
+        read = {part.attr for part in outside if isinstance(part.ctx, ast.Load)} - stored
+        for part in own:
+            is_left = enclosing_function(part) is method and isinstance(part.ctx, ast.Store)
+            if is_left and part.attr in read:
+                message = (
+                    f"prepare_data runs in one process of each node: self.{part.attr} is not set "
+                    "in the others"
+                )
+                yield RULE.at(source, part, message, fix="set it in setup")
 
 
 def _is_on_main_only(program: Program, call: ast.Call) -> bool:

@@ -27,9 +27,9 @@ from drumline_lint.program.tree import (
     scope_of,
     statement_of,
 )
-from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part
+from drumline_lint.training.models import has_devices
 
 RULE = rule("DL061", only_distributed=False, in_tests=False)
 _TRAINER = "pytorch_lightning.Trainer"
@@ -67,7 +67,7 @@ def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
     """`self.log("val_loss", loss)` in a step of an evaluation, for a Trainer with several devices."""
     calls = list(program.calls(source, _LOG))
     trainers = list(program.all_calls(_TRAINER)) if calls else []
-    if not any(_has_devices(program, trainer) for trainer in trainers):
+    if not any(has_devices(program, trainer) for trainer in trainers):
         return
     severity = Severity.WARNING if all(_divides(program, trainer) for trainer in trainers) else None
     for call in calls:
@@ -88,20 +88,7 @@ def _divides(program: Program, trainer: ast.Call) -> bool:
     """Whether it has several devices, and gives each its own part of the data."""
     options = {keyword.arg for keyword in trainer.keywords}
     own_sampler = {"use_distributed_sampler", "replace_sampler_ddp", None}
-    return _has_devices(program, trainer) and not options & own_sampler
-
-
-def _has_devices(program: Program, trainer: ast.Call) -> bool:
-    """Whether a Trainer is told to use several devices."""
-    options = [argument(trainer, None, name) for name in ("strategy", "devices")]
-    values = [value for option in options for value in program.values(option)]
-    constants = [value.value for value in values if isinstance(value, ConstantValue)]
-    return any(
-        value.startswith(("ddp", "fsdp", "deepspeed"))
-        if isinstance(value, str)
-        else value not in (0, 1, None)
-        for value in constants
-    )
+    return has_devices(program, trainer) and not options & own_sampler
 
 
 def _is_left_apart(program: Program, loop: Loop) -> bool:

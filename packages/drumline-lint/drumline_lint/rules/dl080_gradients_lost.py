@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import batch_loops
+from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, ancestors, nodes_in
+from drumline_lint.program.tree import Loop, ancestors, called_name, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
@@ -36,6 +37,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 )
                 yield RULE.at(source, call, message)
         yield from _unsynced(program, source, loop, step)
+        yield from _never_synced(program, source, loop)
 
 
 def _tests(program: Program, node: ast.AST, loop: Loop) -> list[tuple[str, bool]]:
@@ -61,6 +63,22 @@ def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> I
                 "every rank steps with gradients of its own"
             )
             yield RULE.at(source, attribute, message)
+
+
+def _never_synced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
+    """`with model.no_sync():` around every backward pass, whatever the round."""
+    calls = nodes_in(loop, ast.Call)
+    passes = [call for call in calls if is_method(call, "backward")]
+    is_reduced = any("reduce" in called_name(call) for call in calls)
+    if is_reduced or not passes or not all(is_within(call, "no_sync") for call in passes):
+        return
+    for call in calls:
+        if is_method(call, "no_sync") and not _tests(program, call, loop):
+            message = (
+                "every micro-batch is under no_sync, also the one before the step: "
+                "gradients are never averaged over ranks"
+            )
+            yield RULE.at(source, call, message)
 
 
 def _meet(unsynced: tuple[str, bool], stepping: tuple[str, bool]) -> bool:

@@ -72,3 +72,16 @@ def is_on_default_gpu(program: Program, part: ast.expr) -> bool:
     names = [device, *(maker.args[0] for maker in makers if len(maker.args) == 1)]
     choices = [choice for name in names for choice in written_values(program, name)]
     return any(ConstantValue("cuda") in program.values(choice) for choice in choices)
+
+
+def has_devices(program: Program, trainer: ast.Call) -> bool:
+    """Whether a Trainer is told to use several devices."""
+    options = [argument(trainer, None, name) for name in ("strategy", "devices")]
+    values = [value for option in options for value in program.values(option)]
+    constants = [value.value for value in values if isinstance(value, ConstantValue)]
+    return any(
+        value.startswith(("ddp", "fsdp", "deepspeed"))
+        if isinstance(value, str)
+        else value not in (0, 1, None)
+        for value in constants
+    )
