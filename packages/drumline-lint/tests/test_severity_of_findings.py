@@ -34,9 +34,6 @@ SCALED = (
     + "scaler = torch.cuda.amp.GradScaler()\nnet = torch.nn.parallel.DistributedDataParallel(a)\n"
     "for x in batches:\n    scaler.scale(net(x)).backward()\n    scaler.step(fast)\n"
 )
-LISTED = (
-    START + "files = os.listdir('data')\nmine = files[dist.get_rank() :: dist.get_world_size()]\n"
-)
 SPAWNED = (
     IMPORTS + "import argparse\nimport torch.multiprocessing as mp\n"
     "def train(rank, args):\n    dist.init_process_group('nccl', rank=rank, world_size=args.gpus)\n"
@@ -236,7 +233,6 @@ SEVERITIES = {
         START + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
         Severity.ERROR,
     ),
-    "a listing on several nodes": ("DL047", "# torchrun --nnodes 2\n" + LISTED, Severity.NOTE),
     "a checkpoint of a spawn of several": (
         "DL014",
         SPAWNED.replace("COUNT", "4"),
