@@ -50,8 +50,8 @@ def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
         if method is None or method not in owner.body:
             continue
         attributes = nodes_in(owner, ast.Attribute, into_functions=True)
-        own = [part for part in attributes if getattr(part.value, "id", "") == "self"]
-        outside = [part for part in own if enclosing_function(part) not in (method, None)]
+        of_self = [part for part in attributes if getattr(part.value, "id", "") == "self"]
+        outside = [part for part in of_self if enclosing_function(part) not in (method, None)]
         stored = {
             part.attr
             for part in outside
@@ -59,7 +59,7 @@ def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
             and getattr(enclosing_function(part), "name", "") != "__init__"
         }
         read = {part.attr for part in outside if isinstance(part.ctx, ast.Load)} - stored
-        for part in own:
+        for part in of_self:
             is_left = enclosing_function(part) is method and isinstance(part.ctx, ast.Store)
             if is_left and part.attr in read:
                 message = (
