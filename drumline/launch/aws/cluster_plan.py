@@ -362,7 +362,11 @@ def make_plan(
         volume_price=volume_price,
         notes=[note for note in notes if note],
         unknowns=[f"whether {zone} has capacity: AWS reveals it only at `up`", *account.warnings],
-        other_zones={name: zone_prices[name] for name in other_zones},
+        other_zones={
+            name: zone_prices[name]
+            for name in other_zones
+            if not _is_above_ceiling(settings, zone_prices[name])
+        },
     )
 
 
@@ -593,13 +597,17 @@ def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
     return dict(account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"][0])
 
 
-def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
-    """Raise if the price of an instance is above --max-price, or unknown: AWS itself keeps that of
-    spot instances."""
-    if settings.max_price is None or (settings.spot and price is None):
-        return
+def _is_above_ceiling(settings: ClusterSettings, price: float | None) -> bool:
+    """Whether an instance costs more than --max-price, or what is not known: AWS itself keeps that
+    of spot instances."""
+    if settings.max_price is None:
+        return False
+    return not settings.spot if price is None else price > settings.max_price
 
-    if price is None or price > settings.max_price:
+
+def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
+    """Raise if an instance costs more than --max-price."""
+    if settings.max_price is not None and _is_above_ceiling(settings, price):
         now = f"costs {prices.dollars(price)} an hour" if price else "has no known price"
         raise UsageError(
             f"{settings.type} ({settings.market}) {now}, and --max-price is {prices.dollars(settings.max_price)}",

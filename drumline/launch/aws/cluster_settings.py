@@ -26,7 +26,7 @@ STACK_PREFIX = "drumline-"
 WIDEST_PREFIX = 8
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # Of AWS: user tags cannot begin with `aws:`, and one resource has at most 50 of them.
-USER_TAG = re.compile(r"(?!(?i:aws|drumline):)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}")
+USER_TAG = re.compile(r"(?!(?i:aws|drumline):|Name=)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}")
 MOST_TAGS = 40
 T = TypeVar("T")
 
@@ -287,7 +287,7 @@ def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
         yield f"--bucket: {settings.bucket!r} is not the name of a bucket; write NAME, without s3:// and a path"
     for tag in settings.tag:
         if not USER_TAG.fullmatch(tag):
-            yield f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or begins with aws: or drumline:"
+            yield f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or is not yours (aws:, drumline:, Name)"
     if len(settings.tag) > MOST_TAGS:
         yield f"--tag: {len(settings.tag)} tags, and AWS takes {MOST_TAGS} beside those of drumline"
 

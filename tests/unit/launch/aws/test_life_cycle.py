@@ -430,7 +430,12 @@ def test_as_many_failed_nodes_as_the_cluster_has_end_the_creation(
     reason: str,
 ) -> None:
     removed: list[str] = []
-    monkeypatch.setattr(cluster_creation, "take_down", lambda *_, **__: removed.append("all") or [])
+
+    def take_down_all(*_: object, **__: object) -> list[object]:
+        removed.append("all")
+        return []
+
+    monkeypatch.setattr(cluster_creation, "take_down", take_down_all)
     creating("CREATE_IN_PROGRESS")
     stub_failed_nodes(stub, "i-0", "i-1")
     for _ in range(3):

@@ -427,12 +427,24 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             {"bucket": "s3://my-data/train"},
             "--bucket: 's3://my-data/train' is not the name of a bucket; write NAME, without s3:// and a path",
         ),
+        (
+            {"bucket": "*"},
+            "--bucket: '*' is not the name of a bucket; write NAME, without s3:// and a path",
+        ),
         *(
             (
                 {"tag": [tag]},
-                f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or begins with aws: or drumline:",
+                f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or is not yours (aws:, drumline:, Name)",
             )
-            for tag in ("team", "=vision", "aws:x=1", "drumline:owner=jane", "a=b\n", "a=${x}")
+            for tag in (
+                "team",
+                "=vision",
+                "aws:x=1",
+                "drumline:owner=jane",
+                "Name=mine",
+                "a=b\n",
+                "a=${x}",
+            )
         ),
         (
             {"tag": [f"k{number}=v" for number in range(41)]},

@@ -68,6 +68,8 @@ def needed_by(resources: dict[str, Any], name: str) -> Iterator[str]:
         ("MountTarget", {"Subnet", "Group", "Volume"}),
         ("Group", {"Vpc"}),
         ("Routes", {"Vpc"}),
+        ("S3Endpoint", {"Vpc", "Routes"}),
+        ("BucketRights", {"Role"}),
         ("NatSubnet", {"Vpc"}),
         ("Profile", {"Role"}),
         ("SessionRights", {"Role"}),

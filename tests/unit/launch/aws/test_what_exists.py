@@ -150,3 +150,4 @@ def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
 def test_aws_keeps_the_limit_of_a_spot_price_that_is_unknown() -> None:
     settings = ClusterSettings(type="g6.12xlarge", spot=True, max_price=2.0)
     cluster_plan._check_ceiling(settings, None)
+    assert cluster_plan._is_above_ceiling(settings, 2.5), "such a zone is not tried next"
