@@ -3,12 +3,16 @@ cluster. The templates lie beside the code."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drumline.base.text import join_names, plural
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _HERE = Path(__file__).parent
 
@@ -16,6 +20,12 @@ _HERE = Path(__file__).parent
 def render(template: str, **values: Any) -> str:
     """The text of a template of this folder, without blank lines. For YAML, `quoted` puts a value in
     JSON's quotes, which YAML reads."""
+    lines = _environment().get_template(template).render(values).splitlines()
+    return "".join(f"{line}\n" for line in lines if line.strip())
+
+
+@functools.cache
+def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(  # noqa: S701 - no HTML
@@ -27,8 +37,7 @@ def render(template: str, **values: Any) -> str:
     environment.filters["quoted"] = quoted
     environment.filters["literal"] = _literal
     environment.globals |= {"plural": plural, "join_names": join_names}
-    lines = environment.get_template(template).render(values).splitlines()
-    return "".join(f"{line}\n" for line in lines if line.strip())
+    return environment
 
 
 def quoted(value: Any) -> str:

@@ -29,7 +29,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 SCRIPT = Program(("train.py", "--note", "a: 'b' #c\n$(HOME) \u00e9\u2028\U0001f941"))
 TASK = Program(("train", "digits", "--run", "/runs/digits"), is_task=True, run="/runs/digits")
 FORMS: tuple[Api, ...] = get_args(Api)
-VERSIONS = ("1.29", "1.34", "1.37")
+VERSIONS = ("1.29", "1.37")
 
 
 def manifest(**changes: Any) -> KubernetesJob:
