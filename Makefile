@@ -136,6 +136,9 @@ soak-faults: .venv/ready tools ## hundreds of faults on two hosts: which rank is
 soak-storm: .venv/ready tools ## one launch with a fault every 40 s for 30 minutes, unattended: does it recover, how much time is spent training
 	$(BIN)/python -m tests.multinode.storm
 
+soak-detach: .venv/ready tools ## a hundred detached jobs with random deaths and reboots: do they end as they should, is anything left
+	$(BIN)/python -m tests.multinode.detached_soak --count 100
+
 soak-calm: .venv/ready tools ## 10,000 healthy steps with pauses of every kind: no false alarm
 	$(BIN)/python -m tests.multinode.faults --false-alarms
 

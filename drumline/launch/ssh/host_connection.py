@@ -35,6 +35,8 @@ MAX_SHOWN = 1 << 12
 LAST_FRAME_S = 0.5
 # An ssh that was asked to end and does not (it is stopped, or a wrapper that ignores it) is killed.
 HANG_UP_S = 2.0
+# A host may take so many times as long to answer as the slowest of those that have.
+START_FACTOR = 3.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
 Int = Annotated[int, Meta(gt=-(1 << 53), lt=1 << 53)]
@@ -89,6 +91,22 @@ def decode_from_host(line: bytes, session: Session) -> Message | None:
     return frame
 
 
+@dataclass
+class StartTimes:
+    """How long hosts take to answer: one that takes much longer than the others is stuck."""
+
+    least_s: float
+    most_s: float
+    """While none has answered: all may load Python from one slow disk."""
+    measured_s: list[float] = field(default_factory=list)
+
+    @property
+    def limit_s(self) -> float:
+        if not self.measured_s:
+            return self.most_s
+        return min(self.most_s, max(self.least_s, START_FACTOR * max(self.measured_s)))
+
+
 @dataclass(eq=False)
 class HostConnection:
     """Opened once; closed when ssh has ended."""
@@ -105,6 +123,8 @@ class HostConnection:
     """How long it may be silent."""
     on_frame: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Called for each frame except heartbeats; set by the current attempt."""
+    start_times: StartTimes | None = None
+    """Of all hosts, where these set the limit in place of `start_timeout_s`."""
     session: Session = field(default_factory=lambda: Session(max_bytes=MAX_PIPE_BYTES))
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
@@ -126,6 +146,7 @@ class HostConnection:
     """How far the host's monotonic clock is ahead of ours, as measured in the shortest round
     trip."""
     _round_trip_s: float = float("inf")
+    _opened_at: float = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -206,6 +227,7 @@ class HostConnection:
         """Send heartbeats, and hang up when the host does not answer them."""
         assert self.writer
         notice = WaitNotice()
+        self._opened_at = time.monotonic()
         for number in itertools.count():
             if self.writer.transport.get_write_buffer_size() < MAX_UNSENT:
                 latest = list(self._heartbeats.items())[-10:]
@@ -229,7 +251,8 @@ class HostConnection:
                 f"waiting for {self.host.address} to start, {notice.waited_s:.0f} s so far"
             )
 
-        if notice.waited_s > self.start_timeout_s:
+        limit_s = self.start_times.limit_s if self.start_times else self.start_timeout_s
+        if notice.waited_s > limit_s:
             self.is_stuck = True
             self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
             self.hang_up()
@@ -241,7 +264,10 @@ class HostConnection:
             self.stdout.append(decoded(line[:MAX_SHOWN]))
             return
 
-        self.heard_at = time.monotonic()
+        now = time.monotonic()
+        if self.start_times and not self.heard_at:
+            self.start_times.measured_s.append(now - self._opened_at)
+        self.heard_at = now
         if frame["kind"] != "heartbeat":
             self.on_frame(frame)
         elif (sent := self._heartbeats.pop(frame["number"], None)) is not None:

@@ -14,7 +14,7 @@ from drumline.base.errors import ExitCode
 from drumline.base.text import join_names, plural
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import remote_module, ssh_words
-from drumline.launch.ssh.host_connection import HostConnection
+from drumline.launch.ssh.host_connection import HostConnection, StartTimes
 from drumline.launch.ssh.hosts_job import variables_for_ranks
 from drumline.tools.doctor.doctor_report import result_line
 from drumline.tools.doctor.finding import Finding, Level, has_problems
@@ -47,6 +47,8 @@ UNSET = "unset"
 NODE_SERVER = "drumline.tools.doctor.pairs.node_server"
 # Shorter than the time limit for a host's answer, so that ssh itself reports what is wrong.
 SSH_CONNECT_S = 6
+# For the start of Python on a slow disk, while no host has answered.
+MAX_START_S = 60.0
 # Importing torch from a cold file server takes half a minute; the collectives themselves a second.
 LIMIT_S = 90.0
 ANSWER_MARGIN_S = 10.0
@@ -296,8 +298,12 @@ async def check_over_ssh(
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
     command = remote_module(NODE_SERVER, python, None)
     cwd = Path.cwd()
+    start_times = StartTimes(START_S, MAX_START_S)
     connections = [
-        HostConnection(host, ssh_words(ssh, host, command, cwd=cwd), START_S) for host in hosts
+        HostConnection(
+            host, ssh_words(ssh, host, command, cwd=cwd), START_S, start_times=start_times
+        )
+        for host in hosts
     ]
     clients = [NodeClient(connection, python=python) for connection in connections]
     slots = {number: host.slots for number, host in enumerate(hosts)}

@@ -578,3 +578,33 @@ def test_a_job_is_not_over_while_a_host_is_tried_again(make: Make) -> None:
         assert controller._is_over.is_set()
 
     asyncio.run(go())
+
+
+def test_a_host_that_others_do_not_know_by_its_name_has_the_address_of_ssh(make: Make) -> None:
+    controller = make()
+    a, b, c = controller.remotes
+    for remote, address in ((a, "10.0.0.1"), (b, "fd00::2"), (c, "-oProxyCommand=x")):
+        content = {"address": address, "unknown_names": ["b", "c"] if remote is a else []}
+        remote._remember({"kind": "hello", "protocol": PROTOCOL, **content})
+    nodes = controller.job.placed(controller.hosts_with_addresses())
+    assert [node.address for node in nodes] == ["a", "fd00::2", "c"], "as no option for ssh"
+    assert nodes[1].peers == ("a", "b", "c"), "people know them by their names"
+
+
+def test_a_host_differs_by_its_line_in_the_hostfile(make: Make) -> None:
+    hosts = [Host("a"), Host("me@b", None, "", "/other/python", "/else where"), Host("c")]
+    controller = make(hosts=hosts)
+    a, b, _ = (" ".join(remote.connection.words) for remote in controller.remotes)
+    assert "--chdir=/code '/py thon' -m" in a
+    assert "'--chdir=/else where' /other/python -m" in b
+
+
+def test_a_host_is_stuck_when_it_takes_longer_than_the_others() -> None:
+    times = connection_module.StartTimes(least_s=8.0, most_s=60.0)
+    assert times.limit_s == 60.0, "none has answered"
+    times.measured_s.append(0.5)
+    assert times.limit_s == 8.0
+    times.measured_s.append(10.0)
+    assert times.limit_s == 30.0
+    times.measured_s.append(50.0)
+    assert times.limit_s == 60.0
