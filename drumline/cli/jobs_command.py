@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from drumline.base.errors import ExitCode, UsageError
@@ -112,9 +112,8 @@ def _cells(nodes: Mapping[str, JobRecord]) -> tuple[str, ...]:
     """`nodes`: by host."""
     records = list(nodes.values())
     states = {host: _state(record) for host, record in nodes.items()}
-    common = set(states.values())
-    state = ", ".join(sorted(common))
-    if len(common) > 1:
+    state = states[next(iter(states))]
+    if len(set(states.values())) > 1:
         state = ", ".join(f"{state} on {host}" for host, state in states.items())
     step = max(record.step for record in records)
     age = duration(max(0.0, time.time() - records[0].since))
@@ -124,7 +123,7 @@ def _cells(nodes: Mapping[str, JobRecord]) -> tuple[str, ...]:
         f"{step:,}" if step else "-",
         f"{age} ago",
         ",".join(records[0].hosts),
-        _first(record.run for record in records) or "-",
+        records[0].run or "-",
     )
 
 
@@ -132,7 +131,3 @@ def _state(record: JobRecord) -> str:
     if record.state != ENDED:
         return record.state
     return ENDINGS.get(record.code, f"failed (exit code {record.code})")
-
-
-def _first(texts: Iterable[str]) -> str:
-    return next(filter(None, texts), "")

@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
 from drumline.base.text import plural
@@ -25,6 +25,7 @@ from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
 
+T = TypeVar("T")
 SERVICE = "drumline.launch.detached.host_service"
 THIS_MACHINE = Host("localhost")
 
@@ -177,9 +178,7 @@ async def _launch(job: DetachedJob, screen: Screen, follow: str) -> int:
             python_path=job.python_path,
             request={"action": "stop", "name": job.name, "save": False},
         )
-        undoing = Conversation(question, screen)
-        await undoing.run()
-        await undoing.close()
+        await _ask(question, screen)
 
     if controller.lost:
         screen.report_last(f"error: {controller.lost}", "try: the same command again")
@@ -191,14 +190,7 @@ async def _launch(job: DetachedJob, screen: Screen, follow: str) -> int:
 
 def list_jobs(question: Question) -> Conversation:
     """What the hosts answer."""
-    conversations: list[Conversation] = []
-
-    async def ask(screen: Screen) -> int:
-        conversations.append(await _ask(question, screen))
-        return ExitCode.SUCCESS
-
-    _with_screen(ask)
-    return conversations[0]
+    return _with_screen(lambda screen: _ask(question, screen))
 
 
 def stop_job(question: Question, name: str, *, save: bool) -> int:
@@ -314,7 +306,7 @@ async def _ask(question: Question, screen: Screen) -> Conversation:
 
 
 @contextlib.contextmanager
-def _handling(handle: Any) -> Any:
+def _handling(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Have these signals call it."""
     loop = asyncio.get_running_loop()
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -328,10 +320,10 @@ def _handling(handle: Any) -> Any:
             loop.remove_signal_handler(number)
 
 
-def _with_screen(run: Any) -> int:
+def _with_screen(run: Callable[[Screen], Coroutine[Any, Any, T]]) -> T:
     sys.stdout.flush()
     screen = Screen()
     try:
-        return int(asyncio.run(run(screen)))
+        return asyncio.run(run(screen))
     finally:
         screen.close()
