@@ -51,12 +51,14 @@ FOREIGN = {
     "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
     "Resource creation cancelled": "CloudFormation",
+    "sufficient .*capacity|no Spot capacity|InsufficientInstanceCapacity|UnfulfillableCapacity": "EC2",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
 FOREIGN_MODULES = {
     "watch/sidecar/system_evidence.py": "the kernel's log",
     "tools/tune/nccl_log.py": "NCCL's log",
     "tools/tune/job_faults.py": "logs of programs, and torch's watchdog",
+    "tools/tune/tracebacks.py": "Python's tracebacks",
 }
 
 

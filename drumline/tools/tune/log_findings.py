@@ -35,6 +35,7 @@ START = LogMoment((0, 0, 0.0), 0)
 LAST = LogMoment((99, 0, 0.0), 0)
 CONSEQUENCES: Set[Precedence] = {"symptom", "disconnect", "outcome", "echo"}
 NO_INFINIBAND = ("no InfiniBand", "no InfiniBand library")
+NCCLS_ERRORS = ("wrapped",)  # kinds of what NCCL reports to torch
 UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
 NO_P2P = (
     "NCCL_P2P_DISABLE=1 shows whether it is that, and trains without it; then turn off ACS and the "
@@ -144,7 +145,7 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             finding = replace(finding, level="problem", what=what)
 
         # What NCCL says of itself is more than a launcher's summary.
-        comes_first = fault.origin in faults.failed_first or message.kind == "wrapped"
+        comes_first = fault.origin in faults.failed_first or message.kind in NCCLS_ERRORS
         yield RankedFinding(finding, precedence, fault.moment, comes_first)
 
     for plain in faults.plain.values():
