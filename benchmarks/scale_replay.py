@@ -152,8 +152,8 @@ def replayed(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     steps = [replay.step() for _ in range(order["steps"])]
     mean_s = (time.perf_counter() - begin) / len(steps)
     cpu_s = (time.process_time() - begin_cpu_s) / len(steps)
-    cpu_wait.stop()
-    wait_s = (cpu_wait.waited_s or 0.0) / len(steps)
+    cpu_use = cpu_wait.stop()
+    wait_s = cpu_use.waited_s / len(steps) if cpu_use else 0.0
     return {"mean_s": mean_s, "step_s": steps, "cpu_s": cpu_s, "cpu_wait_s": wait_s}
 
 
