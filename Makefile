@@ -83,9 +83,10 @@ bench-doctor: .venv/ready ## how long the doctor plans and reports for 256 hosts
 bench-preflight: .venv/ready ## what comparing ranks before the first step costs
 	$(BIN)/python -m benchmarks.preflight
 
-bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats of a step, a run with it and without it
+bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats of a step, a run with it and without it, scrapes of /metrics
 	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.script_steps
+	$(BIN)/python -m benchmarks.metrics_scrapes
 
 bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on links of 25 and 100 Mbit/s
 	$(BIN)/python -m benchmarks.comm_hooks

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
+from drumline.base.errors import UsageError
 from drumline.base.rank_environment import NODE_START
 from drumline.base.text import PREFIX
 from drumline.base.untrusted import parse_json
@@ -28,8 +29,10 @@ FORMAT = "DRUMLINE_LOG_FORMAT"
 """`json`: the format of what this process and those it starts print."""
 IS_WRAPPED = "DRUMLINE_LOG_IS_WRAPPED"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+OF_TERMINALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
 QUIET_S = 0.05
+LONGEST_S = 0.3
 MAX_BATCH = 1 << 20
 TRACEBACK = "Traceback (most recent call last)"
 LEVELS = {
@@ -46,7 +49,14 @@ def is_wrapped() -> bool:
 
 def wrap_output() -> None:
     """Where the format is JSON, and no process before this one does it: go on in a child."""
-    if os.environ.get(FORMAT) != "json" or is_wrapped():
+    match os.environ.get(FORMAT) or "text":
+        case "text":
+            return
+        case "json":
+            pass
+        case name:
+            raise UsageError(f"{FORMAT} is {name!r}: it takes text or json")
+    if is_wrapped():
         return
     os.environ[IS_WRAPPED] = "1"
     if NODE_START in os.environ:  # our launcher does it on another host, with what ranks print here
@@ -67,46 +77,60 @@ def wrap_output() -> None:
 
 def _wrap(reader: int, child: int) -> None:
     """Wrap what comes, pass signals on, and exit as the child does."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
-
-    for number in PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, pass_on)
+    _pass_signals_on(child)
     rank = {"rank": int(os.environ["RANK"])} if os.environ.get("RANK", "").isdigit() else {}
     fields = {"host": socket.gethostname(), **rank}
     partial = b""
-    status = None
-    while status is None or select.select([reader], [], [], 0)[0]:
-        if status is None:
-            ended, code = os.waitpid(child, os.WNOHANG)
-            status = code if ended else None
-        batch = _read_batch(reader)
-        if batch is None:
-            break
+    ended = status = 0
+    is_open = True
+    # What it leaves running may hold the pipe; what it has written itself is in the last batch.
+    while is_open and not ended:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        batch, is_open = _read_batch(reader)
         *lines, partial = (partial + batch).split(b"\n")
         if len(partial) > MAX_BATCH:
             lines.append(partial)
             partial = b""
         _write(as_objects(map(_decoded, lines), fields))
-    _write(as_objects(map(_decoded, filter(None, [partial])), fields))
-    _exit_like(os.waitpid(child, 0)[1] if status is None else status)
+    _write(as_objects([_decoded(partial)], fields))
+    if not ended:
+        _, status = os.waitpid(child, 0)
+    _exit_like(status)
 
 
-def _read_batch(reader: int) -> bytes | None:
-    """What is there until it is quiet; None: nobody is left to write."""
+def _pass_signals_on(child: int) -> None:
+    """Except those that a terminal sends to both."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    has_terminal = os.isatty(0)
+    for number in PASSED_ON:
+        if has_terminal and number in OF_TERMINALS:
+            signal.signal(number, signal.SIG_IGN)
+        elif signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+
+
+def _read_batch(reader: int) -> tuple[bytes, bool]:
+    """What is there until it is quiet, so that a traceback is whole; and whether anybody is left to
+    write."""
     batch = b""
-    while len(batch) < MAX_BATCH and select.select([reader], [], [], QUIET_S)[0]:
+    end = time.monotonic() + LONGEST_S
+    while len(batch) < MAX_BATCH and time.monotonic() < end:
+        if not select.select([reader], [], [], QUIET_S)[0]:
+            break
         data = os.read(reader, 1 << 16)
         if not data:
-            return batch or None
+            return batch, False
         batch += data
-    return batch
+    return batch, True
 
 
 def _decoded(line: bytes) -> str:
-    return line.decode(errors="backslashreplace")
+    """Without what a progress bar has overwritten."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="backslashreplace")
 
 
 def _write(objects: Iterable[str]) -> None:

@@ -121,8 +121,8 @@ def metrics_endpoint(text: str) -> tuple[str, int] | None:
         ipaddress.ip_address(address)
     except ValueError:
         return None
-    is_port = port.isascii() and port.isdigit() and int(port[:9]) < 1 << 16
-    return (address, int(port[:9])) if is_port else None
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16
+    return (address, int(port)) if is_port else None
 
 
 def sync_interval(text: str) -> int | None:

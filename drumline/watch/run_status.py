@@ -157,9 +157,9 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
         return None
 
     events = (parse_line(line) or {} for line in reversed(lines))
-    # A tracker that is closed after the end may warn; the first event of the next start has number
+    # A tracker that is closed after the end may warn, a mirror reports; the first event of the next start has number
     # 0.
-    late = ("warning", "note")
+    late = ("warning", "note", "mirrored")
     event = next(
         (event for event in events if event.get("kind") not in late or event.get("number") == 0), {}
     )

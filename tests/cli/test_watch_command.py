@@ -237,6 +237,14 @@ def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
+def test_what_a_mirror_reports_late_does_not_hide_the_end(tmp_path: Path) -> None:
+    event(tmp_path, "end", age_s=5)
+    log = tmp_path / "events" / "rank-00000.jsonl"
+    late = {"kind": "mirrored", "newest": 7, "number": 9, "step": 7, "time": time.time()}
+    log.write_text(log.read_text() + json.dumps(late) + "\n")
+    assert RunStatusReader(tmp_path).read().state == "done"
+
+
 def test_what_is_shown_when_there_is_nothing_to_see(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,24 @@ def test_it_does_not_wait_for_what_a_command_leaves_running() -> None:
     assert time.monotonic() - began < 20
 
 
+def test_a_command_that_prints_all_the_time_is_shown_at_once() -> None:
+    """And what it leaves behind, which prints on, does not keep it from ending."""
+    forever = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.01)"
+    program = f"import subprocess, sys, time\nleft = subprocess.Popen([sys.executable, '-c', {forever!r}], start_new_session=True)\nprint('pid', left.pid, flush=True)\ntime.sleep(1)"  # fmt: skip
+    done = run(program)
+    messages = [json.loads(line)["message"] for line in done.stdout.splitlines()]
+    (left,) = [int(message.split()[1]) for message in messages if message.startswith("pid ")]
+    os.kill(left, signal.SIGKILL)
+    assert done.returncode == 0
+    times = {json.loads(line)["time"] for line in done.stdout.splitlines()}
+    assert len(times) > 2, "more than one batch"
+
+
+def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+    done = run("print('1%\\r50%\\r100%\\r')")
+    assert json.loads(done.stdout)["message"] == "100%"
+
+
 def test_a_signal_reaches_the_command_and_a_kill_ends_it(tmp_path: Path) -> None:
     program = (
         WRAPS + "import os, signal, sys, time\n"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import SGD
 
 from drumline.base.errors import PreflightError, UsageError
+from drumline.base.json_output import FORMAT, wrap_output
 from drumline.checkpoint.writer import is_writer
 from drumline.cli.train_rank import live_nodes
 from drumline.config.fields import FIELDS
@@ -68,6 +69,7 @@ NAMES = {
     "watch.sidecar": ("auto", "on", "off"),
     "watch.on_hang": ("restart", "stop", "report"),
     "log.display": ("auto", "live", "plain", "none"),
+    "log.format": ("text", "json"),
     "log.trackers": ("wandb", "mlflow", "tensorboard"),
 }
 NEW: Any = "a new name"
@@ -239,6 +241,12 @@ def resolve_difference(name: Any) -> object:
     return ReplicaComparison._resolve(check, difference, {}, 1)
 
 
+def print_as(name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FORMAT, name)
+        wrap_output()
+
+
 PLACES: dict[str, Callable[[], object]] = {
     "optim.schedule": lambda: schedule(NEW),
     "optim.scale_lr": lambda: peak_rate(OptimConfig(scale_lr=NEW), world_size=2),
@@ -266,6 +274,7 @@ PLACES: dict[str, Callable[[], object]] = {
     "watch.sidecar": lambda: is_watched(NEW, 2),
     "watch.on_hang": lambda: sidecar_ends_job(NEW),
     "log.display": lambda: make_display(NEW, io.StringIO()),
+    "log.format": lambda: print_as(NEW),
 }
 
 

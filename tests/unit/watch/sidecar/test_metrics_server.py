@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.config.schema import metrics_endpoint
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar import metrics_server
 from drumline.watch.sidecar.prometheus_metrics import METRICS, PREFIX
@@ -123,6 +124,20 @@ def test_a_port_that_is_in_use_is_reported_once_and_tried_again(
             assert value(parsed(scrape(port)), "rank_up", rank=0) == 1
         finally:
             node.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("9464", ("127.0.0.1", 9464)), ("0", ("127.0.0.1", 0)), ("10.0.0.5:9464", ("10.0.0.5", 9464)),
+        ("[::1]:9464", ("::1", 9464)), ("node-a:9464", None), ("65536", None), ("0000009464", None),
+        ("-1", None), ("", None), ("٣", None), ("127.0.0.1", None), ("127.0.0.1:", None),
+    ],
+)  # fmt: skip
+def test_an_endpoint_is_a_port_or_an_address_with_one(
+    text: str, endpoint: tuple[str, int] | None
+) -> None:
+    assert metrics_endpoint(text) == endpoint
 
 
 @pytest.mark.parametrize("endpoint", ["192.0.2.1:9464", "[2001:db8::1]:9464"])

@@ -1,0 +1,15 @@
+"""A host without GPUs, or without a driver, has no such figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drumline.watch.sidecar.gpu_figures import GpuReader
+
+
+def test_no_gpus_no_figures() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this host has GPUs: tests/gpu/test_gpu_figures.py")
+    reader = GpuReader()
+    assert reader.read() == reader.read() == []
