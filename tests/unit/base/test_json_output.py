@@ -116,8 +116,12 @@ def test_it_does_not_wait_for_what_a_command_leaves_running() -> None:
 
 def test_a_command_that_prints_all_the_time_is_shown_at_once() -> None:
     """And what it leaves behind, which prints on, does not keep it from ending."""
-    forever = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.01)"
-    program = f"import subprocess, sys, time\nleft = subprocess.Popen([sys.executable, '-c', {forever!r}], start_new_session=True)\nprint('pid', left.pid, flush=True)\ntime.sleep(1)"  # fmt: skip
+    forever = "import time\nwhile True:\n    print(0, flush=True)\n    time.sleep(0.01)"
+    program = (
+        f"import subprocess, sys, time\nwords = [sys.executable, '-c', {forever!r}]\n"
+        "left = subprocess.Popen(words, start_new_session=True)\n"
+        "print('pid', left.pid, flush=True)\ntime.sleep(1)"
+    )
     done = run(program)
     messages = [json.loads(line)["message"] for line in done.stdout.splitlines()]
     (left,) = [int(message.split()[1]) for message in messages if message.startswith("pid ")]
