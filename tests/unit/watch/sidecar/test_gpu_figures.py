@@ -10,6 +10,6 @@ from drumline.watch.sidecar.gpu_figures import GpuReader
 
 def test_no_gpus_no_figures() -> None:
     if torch.cuda.is_available():
-        pytest.skip("this host has GPUs: tests/gpu/test_gpu_figures.py")
+        pytest.skip("this host has GPUs: tests/gpu/test_gpu_figures_cuda.py")
     reader = GpuReader()
     assert reader.read() == reader.read() == []
