@@ -1,7 +1,7 @@
 """Logs of public threads, with the cause each thread ended with: how many are explained.
 
-Of these 246, all were read while the catalogue of messages was written, so they show that nothing got
-lost, not how the tool does on other logs; that is measured on logs that nobody has read
+Of these 288, all but the last 42 (Q) were read while the catalogue of messages was written, so they
+show that nothing got lost, not how the tool does on other logs; that is measured on logs that nobody has read
 (`benchmarks/tune_logs.py`).
 """
 
@@ -16,7 +16,7 @@ from drumline.tools.tune.log_findings import has_trouble, log_findings
 from drumline.tools.tune.nccl_log import NcclLog
 
 THREADS = Path(__file__).parents[3] / "data" / "nccl" / "threads"
-FLOOR = 245
+FLOOR = 283
 # Slow or waiting, and no error in them.
 WITHOUT_ERROR = {
     "08-default-image",
@@ -30,13 +30,16 @@ WITHOUT_ERROR = {
     "L049",
     "M005",
     "M011",
+    "Q021",
+    "Q030",
+    "Q034",
 }
 
 
 def test_the_cause_of_the_threads_is_the_first_finding() -> None:
     cases = read_cases(THREADS)
     wrong = [case.name for case in cases if not case.is_right]
-    assert len(cases) == 246
+    assert len(cases) == 288
     assert len(cases) - len(wrong) >= FLOOR, wrong
 
 
