@@ -23,11 +23,13 @@ from drumline.base.errors import UsageError
 from drumline.base.untrusted import (
     check_own_file,
     check_own_folder,
+    flush_folder,
     from_json,
     open_append,
     parse_json,
     read_regular,
     replace_text,
+    replacing,
 )
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.net.frames import encode
@@ -124,7 +126,9 @@ class JobFolder:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with open_append(self._spec) as file:
             file.write(json.dumps(asdict(spec)).encode())
+            os.fsync(file.fileno())
         self.write_state(JobState())
+        flush_folder(self.path)
 
     def check(self) -> None:
         """An OSError if others could have written to it."""
@@ -143,7 +147,11 @@ class JobFolder:
         return from_json(JobState, parse_json(read_regular(self._state)))
 
     def write_state(self, state: JobState) -> None:
-        replace_text(self._state, json.dumps(asdict(state)))
+        """It is on disk when this returns: after a power failure the job continues from it."""
+        with replacing(self._state) as file:
+            file.write(json.dumps(asdict(state)).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def note(self, kind: str, **content: Any) -> None:
         """Add a frame to those that `drumline attach` shows."""
