@@ -27,6 +27,7 @@ from drumline.launch.detached.job_folder import (
     JobSpec,
     folders_of,
     jobs_folder,
+    wrong_job_name,
 )
 from drumline.launch.detached.keeper import STOPPED
 from drumline.launch.node.guard import job_processes
@@ -77,6 +78,8 @@ def _answer(request: Request, link: ControllerLink) -> None:
 
 def _launch(request: Request, link: ControllerLink) -> None:
     """Check what can be checked, and start the keeper when all hosts have answered."""
+    if wrong := wrong_job_name(request["name"]):
+        raise DrumlineError(wrong)
     frame = {name: value for name, value in request.items() if name != "action"}
     if problems := list(refusals(frame)):
         link.out.send("refused", problems=problems)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from drumline.base.errors import DrumlineError
 from drumline.base.untrusted import make_own_folder, open_append, replace_text
 from drumline.launch.detached.job_folder import JobFolder
 
@@ -65,7 +66,7 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
 
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     if _add_to_crontab(folder, words):
         return ""
     return NO_REBOOT.format(host=host, why=why, fix=fix)
@@ -115,7 +116,10 @@ def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None
     replace_text(unit, text)
     if not (_systemctl("daemon-reload") and _systemctl("enable", "--quiet", "--now", unit.name)):
         remove(folder)
-        raise OSError(0, f"systemctl --user could not start {unit.name}")
+        raise DrumlineError(
+            f"systemctl --user could not start {unit.name}",
+            next_step="check that `systemctl --user` works there, or `loginctl disable-linger`",
+        )
 
 
 def _systemctl(*words: str) -> bool:
