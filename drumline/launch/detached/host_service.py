@@ -40,6 +40,8 @@ Request = Mapping[str, Any]
 DOWN = "down"
 """The state of a job whose keeper does not run, though the job has not ended."""
 START_S = 10.0
+# How often a command that follows a job looks whether its keeper runs.
+CHECK_S = 2.0
 
 
 def main() -> int:
@@ -201,6 +203,7 @@ def _follow(request: Request, link: ControllerLink) -> None:
     )
     link.out.send("hello", protocol=PROTOCOL)
     was_down = False
+    checked_at = 0.0
     frames = _Frames(folder.frames)
     while link.is_alive:
         for frame in frames.read():
@@ -213,12 +216,16 @@ def _follow(request: Request, link: ControllerLink) -> None:
                 return
 
         output.send_news()
+        link.read()
+        if time.monotonic() - checked_at < CHECK_S:
+            continue
+
+        checked_at = time.monotonic()
         is_down = _record(folder)["state"] == DOWN
         if is_down and not was_down:
             text = f"the job does not run on {spec.machine}: its keeper was ended"
             link.out.send("notice", text=f"warning: {text}")
         was_down = is_down
-        link.read()
 
 
 class _Frames:
