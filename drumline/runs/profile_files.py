@@ -138,6 +138,11 @@ class OptimizerFacts:
     """Of the parameters."""
     is_fused: bool
     is_foreach: bool
+    float64_bytes: int = 0
+    """Of `num_bytes`."""
+    unused_gradients: float = 0.0
+    """Which part of the bytes of gradients no optimizer uses: of weights that none has, or whose
+    rate is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,12 +260,15 @@ class ScriptProfile:
             atexit.unregister(self._capture.finish)
             self._capture.modules.clear()
             self._capture.optimizer = None
+            self._capture.optimizers.clear()
             self._stop_late()
             self._finish()
 
     def _add(self, optimizer: Any) -> None:
         """It has taken its first step."""
         self._optimizers.append(id(optimizer))
+        if not self._has_finished:
+            self._capture.optimizers.append(optimizer)
         parameters = {
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         }

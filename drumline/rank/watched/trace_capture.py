@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +124,8 @@ class TraceCapture:
         self.modules: list[torch.nn.Module] = []
         """Those that are trained: where DDP's buckets are looked for."""
         self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
+        """All that take steps, also one inside another one."""
         self.num_optimizers = 1
         self._workers: ChildTimes
         self._worker_use: WorkerUse | None = None
@@ -354,7 +356,7 @@ class TraceCapture:
             cpu_run_s=None if cpu_use is None else cpu_use.ran_s / max(1, num_steps),
             pauses=tuple(self._pauses),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
-            optimizer=None if self.optimizer is None else optimizer_facts(self.optimizer),
+            optimizer=self._optimizer_facts(),
             num_optimizers=self.num_optimizers,
             workers=self._worker_use,
             has_sync_batchnorm=any(
@@ -365,6 +367,12 @@ class TraceCapture:
             stacks=self._stacks,
             job=job,
         )
+
+    def _optimizer_facts(self) -> OptimizerFacts | None:
+        if self.optimizer is None:
+            return None
+        facts = optimizer_facts(self.optimizer)
+        return replace(facts, unused_gradients=unused_gradients(self.modules, self.optimizers))
 
 
 class CpuUse(NamedTuple):
@@ -460,7 +468,36 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
         num_bytes=sum(parameter.nbytes for parameter in parameters),
         is_fused=all(bool(group.get("fused")) for group in groups),
         is_foreach=all(bool(group.get("foreach")) for group in groups),
+        float64_bytes=sum(
+            parameter.nbytes for parameter in parameters if parameter.dtype == torch.float64
+        ),
     )
+
+
+def unused_gradients(
+    modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> float:
+    """`OptimizerFacts` describes it. 0: also with several models, or where some weights may have no
+    gradient."""
+    if len(modules) != 1 or getattr(modules[0], "find_unused_parameters", False):
+        return 0.0
+
+    updated = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if float(group.get("lr", 1.0)) > 0
+    }
+    total = 0
+    used = 0
+    for parameter in modules[0].parameters():
+        if parameter.requires_grad:
+            total += parameter.nbytes
+            used += parameter.nbytes if id(parameter) in updated else 0
+
+    # With none that is used, optimizers have other tensors than the model, or no rate as yet.
+    return 1 - used / total if used else 0.0
 
 
 class SyncLines:

@@ -83,6 +83,7 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
         other_collectives_rules,
         _device_idles,
         host_rules,
+        _float64,
         _fp32,
     )
     advice_of_rules = [
@@ -141,7 +142,9 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     loading = Loading.of(running)
     text = f"a rank waits {of_step(result, waited)} for its batch"
     if loading.workers:
-        text += f", which {plural(loading.workers, 'worker')} load"
+        text += (
+            f", which {plural(loading.workers, 'worker')} load{'s' if loading.workers == 1 else ''}"
+        )
     line = first_line(result, "data")
     if line is not None:
         text += f"; it {'waits' if is_waiting(line) else 'computes'} mostly at {at_line(line)}"
@@ -163,8 +166,8 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         **more_workers(result, loading.more_workers),
         cost_s=waited,
         saved_s=Savings(likely, most_s, 0.8 * likely),
-        derivation=f"a batch takes {latency(loading.batch_s)} to load, {loading.more_workers} at once; the rest takes "
-        f"{latency(loading.working_s)}",
+        derivation=f"a batch takes {latency(loading.batch_s)} to load; workers load {loading.more_workers} at once; "
+        f"the rest takes {latency(loading.working_s)}",
     )
 
 
@@ -334,9 +337,33 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
         )
 
 
+def _is_float64(result: ProfileResult) -> bool:
+    """Whether most of the parameters are."""
+    optimizer = result.optimizer
+    return optimizer is not None and optimizer.float64_bytes > optimizer.num_bytes / 2
+
+
+def _float64(result: ProfileResult) -> Iterator[Advice]:
+    """Its numbers have twice the bytes; a CPU computes half as many at once, many GPUs far fewer."""
+    if not _is_float64(result):
+        return
+
+    compute_s = result.parts_s["compute"]
+    cost_s = compute_s / 2
+    yield Advice(
+        bottleneck="float64",
+        text=f"the model's parameters are float64, in which it computes {of_step(result, compute_s)}",
+        remedy="call .float() on the model and on its data (autocast and --train.precision leave float64 as it is)",
+        changes_training=True,
+        cost_s=cost_s,
+        saved_s=Savings(cost_s, 1.5 * cost_s, 0.5 * cost_s),
+        derivation="float32 has half the bytes, and takes half the time",
+    )
+
+
 def _fp32(result: ProfileResult) -> Iterator[Advice]:
     """No bottleneck, so it is last."""
-    if not is_gpu(result) or result.precision not in (None, "fp32"):
+    if not is_gpu(result) or result.precision not in (None, "fp32") or _is_float64(result):
         return
 
     products = [kernel for kernel in result.kernels if MATRIX_KERNELS.search(kernel.name)]

@@ -25,6 +25,8 @@ Bottleneck = Literal[
     "other_collectives",
     "launches",
     "fp32",
+    "float64",
+    "unused_gradients",
     "python",
     "no_gradients",
     "anomaly_detection",

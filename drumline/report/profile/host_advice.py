@@ -68,6 +68,7 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _collections,
         _optimizer,
         _clipping,
+        _unused_gradients,
         _small_tensors,
         _log,
         _pauses,
@@ -156,16 +157,19 @@ def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     python_s = line.cpu_s if result.threads else max(line.own_s, line.host_s)
     if python_s <= line.seconds * SOME_PYTHON:
         return False
-    return line.operations >= LOOPED or _is_loop_in_library(result, line)
+    runs_layers = line.phase == "forward" and line.library_operations >= LOOPED
+    if line.operations >= LOOPED and not runs_layers:
+        return True
+    return _is_loop_in_library(result, line)
 
 
 def _is_loop_in_library(result: ProfileResult, line: LineCost) -> bool:
-    """Whether a line makes a library call operations again and again. A line that runs all layers
-    of a model once has many, too, but few for each parameter."""
+    """Whether a line makes a library call operations again and again. A line that runs the layers
+    of a model has many, too, and more between them, but few for each parameter."""
     if result.optimizer is None or is_call_of_torch(line):
         return False
     least = max(LOOPED, OPERATIONS_PER_TENSOR * result.optimizer.num_tensors)
-    return line.library_operations >= least
+    return max(line.operations, line.library_operations) >= least
 
 
 def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
@@ -325,6 +329,25 @@ def _is_by_settings(result: ProfileResult) -> bool:
     return (
         result.optimizer is not None
         and result.optimizer.name.lower() == name.rpartition(".")[2].lower()
+    )
+
+
+def _unused_gradients(result: ProfileResult) -> Iterator[Advice]:
+    """Of frozen weights."""
+    if result.optimizer is None:
+        return
+
+    part = result.optimizer.unused_gradients
+    cost_s = part * (result.phases_s.get("backward", 0.0) + result.parts_s["exposed_communication"])
+    yield Advice(
+        bottleneck="unused_gradients",
+        text=f"{part:.0%} of the gradients are computed and reduced for weights that no optimizer has, or whose rate "
+        f"is 0: {of_step(result, cost_s)}",
+        remedy="freeze them with requires_grad_(False) before DistributedDataParallel wraps the model",
+        cost_s=cost_s,
+        saved_s=Savings(0.75 * cost_s, cost_s, 0.5 * cost_s),
+        derivation="gradients of weights are half of a backward pass; before the first layer that is trained those "
+        "of outputs are not needed either",
     )
 
 

@@ -98,6 +98,8 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
         "buffers": f"broadcasts of buffers take {share} of the step",
         "other_collectives": f"collectives besides the gradients' take {share} of the step",
         "launches": f"the host is slow: the device waits {share} of the step for its launches",
+        "float64": f"the model computes in float64: that takes {share} of the step more than float32",
+        "unused_gradients": f"gradients that no optimizer uses take {share} of the step",
         "python": f"the host is slow: a function of yours takes {share} of the step",
         "no_gradients": f"code without gradients computes {share} of the step",
         "anomaly_detection": f"anomaly detection takes {share} of the step",

@@ -57,6 +57,7 @@ class ProfiledStep:
         )
         self._capture.modules = [context.job.applied]
         self._capture.optimizer = context.job.optimizer
+        self._capture.optimizers = [context.job.optimizer]
         self._capture.phases = phases_of(context)
         context.throughput.on_pause = self._capture.add_pause
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,12 @@ from drumline.base.errors import TrainingError
 from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.torch_hooks import ScriptProfile
 from drumline.rank.watched import trace_capture
-from drumline.rank.watched.trace_capture import SyncLines, TraceCapture
+from drumline.rank.watched.trace_capture import (
+    SyncLines,
+    TraceCapture,
+    optimizer_facts,
+    unused_gradients,
+)
 from drumline.runs.profile_files import JobFacts, facts_path, trace_path, where_to_look
 from drumline.training.between_steps.step_profiler import ProfiledStep
 
@@ -110,6 +115,7 @@ class FullDisk:
 
     def __init__(self) -> None:
         self.modules: list[Any] = []
+        self.optimizers: list[Any] = []
 
     def begin_step(self, number: int) -> None:
         self.finish()
@@ -170,6 +176,42 @@ def test_an_optimizer_inside_another_one_is_no_second_one(tmp_path: Path) -> Non
         for optimizer in (inner, outer, inner, outer):
             profile._after_step(optimizer, (), {})
         assert profile._capture.num_optimizers == 1
+        assert profile._capture.optimizers == [inner, outer]
+
+
+def sgd(parameters: Iterable[Tensor], lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr)
+
+
+def test_gradients_of_weights_that_no_optimizer_updates_are_unused() -> None:
+    head = torch.nn.Linear(2, 2, bias=False)
+    frozen = torch.nn.Linear(2, 6, bias=False)
+    model = torch.nn.ModuleList([head, frozen])
+    without_rate = sgd(model.parameters())
+    without_rate.param_groups[0]["params"].pop()
+    without_rate.add_param_group({"params": frozen.parameters(), "lr": 0.0})
+    for optimizer in (sgd(head.parameters()), without_rate):
+        assert unused_gradients([model], [optimizer]) == 0.75
+    frozen.requires_grad_(False)
+    assert unused_gradients([model], [sgd(head.parameters())]) == 0.0
+
+
+def test_parameters_in_float64_are_counted() -> None:
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(3, 1).double()])
+    facts = optimizer_facts(sgd(model.parameters()))
+    assert (facts.num_bytes, facts.float64_bytes) == (16 + 32, 32)
+
+
+def test_gradients_that_may_have_a_use_are_not_called_unused() -> None:
+    first = torch.nn.Linear(2, 2)
+    second = torch.nn.Linear(2, 2)
+    model = torch.nn.ModuleList([first, second])
+    parts = [sgd(first.parameters()), sgd(second.parameters())]
+    assert unused_gradients([model], parts) == 0.0
+    assert unused_gradients([first, second], parts[:1]) == 0.0, "a teacher, or one model of a GAN"
+    assert unused_gradients([model], [sgd(model.parameters(), lr=0.0)]) == 0.0, "a warmup begins"
+    model.find_unused_parameters = True  # type: ignore[assignment]
+    assert unused_gradients([model], parts[:1]) == 0.0
 
 
 def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:

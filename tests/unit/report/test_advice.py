@@ -26,7 +26,7 @@ from drumline.report.profile.bucket_plan import (
     fit_costs,
     planned,
 )
-from drumline.runs.profile_files import BUFFERS
+from drumline.runs.profile_files import BUFFERS, OptimizerFacts
 from drumline.runs.profile_result import (
     PARTS,
     Bucket,
@@ -103,6 +103,25 @@ def first(result: ProfileResult) -> Advice:
 
 def as_script(result: ProfileResult) -> ProfileResult:
     return replace(result, batch_size=None, settings={}, precision=None)
+
+
+def test_a_model_in_float64_computes_half_as_much() -> None:
+    facts = OptimizerFacts(
+        name="SGD", num_tensors=4, num_bytes=80, is_fused=True, is_foreach=False, float64_bytes=80
+    )
+    result = profile(parts={"data": 0.02}, optimizer=facts)
+    advice = first(result)
+    assert (advice.bottleneck, advice.cost_s) == ("float64", pytest.approx(0.04))
+    assert advice.text == (
+        "the model's parameters are float64, in which it computes 80 ms of each 100 ms step"
+    )
+    assert advice.remedy.startswith("call .float() on the model and on its data")
+    assert advice.changes_training
+    products = (Kernel(name="dgemm", seconds=0.08, calls=1),)
+    on_gpu = advise(replace(result, device="NVIDIA H200", kernels=products))
+    assert "fp32" not in [item.bottleneck for item in on_gpu], "autocast leaves float64 as it is"
+    mixed = replace(facts, float64_bytes=8)
+    assert "float64" not in [item.bottleneck for item in advise(replace(result, optimizer=mixed))]
 
 
 def test_gradients_that_every_micro_batch_reduces_are_reduced_once() -> None:
@@ -432,7 +451,10 @@ def test_the_advice_in_lines() -> None:
     assert list(advice_lines(advise(profile(parts={"data": 0.06})))) == [
         "1. data: a rank waits 60 ms of each 100 ms step for its batch",
         "   try --data.workers 2",
-        "   should bring 40 ms a step (36 ms to 52 ms): a batch takes 60 ms to load, 2 at once; the rest takes 40 ms",
+        (
+            "   should bring 40 ms a step (36 ms to 52 ms): a batch takes 60 ms to load; workers load 2 at once; the "
+            "rest takes 40 ms"
+        ),
     ]
 
 

@@ -81,13 +81,19 @@ def test_operations_that_a_library_calls_for_a_line_in_a_loop_are_its_cost() -> 
 
 
 @pytest.mark.parametrize(
-    ("phase", "num_tensors", "host"),
-    [("forward", 200, 0.4), ("forward", 20, 0.05), ("backward", 20, 0.4)],
+    ("phase", "num_tensors", "host", "operations"),
+    [
+        ("forward", 200, 0.4, 0),
+        ("forward", 200, 0.4, 150),
+        ("forward", 20, 0.05, 0),
+        ("backward", 20, 0.4, 0),
+    ],
 )
 def test_a_line_that_runs_the_layers_of_a_model_is_no_loop(
-    phase: str, num_tensors: int, host: float
+    phase: str, num_tensors: int, host: float, operations: int
 ) -> None:
-    layers = in_library(phase, 400, host=host)
+    """`operations`: between the layers, as their sum."""
+    layers = replace(in_library(phase, 400, host=host), operations=operations)
     facts = optimizer(num_tensors=num_tensors, num_bytes=100 << 20, is_fused=True)
     assert advise(sampled({phase: 0.09}, layers, optimizer=facts)) == ()
 
@@ -210,6 +216,20 @@ def test_gradients_that_are_clipped_one_by_one_have_a_line() -> None:
     assert advice.remedy.startswith("clip all gradients in one call")
     twice = replace(clipping, operations=2)
     assert advise(sampled(phases, twice, optimizer=optimizer())) == ()
+
+
+def test_gradients_that_no_optimizer_uses_are_a_part_of_both_passes() -> None:
+    phases = {"forward": 0.04, "backward": 0.04}
+    parts = {"exposed_communication": 0.02}
+    frozen = optimizer(unused_gradients=0.5)
+    advice = only(sampled(phases, optimizer=frozen, parts=parts))
+    assert (advice.bottleneck, advice.cost_s) == ("unused_gradients", pytest.approx(0.03))
+    assert advice.text == (
+        "50% of the gradients are computed and reduced for weights that no optimizer has, or whose rate is 0: 30 ms "
+        "of each 100 ms step"
+    )
+    assert "requires_grad_(False)" in advice.remedy
+    assert advise(sampled(phases, optimizer=optimizer(), parts=parts)) == ()
 
 
 def test_many_small_parameters_are_counted() -> None:
