@@ -458,6 +458,14 @@ def test_the_advice_in_lines() -> None:
     ]
 
 
+def test_small_buckets_say_little_of_the_bandwidth() -> None:
+    """Larger ones may take longer by chance: with 6 kB in 10 ms a MB would take seconds."""
+    buckets = [bucket(600, 0.0, 0.001)] * 10 + [bucket(6000, 0.0, 0.01)] * 10
+    (fitted,) = fit_costs(buckets, network_bytes_per_s=None, world_size=2)
+    assert fitted(MIB) < 0.1
+    assert fitted.latency_s > 0.004
+
+
 def test_latency_and_bandwidth_are_told_apart_by_buckets_of_different_size() -> None:
     cost = ReduceCost(latency_s=0.002, s_per_byte=1e-9)
     sizes = (1 << 10, 1 << 16, 1 << 20, 25 << 20)
