@@ -94,6 +94,7 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
             "on_hang": "stop",
             "hang_s": 9,
             "lost_s": 20,
+            "prometheus": "",
         }
     words = controller.remotes[1].connection.words
     assert words[-2:] == [
