@@ -85,8 +85,8 @@ def said(rule: str, text: str) -> list[str]:
         (
             "DL040",
             "net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n",
-            "only rank 0 calls net, which runs the wrapped net: its forward broadcasts the buffers of rank 0, "
-            "and the other ranks do not run it",
+            "only rank 0 calls net, which runs the wrapped net: its first forward broadcasts the buffers of "
+            "rank 0, which the other ranks match with whatever collective they come to next",
         ),
         (
             "DL040",

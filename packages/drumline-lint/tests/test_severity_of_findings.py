@@ -25,6 +25,7 @@ SAME_DATA = (
     + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
     + "for epoch in range(3):\n    for batch in loader:\n        net(batch).backward()\n"
 )
+DOWNLOAD = START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
 SPAWN = (
     "import torch.distributed as dist\nimport torch.multiprocessing as mp\n"
     "def work(rank):\n    dist.barrier()\n"
@@ -135,6 +136,14 @@ SEVERITIES = {
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
         Severity.WARNING,
     ),
+    "a load of something beside the state": (
+        "DL019",
+        START
+        + "net = build()\nmean = torch.load('mean.pt')\n"
+        + "net.load_state_dict(torch.load(resume, map_location='cpu'))\n"
+        + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
+        Severity.NOTE,
+    ),
     "a load of a module's own weights": (
         "DL019",
         START
@@ -237,6 +246,12 @@ SEVERITIES = {
         "DL014",
         SPAWNED.replace("COUNT", "4"),
         Severity.WARNING,
+    ),
+    "a download of several processes": ("DL042", DOWNLOAD, Severity.WARNING),
+    "a download where the wrapping was taken out": (
+        "DL042",
+        DOWNLOAD + "# net = torch.nn.parallel.DistributedDataParallel(net)\n",
+        Severity.NOTE,
     ),
     "a folder of an evaluation": (
         "DL046",
@@ -383,6 +398,23 @@ def test_the_severity(name: str) -> None:
     findings = findings_in((("case.py", text),))
     expected = [] if severity is None else [severity]
     assert [finding.severity for finding in findings if finding.rule == rule] == expected
+
+
+@pytest.mark.parametrize(
+    ("used", "severity"), [("mean", Severity.NOTE), ("gathered", Severity.ERROR)]
+)
+def test_a_function_that_a_used_file_keeps_for_nobody(used: str, severity: Severity) -> None:
+    gather = (
+        "def mean(x):\n    return x.mean()\n"
+        "def gathered(x):\n    parts = [torch.zeros_like(x)] * dist.get_world_size()\n"
+        "    dist.all_gather(parts, x)\n    return parts\n"
+    )
+    files = (
+        ("helper.py", IMPORTS + gather),
+        ("train.py", START + f"from helper import {used}\nprint({used}(torch.ones(2)))\n"),
+    )
+    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL071"]
+    assert severities == [severity]
 
 
 def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:

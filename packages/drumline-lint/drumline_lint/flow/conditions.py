@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import ancestors, block_of, called_name, last_name
+from drumline_lint.program.tree import ancestors, block_of, called_name, last_name, parent_of
 from drumline_lint.program.value import ConstantValue, RankTest
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -169,9 +169,19 @@ def _is_for_first(manager: ast.expr) -> bool:
 
 def are_exclusive(program: Program, first: ast.AST, second: ast.AST) -> bool:
     """Whether one runs if a condition holds, and the other if it does not."""
+    if any(
+        ours is not theirs and parent_of(ours) is parent_of(theirs)
+        for ours in _cases_of(first)
+        for theirs in _cases_of(second)
+    ):
+        return True
     held = {_plain(test, holds) for test, holds in _known(program, first)}
     excluded = {_plain(test, not holds) for test, holds in _known(program, second)}
     return not held.isdisjoint(excluded)
+
+
+def _cases_of(node: ast.AST) -> list[ast.match_case]:
+    return [outer for outer in ancestors(node) if isinstance(outer, ast.match_case)]
 
 
 def _known(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:

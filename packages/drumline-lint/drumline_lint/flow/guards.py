@@ -45,7 +45,7 @@ _GUARDING = re.compile(
     r"|logger|tracker|recorder|wandb|tb|tensorboard|verbose|local)(_|\d|$)|should|is_first"
 )
 _GUARDED_NAME = re.compile(r"rank_?0|rank_?zero|main_process|master|main_only|main_rank|is_main")
-_WAITING = ("barrier", "synchronize", "wait_for_everyone")
+WAITING = ("barrier", "synchronize", "wait_for_everyone")
 _FLAGS = set(
     "ddp dist distributed is_ddp is_dist is_dist_avail_and_initialized is_distributed is_initialized "
     "is_parallel multi_gpu multigpu multiprocessing_distributed parallel use_ddp use_dist "
@@ -115,10 +115,14 @@ def may_be_guarded(program: Program, node: ast.AST) -> bool:
 
 
 def _names_guard(test: ast.expr) -> bool:
-    """By its words; and `folder is not None`, where only some may have one."""
+    """By its words; and `folder is not None`, where only some may have one. In `step % save_every`
+    the divisor is a number of rounds."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
         return True
-    words = [last_name(name) for name in nodes_in(test, ast.Name, ast.Attribute)]
+    operations = nodes_in(test, ast.BinOp)
+    divisors = [part.right for part in operations if isinstance(part.op, ast.Mod)]
+    names = nodes_in(test, ast.Name, ast.Attribute)
+    words = [last_name(name) for name in names if name not in divisors]
     words += [str(constant.value) for constant in nodes_in(test, ast.Constant)]
     return "__name__" not in words and any(_GUARDING.search(word.lower()) for word in words)
 
@@ -128,7 +132,7 @@ def takes_turns(program: Program, node: ast.AST) -> bool:
     return any(
         is_after(node, barrier) and any(rank_tests_at(program, barrier))
         for barrier in calls_beside(node)
-        if called_name(barrier) in _WAITING
+        if called_name(barrier) in WAITING
     )
 
 

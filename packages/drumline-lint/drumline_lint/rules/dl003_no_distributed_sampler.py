@@ -32,7 +32,10 @@ _INDEXED = tuple(
     "torch.utils.data.TensorDataset torch.utils.data.random_split torchvision.datasets.".split()
 )
 _OF_RANKS = ("rank", "world", "replica", "process_index", "torch.distributed", "dist.")
-_CONSTANT_SEED = re.compile(r"(random|seed|default_rng)\(\d+\)")
+# Of a constant, or of what the dataset was given: that it depends on the rank is asked elsewhere.
+_SAME_SEED = re.compile(
+    r"(random|seed|default_rng|randomstate)\((\d+|(self\.)?(seed|epoch)( \+ (self\.)?(seed|epoch))?)\)"
+)
 _DIVIDING = ("rank", "world", "shard", "split", "random", "shuffle", "replica", "skip")
 
 
@@ -113,7 +116,10 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
 
 
 def _divides_instead(program: Program, call: ast.Call, nearby: ast.Call) -> bool:
-    """Whether a setting chooses between this loader and one that divides the data."""
+    """Whether a setting chooses between this loader and a sampler, or a loader, that divides the
+    data."""
+    if program.name_of(nearby.func) == DISTRIBUTED_SAMPLER:
+        return are_exclusive(program, call, nearby)
     is_loader = program.name_of(nearby.func) == LOADER
     sampler = given(nearby, "sampler") if is_loader else None
     is_divided = bool(program.made(sampler, DISTRIBUTED_SAMPLER))
@@ -155,12 +161,12 @@ def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
 
 def _divides(text: str) -> bool:
     """Whether the code of a dataset divides its samples between ranks, or draws them. One that
-    divides them between the workers of a loader, and names no ranks, does neither with a constant
-    seed."""
+    divides them between the workers of a loader, and names no ranks, does neither with the
+    same seed everywhere."""
     if "get_worker_info" not in text or any(word in text for word in _OF_RANKS):
         return any(word in text for word in _DIVIDING)
     is_drawn = "random" in text or "shuffle" in text
-    return is_drawn and _CONSTANT_SEED.search(text) is None
+    return is_drawn and _SAME_SEED.search(text) is None
 
 
 def _streams(program: Program, part: ast.expr) -> bool:
@@ -171,6 +177,7 @@ def _streams(program: Program, part: ast.expr) -> bool:
 
 
 def _reads_file(program: Program, owner: ast.ClassDef) -> bool:
-    function = program.method(owner, "__iter__")
-    calls = [] if function is None else nodes_in(function, ast.Call)
+    methods = [part for part in owner.body if isinstance(part, ast.FunctionDef)]
+    reading = [method for method in methods if method.name != "__init__"]
+    calls = [call for method in reading for call in nodes_in(method, ast.Call)]
     return any(called_name(call) in ("open", "load", "memmap") for call in calls)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Edit, Finding, Severity, rule
 from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.guards import is_single_process
-from drumline_lint.program.names import DDP
+from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import parts, previous_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
@@ -75,6 +75,7 @@ def _is_unwrapped(program: Program, model: ast.expr) -> bool:
     is_tried = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(model))
     if (
         is_tried
+        or program.made(model, *FSDP)  # by a setting, and its keys have no prefix
         or is_single_process(program, model)
         or any(_unwraps(part) for part in parts(program, model))
     ):

@@ -9,6 +9,8 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import guards, is_main_only, is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.imports import calls_near
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     called_name,
@@ -33,7 +35,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         what = "a file" if path is None else source.code(path)
         location = argument(call, 1, "map_location")
-        if _is_first_gpu(location) and is_on_every_rank(program, call):
+        if _is_first_gpu(program, source, location) and is_on_every_rank(program, call):
             message = f"every rank loads {what} onto the first GPU"
             severity = Severity.WARNING if is_of_ranks(program, source) else None
             yield RULE.at(source, call, message, severity=severity)
@@ -50,7 +52,9 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     is_saved = any(what is not None and "state_dict" in ast.unparse(what) for what in saved)
     function = enclosing_function(call) or source.tree
     loads = [
-        each for each in nodes_in(function, ast.Call) if "load_state_dict" in called_name(each)
+        each
+        for each in nodes_in(function, ast.Call)
+        if "load_state_dict" in called_name(each) and _may_load(program, each, call)
     ]
     names = [name for load in loads for name in nodes_in(load.func, ast.Name)]
     is_loaded = any(program.bindings(name) for name in names)
@@ -59,6 +63,14 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     is_part = owner is not None and program.is_module(owner)  # often of another program
     is_run = is_of_ranks(program, source) and is_on_every_rank(program, call) and not is_part
     return is_saved and is_loaded and is_run
+
+
+def _may_load(program: Program, load: ast.Call, file: ast.Call) -> bool:
+    """Whether a state is of this file, unless it is known to be of another."""
+    states = [part for state in load.args for part in parts(program, state)]
+    calls = [part for part in states if isinstance(part, ast.Call)]
+    files = [call for call in calls if program.name_of(call.func) == "torch.load"]
+    return not files or file in files
 
 
 def _is_placed(call: ast.Call) -> bool:
@@ -77,9 +89,11 @@ def _is_placed_by(location: ast.expr | None) -> bool:
     )
 
 
-def _is_first_gpu(location: ast.expr | None) -> bool:
+def _is_first_gpu(program: Program, source: Source, location: ast.expr | None) -> bool:
+    """`"cuda:0"`, and `"cuda"`, the current one, where nothing chooses one."""
     value = location.value if isinstance(location, ast.Constant) else None
-    return value in ("cuda", "cuda:0")
+    is_current = value == "cuda" and not calls_near(program, source, "torch.cuda.set_device")
+    return value == "cuda:0" or is_current
 
 
 def _is_of_sample(program: Program, call: ast.Call) -> bool:

@@ -30,10 +30,14 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.models import WRAPPERS, wrapped, wraps_any
 
 RULE = rule("DL040")
+_ALONE = "and the other ranks do not run it"
 _EFFECTS = {
-    "gather": "its forward gathers the weights from all ranks",
-    "average": "its backward averages gradients over all ranks",
-    "broadcast": "its forward broadcasts the buffers of rank 0",
+    "gather": f"its forward gathers the weights from all ranks, {_ALONE}",
+    "average": f"its backward averages gradients over all ranks, {_ALONE}",
+    "broadcast": (
+        "its first forward broadcasts the buffers of rank 0, which the other ranks match with "
+        "whatever collective they come to next"
+    ),
 }
 
 
@@ -54,7 +58,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             written = ast.unparse(model)
             message = (
                 f"{who_calls(tests[0])} {source.code(call.func)}, which runs the wrapped {written}: "
-                f"{_EFFECTS[effect]}, and the other ranks do not run it"
+                f"{_EFFECTS[effect]}"
             )
             fix = "let every rank run it, and keep only what is for one rank inside"
             if effect != "gather":

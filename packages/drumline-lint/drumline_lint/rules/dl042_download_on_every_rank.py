@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import conditions, rank_tests_at
 from drumline_lint.flow.distributed import is_of_ranks
-from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.guards import WAITING, is_on_every_rank
 from drumline_lint.program.calls import argument
+from drumline_lint.program.names import ACCELERATOR, DDP, DEEPSPEED, FABRIC, FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import called_name, parent_of
+from drumline_lint.program.tree import (
+    called_name,
+    calls_beside,
+    enclosing_function,
+    is_after,
+    parent_of,
+)
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
@@ -20,20 +29,24 @@ _FETCHING = tuple(
     "urllib.request.urlretrieve torch.hub.download_url_to_file wget.download gdown.download "
     "torchvision.datasets.utils.download_url".split()
 )
+_WRAPPING_LEFT_OUT = re.compile(r"^[ \t]*#.*\b(?:DistributedDataParallel|DDP)\(", re.MULTILINE)
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Datasets with `download=True` on every rank; not if some ranks make the same one before the
     others, and of several calls for one dataset the first."""
-    is_sure = is_of_ranks(program, source) and not source.is_notebook
+    wrappings = program.calls(source, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED)
+    is_wrapping = next(wrappings, None) is not None
+    is_for_one = not is_wrapping and _WRAPPING_LEFT_OUT.search(source.text) is not None
+    is_sure = is_of_ranks(program, source) and not source.is_notebook and not is_for_one
     severity = None if is_sure else Severity.NOTE
     downloads = list(_downloads(program, source))
     guarded = [call for call in downloads if not is_on_every_rank(program, call)]
     names = {program.name_of(call.func) for call in guarded}
     for call in downloads:
         name = program.name_of(call.func)
-        if call not in guarded and name not in names:
+        if call not in guarded and name not in names and not _is_done_before(program, call):
             names |= {name} if name.startswith(_DATASETS) else set()
             what = "extracts" if called_name(call) == "extractall" else "downloads"
             message = (
@@ -41,6 +54,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "all ranks write the same files at the same time"
             )
             yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_done_before(program: Program, call: ast.Call) -> bool:
+    """Whether some ranks call its function before the others, which then find what is there."""
+    function = enclosing_function(call)
+    callers = [] if function is None else program.callers(function)
+    is_asked = program.name_of(call.func).startswith(_DATASETS) or any(conditions(program, call))
+    return is_asked and any(
+        any(rank_tests_at(program, caller))
+        and called_name(later) in WAITING
+        and is_after(later, caller)
+        for caller in callers
+        for later in calls_beside(caller)
+    )
 
 
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import has_group, short_name
+from drumline_lint.flow.conditions import conditions
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import COLLECTIVES, INIT
@@ -34,7 +35,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         tensor = call.args[0] if call.args else None
         origins = written_values(program, tensor)
         is_on_cpu = bool(origins) and all(_is_made_on_cpu(program, origin) for origin in origins)
-        if is_on_cpu and not has_group(program, call):
+        if is_on_cpu and not has_group(program, call) and not _is_known_by_place(program, call):
             message = (
                 f"{source.code(call.args[0])} is on the CPU, and NCCL exchanges GPU tensors only"
             )
@@ -47,6 +48,12 @@ def _has_nccl_only(program: Program, source: Source) -> bool:
     inits = calls_near(program, source, INIT)
     backends = [program.values(argument(call, 0, "backend")) for call in inits]
     return bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
+
+
+def _is_known_by_place(program: Program, call: ast.Call) -> bool:
+    """Whether a condition asks where the tensor is: `if not x.is_cuda: ... else: ...`."""
+    tests = [ast.unparse(test) for test, _ in conditions(program, call)]
+    return any(word in test for test in tests for word in ("is_cuda", ".is_cpu", ".device"))
 
 
 def _is_made_on_cpu(program: Program, origin: ast.expr) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import importers
 from drumline_lint.program.origins import (
     depends_on_rank,
     is_rank,
@@ -40,7 +42,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if any(_is_repeated(buffer) for buffer in buffers):
             message = "the list has the same tensor for every rank: all parts are those of one rank"
             fix = "make one tensor for each rank: [torch.empty_like(x) for _ in range(world_size)]"
-            yield RULE.at(source, call, message, fix=fix)
+            severity = Severity.NOTE if _is_left_over(program, call) else None
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
         elif buffers and all(_is_empty(call, buffer) for buffer in buffers):
             message = "the list is empty, and needs a place for every rank"
             yield RULE.at(source, call, message, fix="make it [None] * world_size")
@@ -54,6 +57,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = "gather_list is given on every rank: only dst may have it, the others fail"
             fix = "pass gather_list=parts if rank == dst else None"
             yield RULE.at(source, call, message, fix=fix)
+
+
+def _is_left_over(program: Program, call: ast.Call) -> bool:
+    """Whether other files use functions of this one, and nothing names that of the call."""
+    function = enclosing_function(call)
+    source = program.source_of(call)
+    if not isinstance(function, ast.FunctionDef) or not importers(program, source):
+        return False
+    use = re.compile(rf"(?<!def )\b{function.name}\b")
+    return not any(use.search(file.text) for file in program.sources)
 
 
 def _is_repeated(buffer: ast.expr) -> bool:
