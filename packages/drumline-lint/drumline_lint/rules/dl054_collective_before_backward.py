@@ -89,6 +89,8 @@ def _gathered(program: Program, source: Source, call: ast.Call) -> Iterator[Find
     """Features that go into the loss of a caller only as they were gathered."""
     function = enclosing_function(call)
     features = call.args[1] if call.args[1:] else None
+    if isinstance(features, ast.Call) and called_name(features) == "contiguous":
+        features = owner_of(features)
     if function is None or not isinstance(features, ast.Name) or _is_put_back(call, function):
         return
     if has_gradients_off(program, call) or not _is_parameter(program, features):

@@ -34,9 +34,13 @@ from drumline_lint.training.models import has_devices
 RULE = rule("DL061", only_distributed=False, in_tests=False)
 _TRAINER = "pytorch_lightning.Trainer"
 _LOG = "pytorch_lightning.LightningModule.log"
+# They bring together what was written to files before, and nothing else.
+_WAITS = ("barrier", "wait_for_everyone")
+_WRITING = ("dump", "open", "save", "savetxt", "savez", "to_csv", "to_json", "to_parquet", "write")
 _ADDING = ("append", "extend", "add")
 _JOINING = re.compile(
-    r"reduce(?!lr)|ranks|gather|broadcast|sync|across|collect|merge|aggregat|^compute$|average_over"
+    r"reduce(?!lr)|ranks|gather|broadcast|sync(?!_?b)|across|collect|merge|aggregat|^compute$"
+    r"|average_over"
 )
 
 _ONLY_FIRST = re.compile(
@@ -162,8 +166,14 @@ def _is_joined(program: Program, loop: Loop) -> bool:
             enclosing_function(call) or program.source_of(call).tree
             for call in program.callers(function)
         ]
+    calls = nodes_in(places[0], ast.Call)
+    is_through_file = any(called_name(call) in _WRITING for call in calls)
     return any(
         _JOINING.search(called_name(call).lower()) is not None
         for place in places
         for call in nodes_in(place, ast.Call, into_functions=True)
-    ) or any(any(collectives_in(program, place)) for place in places)
+    ) or any(
+        is_through_file or not name.endswith(_WAITS)
+        for place in places
+        for name, _ in collectives_in(program, place)
+    )

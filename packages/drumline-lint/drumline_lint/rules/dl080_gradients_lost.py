@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.conditions import conditions, split_condition
 from drumline_lint.flow.loops import batch_loops
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, ancestors, called_name, nodes_in
+from drumline_lint.program.tree import FunctionNode, Loop, ancestors, called_name, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
@@ -30,7 +30,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         )
         for call in calls if is_every else ():
             is_handler = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call))
-            if is_method(call, "zero_grad") and not is_handler and not _tests(program, call, loop):
+            is_rare = bool(_tests(program, call, loop)) or every_nth(program, call, loop)
+            if is_method(call, "zero_grad") and not is_handler and not is_rare:
                 message = (
                     f"{source.code(call)} runs for every micro-batch, {source.code(step)} only after "
                     "several: the gradients of all but the last are thrown away"
@@ -40,11 +41,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield from _never_synced(program, source, loop)
 
 
-def _tests(program: Program, node: ast.AST, loop: Loop) -> list[tuple[str, bool]]:
-    """The conditions in the loop, as they are written; a flag is what was assigned to it."""
+def _tests(
+    program: Program, node: ast.AST, within: ast.AST, *, with_exits: bool = False
+) -> list[tuple[str, bool]]:
+    """The conditions in a loop or function, as they are written; a flag is what was assigned to
+    it."""
     written = []
-    for test, holds in conditions(program, node, with_exits=False):
-        if loop in ancestors(test):
+    for whole, whole_holds in conditions(program, node, with_exits=with_exits):
+        is_negated = isinstance(whole, ast.UnaryOp) and isinstance(whole.op, ast.Not)
+        parts = split_condition(whole, whole_holds) if is_negated else [(whole, whole_holds)]
+        for test, holds in parts if within in ancestors(whole) else ():
             values = program.assigned(test) if isinstance(test, ast.Name) else []
             text = ast.unparse(values[0] if len(values) == 1 else test)
             written.append((text, holds))
@@ -54,15 +60,32 @@ def _tests(program: Program, node: ast.AST, loop: Loop) -> list[tuple[str, bool]
 def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
     """Where `no_sync` is under the condition of the step, or under the opposite of a remainder that
     is off by one."""
-    stepping = _tests(program, step, loop)
-    for attribute in nodes_in(loop, ast.Attribute):
-        tests = _tests(program, attribute, loop) if attribute.attr == "no_sync" else []
-        if len(tests) == len(stepping) == 1 and _meet(tests[0], stepping[0]):
-            message = (
-                "the micro-batch before the step is under no_sync: "
-                "every rank steps with gradients of its own"
-            )
-            yield RULE.at(source, attribute, message)
+    stepping = _tests(program, step, loop) or _tests(program, step, loop, with_exits=True)
+    for place in (loop, *_helpers(program, source, loop)):
+        for attribute in nodes_in(place, ast.Attribute):
+            tests = _tests(program, attribute, place) if attribute.attr == "no_sync" else []
+            if len(tests) == len(stepping) == 1 and _meet(tests[0], stepping[0]):
+                message = (
+                    "the micro-batch before the step is under no_sync: "
+                    "every rank steps with gradients of its own"
+                )
+                yield RULE.at(source, attribute, message)
+
+
+def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]:
+    """The functions of this file that its `with` blocks call, by parameters of the same names."""
+    blocks = nodes_in(loop, ast.With)
+    items = [item.context_expr for block in blocks for item in block.items]
+    helpers = []
+    for call in items:
+        function = program.function_of(call) if isinstance(call, ast.Call) else None
+        if function is None or not isinstance(call, ast.Call):
+            continue
+        given = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
+        names = {parameter.arg for parameter in function.args.args} - {"self"}
+        if program.source_of(function) is source and names <= given:
+            helpers.append(function)
+    return helpers
 
 
 def _never_synced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:

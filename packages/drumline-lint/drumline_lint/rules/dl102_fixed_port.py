@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -12,6 +13,8 @@ from drumline_lint.reading.slurm import whole_number
 
 RULE = rule("DL102")
 _DEFAULT = 29500
+_FUNCTION = re.compile(r"^(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
+_ALTERNATIVE = re.compile(r"^[ \t]*(?:else|elif)\b|;;", re.MULTILINE)
 _ON_SLURM = (
     "is the same for every job of this script, and Slurm may put two on one host: the second fails, "
     "or joins the first"
@@ -61,19 +64,45 @@ def _port(launch: Launch) -> tuple[TextRange, int | None]:
 def _side_by_side(script: Script) -> Iterator[Finding]:
     """Launches in the background that listen on the same port of this host."""
     waits = [command.start for command in script.commands if command.words[0].plain == "wait"]
+    functions = _background_functions(script)
     earlier: dict[int, int] = {}
     for launch in launches(script):
+        starts = _background_starts(launch, functions)
         is_local = not launch.is_elsewhere and launch.srun is None and not launch.docker
-        is_repeated = not launch.command.is_background or launch.command.loop
         is_alone = launch.is_torchrun and most_nodes(launch) == 1 and backend(launch) == "static"
-        if is_repeated or not is_local or not is_alone:
+        if not starts or not is_local or not is_alone:
             continue
         place, port = _port(launch)
         port = port if port_flag(launch) else _DEFAULT
-        start = launch.command.start
-        if port in earlier and not any(earlier[port] < wait < start for wait in waits):
-            message = f"the launch before it runs beside this one, and has port {port}, too"
-            fix = "give each a --master-port, or --standalone"
-            yield RULE.at(script, place, message, fix=fix)
-        elif port:
+        if not port:
+            continue
+        for start in starts:
+            is_first = port not in earlier or any(earlier[port] < wait < start for wait in waits)
+            if not is_first and not _ALTERNATIVE.search(script.text, earlier[port], start):
+                message = f"the launch before it runs beside this one, and has port {port}, too"
+                fix = "give each a --master-port, or --standalone"
+                yield RULE.at(script, place, message, fix=fix)
+                break
             earlier[port] = start
+
+
+def _background_functions(script: Script) -> list[tuple[int, int, list[int]]]:
+    """Where each function begins and ends that is called in the background, and its calls."""
+    calls: dict[str, list[int]] = {}
+    for command in script.commands:
+        if command.is_background:
+            calls.setdefault(command.words[0].plain or "", []).append(command.start)
+    return [
+        (header.start(), script.text.find("\n}", header.end()), calls[header[1]])
+        for header in (_FUNCTION.finditer(script.text) if calls else ())
+        if header[1] in calls
+    ]
+
+
+def _background_starts(launch: Launch, functions: list[tuple[int, int, list[int]]]) -> list[int]:
+    """Where it is put in the background: itself, or calls of the function that it is in."""
+    start = launch.command.start
+    if launch.command.is_background:
+        return [] if launch.command.loop else [start]
+    around = [calls for first, last, calls in functions if first < start < last]
+    return around[0] if around else []
