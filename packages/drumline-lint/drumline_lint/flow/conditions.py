@@ -170,9 +170,9 @@ def _is_for_first(manager: ast.expr) -> bool:
 def are_exclusive(program: Program, first: ast.AST, second: ast.AST) -> bool:
     """Whether one runs if a condition holds, and the other if it does not."""
     if any(
-        ours is not theirs and parent_of(ours) is parent_of(theirs)
-        for ours in _cases_of(first)
-        for theirs in _cases_of(second)
+        case is not other_case and parent_of(case) is parent_of(other_case)
+        for case in _cases_of(first)
+        for other_case in _cases_of(second)
     ):
         return True
     held = {_plain(test, holds) for test, holds in _known(program, first)}

@@ -81,9 +81,9 @@ def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]
         function = program.function_of(call) if isinstance(call, ast.Call) else None
         if function is None or not isinstance(call, ast.Call):
             continue
-        given = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
+        passed = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
         names = {parameter.arg for parameter in function.args.args} - {"self"}
-        if program.source_of(function) is source and names <= given:
+        if program.source_of(function) is source and names <= passed:
             helpers.append(function)
     return helpers
 
