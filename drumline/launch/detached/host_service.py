@@ -274,6 +274,8 @@ def _end_without_keeper(folder: JobFolder) -> None:
     from drumline.launch.detached.keeper import Keeper
 
     keeper = Keeper(folder)
+    if keeper.state.state == ENDED:
+        return  # its keeper has ended it meanwhile
     attempt = keeper.state.attempt
     if attempt:
         Termination(lambda: job_processes(attempt), 0).wait()

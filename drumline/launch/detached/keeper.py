@@ -326,7 +326,7 @@ def main(path: str) -> int:
                 os.environ.update(keeper.spec.variables)
                 return keeper.run()
         time.sleep(TICK_S)
-    return 0
+    return 1  # the system tries again: another keeper has it, or a lock that is no longer held
 
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ from drumline.launch.detached.job_folder import JobFolder
 UNIT = """\
 [Unit]
 Description=drumline: {unit}
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart={words}
 Restart=on-failure
-RestartSec=1
+RestartSec=5
 KillMode=mixed
 TimeoutStopSec={stop_s:.0f}
 OOMPolicy=continue
@@ -89,7 +90,11 @@ def remove(folder: JobFolder) -> None:
 def quoted(words: Sequence[str]) -> str:
     """As ExecStart reads them: without variables, specifiers and other escapes."""
     escaped = (
-        word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+        word.replace("\\", "\\\\")
+        .replace('"', '\\"')
+        .replace("\n", "\\n")
+        .replace("%", "%%")
+        .replace("$", "$$")
         for word in words
     )
     return " ".join(f'"{word}"' for word in escaped)
@@ -125,7 +130,7 @@ def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None
 def _systemctl(*words: str) -> bool:
     """Whether it succeeded."""
     runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
-    return _run(["systemctl", "--user", *words], {**runtime, **os.environ}) is not None
+    return _run(["systemctl", "--user", *words], {**runtime, **os.environ})
 
 
 # cron
@@ -136,13 +141,16 @@ def _add_to_crontab(folder: JobFolder, words: Sequence[str]) -> bool:
     command = shlex.join(words)
     if "\n" in command or shutil.which("crontab") is None:
         return False
+    lines = _crontab()
+    if lines is None:
+        return False
     # cron reads a percent sign as the end of the line.
     line = f"@reboot {command} {_mark(folder)}".replace("%", r"\%")
-    return _run(["crontab", "-"], os.environ, f"{_crontab()}{line}\n") is not None
+    return _run(["crontab", "-"], os.environ, f"{lines}{line}\n")
 
 
 def _remove_from_crontab(folder: JobFolder) -> None:
-    text = _crontab()
+    text = _crontab() or ""
     lines = text.splitlines(keepends=True)
     lines_to_keep = [line for line in lines if not line.rstrip().endswith(_mark(folder))]
     if lines_to_keep != lines:
@@ -153,24 +161,36 @@ def _mark(folder: JobFolder) -> str:
     return f"# {folder.unit}"
 
 
-def _crontab() -> str:
-    """Empty if there is none."""
-    return _run(["crontab", "-l"], os.environ) or ""
+def _crontab() -> str | None:
+    """The user's lines, which may be none; None: they cannot be read, and so not replaced."""
+    done = _tool(["crontab", "-l"], {**os.environ, "LC_ALL": "C"})
+    if done is None:
+        return None
+    if done.returncode:
+        return "" if "no crontab" in done.stderr else None
+    return done.stdout
 
 
-def _run(words: Sequence[str], environment: Mapping[str, str], text: str = "") -> str | None:
-    """What it prints; None: it failed, or is not installed."""
+def _run(words: Sequence[str], environment: Mapping[str, str], text: str = "") -> bool:
+    """Whether it succeeded."""
+    done = _tool(words, environment, text)
+    return done is not None and done.returncode == 0
+
+
+def _tool(
+    words: Sequence[str], environment: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str] | None:
+    """None: it is not installed, or does not end."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             words,
             input=text,
             capture_output=True,
             env=dict(environment),
             encoding="utf-8",
-            errors="replace",
+            errors="surrogateescape",
             timeout=TOOL_S,
-            check=True,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout

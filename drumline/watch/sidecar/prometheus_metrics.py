@@ -172,11 +172,14 @@ class LateSamples:
         self._newest: list[Sample] = []
 
     async def newest(self) -> list[Sample]:
+        # Of two scrapes at once the second waits for what the first reads.
         reading = self._reading or in_background(self._read, name=self._name)
+        self._reading = reading
         await asyncio.wait([asyncio.wrap_future(reading)], timeout=LATE_S)
-        self._reading = None if reading.done() else reading
-        if reading.done() and reading.exception() is None:
-            self._newest = reading.result()
+        if reading.done() and reading is self._reading:
+            self._reading = None
+            if reading.exception() is None:
+                self._newest = reading.result()
         return self._newest
 
 

@@ -304,3 +304,16 @@ def test_an_agent_that_is_ended_while_it_exits_is_not_restarted(tmp_path: Path) 
     ended.fail(1, restarts_left=0)
     assert ended.why_again() == ""
     ended.assert_ended(1)
+
+
+def test_a_crontab_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, table: Path) -> None:
+    table.write_text("@daily true\n")
+    refusing = CRONTAB.replace("cat {table} 2> /dev/null", "echo 'not allowed' >&2; exit 1")
+    (table.parent / "crontab").write_text(refusing.format(table=table))
+    job = make_folder(tmp_path, machine="elsewhere")
+    assert "the job does not start again" in units.start_keeper(job, python_path=None, grace_s=1.0)
+    assert table.read_text() == "@daily true\n"
+
+
+def test_a_word_of_a_unit_stays_on_its_line() -> None:
+    assert units.quoted(["/mine\nExecStartPre=/bin/false"]) == r'"/mine\nExecStartPre=/bin/false"'
