@@ -130,9 +130,8 @@ def _wait_for_start(link: ControllerLink) -> Request | None:
 def _wait_for_keeper(folder: JobFolder) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
-        with folder.held() as is_free:
-            if not is_free:
-                return
+        if folder.is_kept():
+            return
         time.sleep(0.05)
     units.remove(folder)
     last_line = folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
@@ -157,8 +156,7 @@ def _record(folder: JobFolder) -> dict[str, Any]:
     """For the table of `drumline jobs`."""
     spec = folder.spec()
     state = folder.state()
-    with folder.held() as is_free:
-        is_down = is_free and state.state != ENDED
+    is_down = state.state != ENDED and not folder.is_kept()
     return {
         "name": spec.name,
         "hosts": list(spec.hosts),

@@ -15,7 +15,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,17 +170,35 @@ class JobFolder:
         except (OSError, ValueError, TypeError, KeyError):
             return False
 
+    def forget_secrets(self) -> None:
+        """Of a job that has ended: its secret, and the values of its environment."""
+        spec = self.spec()
+        frame = {**spec.frame, "secret": "", "environment": {}}
+        without_secrets = replace(spec, frame=frame, variables={})
+        with replacing(self._spec) as file:
+            file.write(json.dumps(asdict(without_secrets)).encode())
+
     @contextmanager
     def held(self) -> Iterator[bool]:
         """Whether this process holds the job while the block runs: False if its keeper does."""
+        with self._locked(fcntl.LOCK_EX) as is_held:
+            yield is_held
+
+    def is_kept(self) -> bool:
+        """Whether a keeper holds it. Any number of processes may ask at once."""
+        with self._locked(fcntl.LOCK_SH) as is_free:
+            return not is_free
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[bool]:
         lock = os.open(self._lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            is_held = True
+            is_locked = True
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except BlockingIOError:
-                is_held = False
-            yield is_held
+                is_locked = False
+            yield is_locked
         finally:
             os.close(lock)
 

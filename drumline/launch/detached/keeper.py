@@ -164,8 +164,10 @@ class Keeper:
 
             begun_at = time.monotonic()
             attempt, supervisor = self._run_attempt()
-            if supervisor.end_reason:
-                self.update(state=WAITING, why=SHUT_DOWN)
+            if supervisor.end_reason and attempt.code:
+                # A script starts from the beginning: the next start counts as a restart.
+                state = WAITING if self.spec.program.is_task else RUNNING
+                self.update(state=state, why=SHUT_DOWN)
                 return 1
             pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
             why = self._why_again(attempt, supervisor)
@@ -184,6 +186,8 @@ class Keeper:
         """The job has ended on this node."""
         self.update(state=ENDED, code=code, why=why)
         self.folder.note("ended", **{"last_lines": [], "end_reason": why, **frame, "code": code})
+        with suppress(OSError):
+            self.folder.forget_secrets()
 
     def _say(self, why: str) -> None:
         if why:

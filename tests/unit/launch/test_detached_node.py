@@ -19,6 +19,7 @@ from drumline.base.errors import ExitCode
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
     ENDED,
+    RUNNING,
     WAITING,
     JobFolder,
     JobSpec,
@@ -106,6 +107,9 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
 
     with job.held() as is_free, job.held() as is_free_again:
         assert (is_free, is_free_again) == (True, False)
+        assert job.is_kept()
+        assert job.is_kept(), "asking holds nothing"
+    assert not job.is_kept()
 
 
 def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
@@ -205,6 +209,29 @@ def test_a_job_that_is_done_has_ended(tmp_path: Path) -> None:
     ended = Ended(tmp_path, 0)
     assert ended.why_again() == ""
     ended.assert_ended(0)
+    spec_file = ended.keeper.folder.path / "spec.json"
+    assert "s" * 64 not in spec_file.read_text(), "nobody needs its secret any more"
+    assert ended.keeper.folder.spec().variables == {}
+
+
+def test_a_script_that_a_shutdown_ended_starts_again_only_as_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_by_signal(keeper: Keeper) -> tuple[Attempt, Any]:
+        keeper.update(state=RUNNING)
+        attempt = Attempt(keeper)
+        attempt.code = -15
+        return attempt, SimpleNamespace(end_reason="ended by SIGTERM")
+
+    monkeypatch.setattr(Keeper, "_run_attempt", end_by_signal)
+    monkeypatch.setattr(Keeper, "_wrong_folder", lambda _: "")
+    node = NodePlan(num_nodes=2, max_restarts=0, join_timeout_s=1)
+    program = Program(("train.py",), is_task=False)
+    job = make_folder(tmp_path, program=program, node=node)
+    assert Keeper(job).run() == 1, "the system starts it again"
+    assert Keeper(job).run() == 0
+    assert job.state().state == ENDED
+    assert job.state().why == "its keeper or this machine was restarted, and no restart is left"
 
 
 def test_a_rank_that_failed_for_good_ends_the_job(tmp_path: Path) -> None:
