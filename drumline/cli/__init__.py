@@ -32,7 +32,7 @@ VERBS = {
     "watch": "follow a running job from another terminal, rank by rank",
     "jobs": "list the detached jobs of hosts: state, step, run folder",
     "attach": "show the lines of a detached job; Ctrl-C detaches again",
-    "stop": "end a detached job on all its hosts, with a checkpoint or without",
+    "stop": "end a detached job on all its hosts, with or without a save",
     "runs": "list run folders: state, step, result, size",
     "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run is training",
     "doctor": "check this machine, or hosts and every pair, before a run",

@@ -180,6 +180,6 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
 def test_a_name_that_a_shell_or_ssh_could_misread_is_no_host(name: str) -> None:
     with pytest.raises(
         UsageError,
-        match=r"(a host is `name`, `user@name` or an IPv4 address|does not start with a dash)",
+        match=r"(a host is `name`, `user@name` or an address|does not start with a dash)",
     ):
         hosts_from_flag(name)

@@ -33,6 +33,7 @@ SLURM_TOOLS = {
     "scontrol": "slurm-wlm",
 }
 BROWSER = {"chromium": "chromium"}
+PROMETHEUS = {"promtool": "prometheus"}
 # Where they lie, also for a user whose PATH leaves the administrator's folders out.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 

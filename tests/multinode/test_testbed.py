@@ -409,4 +409,4 @@ def test_what_is_installed_is_what_is_needed() -> None:
     pairs = re.findall(
         r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text()
     )
-    assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS | needs.BROWSER
+    assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS | needs.BROWSER | needs.PROMETHEUS
