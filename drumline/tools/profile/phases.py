@@ -91,8 +91,8 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     computes_s = times.computed(trace, host) / num_steps
     seconds = idle_s + computes_s
     differentiated_s = times.differentiated(trace, host) / num_steps
-    communicates_s = times.within(host.communication) / num_steps
-    in_others_s = times.within(host.other_collectives) / num_steps
+    communicates_s = times.communicated(trace, host.communication) / num_steps
+    in_others_s = times.communicated(trace, host.other_collectives) / num_steps
 
     phases_s = times.by_phase(seconds)
     for name, intervals in host.named.items():
@@ -217,6 +217,19 @@ class SampleTimes:
         computes_s = length(intersection(trace.compute, kernels))
         shares: Seconds = kernels_s * (computes_s / max(float(kernels_s.sum()), 1e-12))
         return shares
+
+    def communicated(self, trace: RankTrace, communication: Intervals) -> Seconds:
+        """How much of this communication belongs to each sample: on a GPU, where the host goes on,
+        that of the collectives which it called then."""
+        if not trace.is_device:
+            return self.within(communication)
+
+        seconds = np.zeros(len(self._ends))
+        for collective in trace.collectives:
+            called = collective.call if collective.host_call is None else collective.host_call
+            sample = np.searchsorted(self._ends, called).clip(0, len(seconds) - 1)
+            seconds[sample] += length(clipped(communication, collective.call, collective.end))
+        return seconds
 
     def collections(self) -> Intervals:
         """The garbage collections."""

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from drumline.base.errors import UsageError
 from drumline.report.profile.advice import advise
 from drumline.report.profile.profile_words import words_of
-from drumline.runs.profile_files import JobFacts, RankFacts, trace_path
+from drumline.runs.profile_files import (
+    JobFacts,
+    RankFacts,
+    SampledLine,
+    StackSample,
+    StackSamples,
+    trace_path,
+)
 from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.tools.profile.breakdown import divide_steps, divided, matched
 from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
@@ -229,6 +236,22 @@ def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(tmp_path: Path
     assert result.parts_s["exposed_communication"] * 2 == pytest.approx(0.004)
     assert result.hidden_communication_s * 2 == pytest.approx(0.026)
     assert (result.kernels[0].name, result.kernels[0].calls) == ("sgemm", 1)
+
+
+def test_on_a_gpu_communication_belongs_to_the_phase_that_called_it(tmp_path: Path) -> None:
+    """The host waits in a log line until the GPU has reduced the gradients."""
+    samples = tuple(
+        StackSample(10**18 + ms * 10**6, 0, phase, 0) for phase, ms in enumerate((5, 62))
+    )
+    stacks = StackSamples(
+        began_ns=10**18,
+        phases=("backward", "log"),
+        lines=(SampledLine(file="", line=0, function=""),),
+        samples=samples,
+    )
+    write_rank(tmp_path, 0, gpu_entries(), world_size=1, bucket_bytes=(), stacks=stacks)
+    result = analyse(tmp_path)
+    assert result.communication_phases_s == {"backward": pytest.approx(0.002)}, "30 to 34, 2 steps"
 
 
 def test_ranks_on_a_gpu_with_a_slow_one(tmp_path: Path) -> None:
