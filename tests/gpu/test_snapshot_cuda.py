@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from drumline.base.background import in_background
-from drumline.checkpoint import store, tensor_file, writer
+from drumline.checkpoint import copying, store, tensor_file
+from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.state import capture
 from drumline.checkpoint.tensor_file import Staging
-from drumline.checkpoint.writer import Copier, Copy
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.runs.events import read_events
 from drumline.training.between_steps import saver
@@ -93,7 +93,7 @@ def test_a_copy_holds_the_bits_of_its_step_while_steps_continue(
     assert changed > 20  # the steps after the save did change the model
 
 
-@pytest.mark.parametrize("device_room", [writer.device_room, no_room], ids=["device", "pinned"])
+@pytest.mark.parametrize("device_room", [copying.device_room, no_room], ids=["device", "pinned"])
 def test_the_copy_waits_for_nothing(device_room: Any) -> None:
     model, optimizer = make(fused=True)
     train(model, optimizer, 2)
@@ -184,11 +184,11 @@ def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
 def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(GPU)
-    before = writer.device_room(GPU)
+    before = copying.device_room(GPU)
     activations = torch.empty(1 << 28, dtype=torch.uint8, device=GPU)
-    during = writer.device_room(GPU)
+    during = copying.device_room(GPU)
     del activations  # held by the allocator, and needed again in the next step
-    after = writer.device_room(GPU)
+    after = copying.device_room(GPU)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(GPU)
     assert before - during >= 1 << 28

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import store, writer
+from drumline.checkpoint import copying, store
+from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.state import capture
 from drumline.checkpoint.tensor_file import as_bytes
-from drumline.checkpoint.writer import Copier, Copy
 
 CPU = torch.device("cpu")
 
@@ -71,10 +71,10 @@ def test_copies_in_one_piece_of_memory_keep_types_shapes_and_layouts() -> None:
         "g": torch.ones(1).expand(4),
         "h": torch.full((3,), torch.nan).to(torch.float8_e4m3fn),
     }
-    memory = torch.empty(writer._room_for(tensors.values()), dtype=torch.uint8)
+    memory = torch.empty(copying._room_for(tensors.values()), dtype=torch.uint8)
     for copied in (
-        writer._beside({"x": tensors}, CPU)["x"],
-        writer._into(memory, {"x": tensors})["x"],
+        copying._beside({"x": tensors}, CPU)["x"],
+        copying._into(memory, {"x": tensors})["x"],
     ):
         assert list(copied) == list(tensors)
         for name, tensor in tensors.items():
@@ -105,14 +105,14 @@ def test_memory_is_given_back_file_by_file() -> None:
 
 def test_the_room_on_the_host_is_some_of_its_memory() -> None:
     first_line = Path("/proc/meminfo").read_text().splitlines()[0]
-    assert writer.host_room() < int(first_line.split()[1]) << 10
+    assert copying.host_room() < int(first_line.split()[1]) << 10
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("3000000000\n")
     (tmp_path / "memory.current").write_text("2900000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 400000000\n")
-    monkeypatch.setattr(writer, "_GROUPS", tmp_path)
-    assert writer.host_room() <= 500_000_000 - (1 << 28)
+    monkeypatch.setattr(copying, "_GROUPS", tmp_path)
+    assert copying.host_room() <= 500_000_000 - (1 << 28)
     (tmp_path / "memory.max").write_text("max\n")
-    assert writer.host_room() > 0
+    assert copying.host_room() > 0
