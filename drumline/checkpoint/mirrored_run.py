@@ -67,11 +67,11 @@ class MirroredCheckpoints(NamedTuple):
     """The manifest is there, but cannot be read: the reason."""
 
 
+@dataclass(frozen=True)
 class MirroredRun:
     """The run under a URL."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self.store = store
+    store: ObjectStore
 
     def has_any(self) -> bool:
         """Whether there is anything of a run."""
@@ -162,7 +162,9 @@ class MirroredRun:
         except BaseException as error:
             with suppress(OSError):
                 store.delete_folder(partial)
-            cause = error.__cause__ if isinstance(error, StoreError) and error.is_of_disk else error
+            cause = (
+                error.__cause__ if isinstance(error, StoreError) and error.kind == "disk" else error
+            )
             if not isinstance(cause, OSError):
                 raise
             needed = sum(record.size for record in checkpoint.files.values())

@@ -181,13 +181,11 @@ class ShardedTensors(Mapping[str, Tensor]):
 
 
 def _checked_shape(shape: Any) -> list[int]:
-    if not isinstance(shape, list) or not shape or not all(map(_is_size, shape)):
+    if not isinstance(shape, list) or not shape:
+        raise ValueError(f"it has a shape of {shape!r}")
+    if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"it has a shape of {shape!r}")
     return shape
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:

@@ -184,7 +184,9 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
 
     _, aliases = model_state(model)
     for alias, name in aliases.items():
-        if alias in saved and name in saved and not _are_equal(saved[alias], saved[name]):
+        if alias not in saved or name not in saved or saved[alias] is saved[name]:
+            continue  # a tensor is not compared with itself: NaN differs from NaN
+        if not torch.equal(saved[alias], saved[name]):
             yield f"{alias} and {name} differ in the checkpoint and are one tensor in the model"
 
 
@@ -195,11 +197,6 @@ def _tensor_differences(name: str, saved: Tensor, current: Tensor) -> Iterator[s
         yield f"{name} is {list(saved.shape)} in the checkpoint and {list(current.shape)} in the model"
     elif saved.dtype != current.dtype and not both_float:
         yield f"{name} is {saved.dtype} in the checkpoint and {current.dtype} in the model"
-
-
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    # A tensor is not compared with itself: NaN differs from NaN.
-    return first is second or torch.equal(first, second)
 
 
 def load_checkpoint(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -158,12 +159,12 @@ class FirstCalls:
         return next((name for name in self._places if self._places[name] == self.position), None)
 
 
+@dataclass(frozen=True)
 class CheckedReduceScatter:
     """torch's own, for one module, and the check before it."""
 
-    def __init__(self, use: BlockUse, name: str) -> None:
-        self._use = use
-        self._name = name
+    use: BlockUse
+    name: str
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -176,7 +177,7 @@ class CheckedReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        self._use.before_reduction(self._name, input_tensor.numel())
+        self.use.before_reduction(self.name, input_tensor.numel())
         return _reduce_scatter(
             output=output_tensor,
             input=input_tensor,

@@ -58,7 +58,9 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Modu
 
 def describe_blocks(blocks: Iterable[nn.Module]) -> str:
     """`12 x Block`, `6 x DecoderLayer and 6 x EncoderLayer`; `none`."""
-    counts = Counter(_class_name(block) for block in blocks)
+    # The class of a sharded block is called FSDPBlock.
+    names = (type(block).__name__ for block in blocks)
+    counts = Counter(name.removeprefix("FSDP") for name in names)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return join_names(f"{count} x {name}" for name, count in ordered) or "none"
 
@@ -66,11 +68,6 @@ def describe_blocks(blocks: Iterable[nn.Module]) -> str:
 def is_sharded_block(module: nn.Module) -> bool:
     """Whether the module holds shards: `fully_shard` has changed its class."""
     return hasattr(module, "set_requires_gradient_sync")
-
-
-def _class_name(block: nn.Module) -> str:
-    name = type(block).__name__
-    return name.removeprefix("FSDP") if is_sharded_block(block) else name
 
 
 class _Candidate:
@@ -153,7 +150,8 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         is_listed = id(module) in listed
         if is_plain and not (is_listed and type(module) is nn.Sequential):
             continue
-        if module is not model and _size(module) and not _is_expert(name, module):
+        is_expert = EXPERT in name.lower() or EXPERT in type(module).__name__.lower()
+        if module is not model and _size(module) and not is_expert:
             kind = name.rpartition(".")[0] if is_plain else type(module)
             candidates[kind].add(name, module, is_listed=is_listed)
 
@@ -182,10 +180,6 @@ def _innermost(outer: _Candidate, by_size: list[_Candidate]) -> _Candidate:
         if candidate is not outer and outer.holds(candidate) and is_large:
             return _innermost(candidate, by_size)
     return outer
-
-
-def _is_expert(name: str, module: nn.Module) -> bool:
-    return EXPERT in name.lower() or EXPERT in type(module).__name__.lower()
 
 
 def _by_class(model: nn.Module, names: set[str]) -> dict[str, nn.Module]:

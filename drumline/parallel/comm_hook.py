@@ -7,7 +7,7 @@ numbers are not: only new factors need them.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with the types.
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -162,18 +162,6 @@ class PowerSGD:
         saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._torch_state.iter = step
         self._saved = saved if step >= self._torch_state.start_powerSGD_iter else {}
-
-
-def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:
-    """One state for any number of ranks, from those of all ranks of an earlier world: with the mean
-    of their errors, what is still to be sent stays the same."""
-    merged: dict[int, Any] = {}
-    for number, state in enumerate(states, start=1):
-        for index, bucket in state.items():
-            so_far = merged.setdefault(index, bucket)
-            # A running mean; not in place, since these may be mapped from a file.
-            so_far["error"] = so_far["error"] + (bucket["error"] - so_far["error"]) / number
-    return merged
 
 
 def reduce_by_factors(compression: PowerSGD, bucket: dist.GradBucket) -> Future[Tensor]:

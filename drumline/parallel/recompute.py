@@ -26,15 +26,21 @@ POLICY = "activation_checkpointing"
 setting is on."""
 
 
-def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:
-    """`block(inputs)`, holding only `inputs` for the backward pass.
+def apply_blocks(
+    blocks: nn.ModuleList, hidden: Tensor, policy: bool | str, *, draws_random: bool
+) -> Tensor:
+    """One block after the other, those of the policy holding only their input for the backward pass.
 
-    For a block that draws no random numbers the generators' state is not saved.
+    For blocks that draw no random numbers the generators' state is not saved.
     """
-    call = partial(checkpoint, block, inputs, preserve_rng_state=draws_random)
-    # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
-    outputs: Tensor = _without_trace(call, None if torch.compiler.is_compiling() else block)
-    return outputs
+    for number, block in enumerate(blocks):
+        if not is_recomputed(policy, number):
+            hidden = block(hidden)
+            continue
+        call = partial(checkpoint, block, hidden, preserve_rng_state=draws_random)
+        # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
+        hidden = _without_trace(call, None if torch.compiler.is_compiling() else block)
+    return hidden
 
 
 def is_recomputed(policy: bool | str, number: int) -> bool:

@@ -203,8 +203,6 @@ def check_parameters(model: nn.Module) -> None:
     """Refuse parameters that `fully_shard` cannot shard."""
     kind = type(model).__name__
     dtypes = {str(value.dtype) for value in model.parameters() if value.requires_grad}
-    if not dtypes:
-        raise UsageError(f"{kind} has no parameter that can be trained")
     if len(dtypes) > 1:
         types = ", ".join(sorted(dtypes))
         raise UsageError(

@@ -104,10 +104,6 @@ def wrap_model(
 
     if sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        name = type(unwrap_model(model)).__name__
-        raise UsageError(f"{name} has no parameter that can be trained")
-
     # DDP warns about weights with a dimension of size 1, which are harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     options: dict[str, Any] = {

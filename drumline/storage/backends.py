@@ -28,7 +28,8 @@ Kind = Literal[
 
 
 class StoreError(DrumlineError):
-    """A store refused or failed; `kind` is why."""
+    """A store refused or failed; `kind` is why. Where the disk here refused, the OSError is its
+    cause."""
 
     def __init__(self, what: str, *, next_step: str, kind: Kind = "other") -> None:
         super().__init__(what, next_step=next_step)
@@ -48,11 +49,6 @@ class StoreError(DrumlineError):
     def is_missing(self) -> bool:
         """Whether there is no such object."""
         return self.kind == "missing"
-
-    @property
-    def is_of_disk(self) -> bool:
-        """Whether the disk here refused; the OSError is its cause."""
-        return self.kind == "disk"
 
 
 def corrupt(where: str, reason: str) -> StoreError:

@@ -38,7 +38,7 @@ from drumline.checkpoint.shard_files import own_shards
 from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.config.fields import scope_of
 from drumline.data.sharding import Cursor
-from drumline.parallel.comm_hook import PowerSGD, average_errors
+from drumline.parallel.comm_hook import PowerSGD
 from drumline.parallel.shards import sharded_parameters
 from drumline.rank.collectives import broadcast_json, gather_json
 from drumline.rank.determinism import platform_facts
@@ -554,17 +554,14 @@ def _restore_comm(
     errors: Mapping[int, Any] = {}
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
-        sent = (sent_state(document, rank, tensors) for rank, document in enumerate(saved))
-        if len(saved) != ddp.world_size:
-            errors = average_errors(sent)
-        else:
-            for rank, rank_errors in enumerate(sent):
-                if rank == ddp.rank:
-                    errors = rank_errors
+        for rank, document in enumerate(saved):
+            rank_errors = sent_state(document, rank, tensors)
+            if rank == ddp.rank and len(saved) == ddp.world_size:
+                errors = rank_errors
         comm.load_state_dict(errors, step=documents["progress"]["step"])
-    if errors and len(saved) != ddp.world_size and ddp.is_main_process():
+    if saved and len(saved) != ddp.world_size and ddp.is_main_process():
         log.warning(
-            f"PowerSGD's error feedback is that of {len(saved)} ranks: each of the {ddp.world_size} ranks gets its mean"
+            f"PowerSGD's error feedback is that of {len(saved)} ranks: on {ddp.world_size} it begins anew"
         )
 
 

@@ -40,14 +40,14 @@ RunFacts = dict[str, Any]
 # The hooks of the task
 
 
+@dataclass(frozen=True)
 class TaskHooks:
     """A task's hooks, and the `Run` that they are given: they are called at their moments, in order;
     checkpoints keep their states; and ranks agree to end the run because a hook asked for it."""
 
-    def __init__(self, hooks: Sequence[Hook], run: Run, job: EvaluationJob) -> None:
-        self.hooks = hooks
-        self.run = run
-        self._job = job
+    hooks: Sequence[Hook]
+    run: Run
+    job: EvaluationJob
 
     def update(self, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Where the run is: before `call` and `fail`."""
@@ -57,7 +57,7 @@ class TaskHooks:
 
     def call(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of every hook, or of one. Collective where a hook's is."""
-        self._job.heartbeat.mark(Phase.BETWEEN)
+        self.job.heartbeat.mark(Phase.BETWEEN)
         hooks = self.hooks if only is None else (only,)
         # The checkpoint of this step has the random numbers of the moment before.
         draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()

@@ -16,7 +16,6 @@ from drumline.base.errors import UsageError
 from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.parallel.comm_hook import average_errors
 from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss
 from tests.jobs import (
@@ -176,9 +175,7 @@ def test_what_was_not_sent_is_kept_on_another_number_of_ranks(tmp_path: Path) ->
         config_of(later, steps=8),
     ]
     (ranks, columns, buckets), (others, *_), _ = run_ranks(3, resumed_messages, tmp_path, configs)
-    assert ranks == [
-        "PowerSGD's error feedback is that of 2 ranks: each of the 3 ranks gets its mean"
-    ]
+    assert ranks == ["PowerSGD's error feedback is that of 2 ranks: on 3 it begins anew"]
     assert others == []
     changed = (
         "of the gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD "
@@ -186,16 +183,6 @@ def test_what_was_not_sent_is_kept_on_another_number_of_ranks(tmp_path: Path) ->
     )
     assert columns == [f"bucket 0 {changed} on, and what was not sent yet of these buckets is lost"]
     assert [message.partition(" on,")[0] for message in buckets] == [f"bucket 1 {changed}"]
-
-
-def test_the_mean_of_errors() -> None:
-    states = [
-        {0: {"error": torch.full((2,), value), "q": torch.tensor(value)}}
-        for value in (1.0, 2.0, 6.0)
-    ]
-    assert average_errors(states)[0]["error"].tolist() == [3.0, 3.0]
-    assert average_errors(iter(states))[0]["q"] == 1.0
-    assert average_errors([]) == {}
 
 
 def refusals(run: Path) -> list[str]:

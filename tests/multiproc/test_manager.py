@@ -281,17 +281,6 @@ def test_models_that_start_differently_are_refused() -> None:
         assert "try: build the model after the seed is set" in message
 
 
-def frozen() -> None:
-    with DDPManager() as ddp:
-        model = nn.Linear(2, 2).requires_grad_(False)
-        with pytest.raises(UsageError, match="Linear has no parameter that can be trained"):
-            ddp.wrap(model)
-
-
-def test_a_model_with_nothing_to_train_is_refused() -> None:
-    run_ranks(1, frozen)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -37,6 +37,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -465,39 +466,36 @@ class Preemption:
         self.watcher.pipe = None
 
 
+@dataclass
 class Preempt(Action):
     """When any rank has received a signal or a notice: at the step that all agree on, save and end
     the run."""
 
     name = "preempt"
     interval = 0
-
-    def __init__(
-        self, preemption: Preemption, saver: Saver, comparison: Action, non_finite: NonFinite
-    ) -> None:
-        self._preemption = preemption
-        self._saver = saver
-        self._comparison = comparison
-        self._non_finite = non_finite
+    preemption: Preemption
+    saver: Saver
+    comparison: Action
+    non_finite: NonFinite
 
     def start(self, context: RunContext) -> None:
-        self._preemption.begin()
+        self.preemption.begin()
         self.run(context)
 
     def due(self, step: int) -> bool:
-        return self._preemption.is_asked
+        return self.preemption.is_asked
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
         # At its last step the run ends as usual.
-        if step >= context.progress.last_step or not self._preemption.stops_at(step):
+        if step >= context.progress.last_step or not self.preemption.stops_at(step):
             return
         context.progress.is_stopping = True
-        if self._saver.saved_step != step:
+        if self.saver.saved_step != step:
             # also reports updates that were skipped since the last log line
-            self._non_finite.read()
-            self._comparison.run(context)
-            self._saver.save_step({}, must_save=True)
+            self.non_finite.read()
+            self.comparison.run(context)
+            self.saver.save_step({}, must_save=True)
 
 
 def report_preemption(context: RunContext, preemption: Preemption) -> None:

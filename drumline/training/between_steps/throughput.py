@@ -8,13 +8,12 @@ attention kernel; attention with a mask counts in full. torchtitan and the PaLM 
 same way.
 
 Gradients come from `torch.autograd.grad`, which calls no hook of DDP. Attention counts twice as
-much in the backward pass, whichever kernel computes it; torch's own FlopCounterMode adds what GPU
-kernels compute again, and does not know the CPU's kernel.
+much in the backward pass, whichever kernel computes it; torch's own formulas, which count all other
+operations, add what GPU kernels compute again, and do not know the CPU's kernel.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import flop_registry
 
 from drumline.rank.torch_internals import DispatchMode, ddp_measurements, measure_ddp_every
 from drumline.training.job.job import Job
@@ -85,9 +85,9 @@ def count_flops(
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
-    (dtype, operation), _ = flops.most_common(1)[0]
+    (dtype, is_convolution), _ = flops.most_common(1)[0]
     if dtype == torch.float32 and torch.cuda.is_available():
-        allowed = torch.backends.cudnn if operation == "convolution" else torch.backends.cuda.matmul
+        allowed = torch.backends.cudnn if is_convolution else torch.backends.cuda.matmul
         arithmetic = "tf32" if allowed.allow_tf32 else "float32"
     else:
         arithmetic = str(dtype).removeprefix("torch.")
@@ -110,33 +110,32 @@ def graph(total: Tensor) -> Iterator[Node]:
 
 
 class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the FLOPs of the operations that run under it, by type and kind."""
+    """Counts the FLOPs of the operations that run under it, by type, convolutions by
+    themselves."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops: Counter[tuple[torch.dtype, str]] = Counter()
+        self.flops: Counter[tuple[torch.dtype, bool]] = Counter()
         self.has_unknown = False
         self.is_backward = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        result = func(*args, **options)
         name = func._schema.name.removeprefix("aten::")
-        result = func(*args, **(kwargs or {}))
         self.has_unknown |= name in _UNKNOWN
         # In a backward pass gradients are only on where a part of the forward pass is repeated.
-        if name in _FORMULAS and not (self.is_backward and torch.is_grad_enabled()):
-            kind, formula = _FORMULAS[name]
-            self.flops[args[0].dtype, kind] += formula(args, result)
+        if self.is_backward and torch.is_grad_enabled():
+            return result
+        is_convolution = name.startswith("convolution")
+        if name.startswith("_scaled_dot_product_"):
+            factor = 2 if name.endswith("_backward") else 1  # its first argument is a gradient
+            query, key, value = args[factor - 1 : factor + 2]
+            self.flops[query.dtype, is_convolution] += factor * _attention(query, key, value)
+        elif func._overloadpacket in flop_registry:
+            formula = flop_registry[func._overloadpacket]
+            self.flops[args[0].dtype, is_convolution] += formula(*args, **options, out_val=result)
         return result
-
-
-def _product(left: int) -> tuple[str, Callable[[Any, Any], int]]:
-    """A matrix product whose left factor is this argument."""
-    return "product", lambda args, result: 2 * result.numel() * args[left].shape[-1]
-
-
-def _convolution(inputs: Tensor, weight: Tensor, outputs: Tensor, is_transposed: bool) -> int:
-    """The FLOPs of one; of a transposed one the inputs are the larger side."""
-    return 2 * (inputs if is_transposed else outputs).numel() * math.prod(weight.shape[1:])
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
@@ -144,24 +143,6 @@ def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
-_FORMULAS: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
-    **dict.fromkeys(("mm", "bmm", "_scaled_mm"), _product(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _product(1)),
-    "convolution": (
-        "convolution",
-        lambda args, result: _convolution(args[0], args[1], result, args[6]),
-    ),
-    # Of the inputs' and the weight's gradient, those that are wanted.
-    "convolution_backward": (
-        "convolution",
-        lambda args, _: sum(args[10][:2]) * _convolution(args[1], args[2], args[0], args[7]),
-    ),
-}
-for _kernel in ("flash", "efficient", "cudnn", "fused"):
-    for _form in ("", "_for_cpu", "_overrideable"):
-        _name = f"_scaled_dot_product_{_kernel}_attention{_form}"
-        _FORMULAS[_name] = "attention", lambda args, _: _attention(*args[:3])
-        _FORMULAS[f"{_name}_backward"] = "attention", lambda args, _: 2 * _attention(*args[1:4])
 _UNKNOWN = {"_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer"}
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint.state import capture
+from drumline.data.dataset import content_hash
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Span, permute
 from drumline.parallel.shards import whole
@@ -143,9 +144,10 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
     samples = [blake3() for _ in range(size)]
     rest = blake3()
     for place, leaf in _leaves(batch, ""):
-        tensor = torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+        tensor = torch.tensor(leaf) if is_array else leaf
         if not isinstance(tensor, Tensor):
-            rest.update(f"{place}={leaf!r};".encode())
+            rest.update(place.encode() + content_hash(leaf))
         elif tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided:
             for sample, row in zip(samples, tensor.detach().cpu(), strict=True):
                 _add(sample.update(place.encode()), row)
@@ -160,10 +162,6 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
     attributes: its repr may contain an address, which differs between runs."""
     if id(value) in above:
         return
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
-        value = value.tolist()
-    if isinstance(value, Set):
-        value = sorted(map(repr, value))
     if isinstance(value, tuple | list):
         items = dict(enumerate(value))
     elif isinstance(value, Mapping):
@@ -171,9 +169,7 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
     elif hasattr(value, "__dict__") and not isinstance(value, Tensor | type):
         items = vars(value)
     else:
-        is_plain = isinstance(value, Tensor | np.ndarray | np.generic | str | bytes | complex)
-        is_plain |= isinstance(value, int | float | None)
-        yield place, value if is_plain else type(value).__name__
+        yield place, value
         return
 
     for name, item in items.items():

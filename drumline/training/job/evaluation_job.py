@@ -25,7 +25,7 @@ from drumline.config.schema import Config, TrainConfig
 from drumline.data.bucket_copy import BucketCopy
 from drumline.data.dataset import fingerprint
 from drumline.data.loader import EvaluationLoader
-from drumline.metrics.meters import check_names
+from drumline.metrics.meters import check_names, means
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import LiveBuffers, gains_from_channels_last, unwrap_model
 from drumline.rank.collectives import all_sum, broadcast_json, check_same
@@ -404,7 +404,7 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     one rank, and the sums are added with exact rounding, in any order."""
     for metric in job.metrics.values():
         metric.reset()
-    names, sums = _sum_batches(job, loader)
+    names, rows = _sum_batches(job, loader)
 
     # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     batches_here = [loader.num_batches, loader.digest]
@@ -417,16 +417,12 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
             next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
         )
 
-    table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=job.ddp.device)
-    for number, row in sums.items():
+    table = torch.zeros(expected[0], 2 + len(names), dtype=torch.float64, device=job.ddp.device)
+    for number, row in rows.items():
         table[number] = row
-    weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
-    if weight <= 0:
-        raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
-
-    means = {name: total / weight for name, total in zip(names, totals, strict=True)}
-    reported = job.reported(means)
-    measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
+    sums = [math.fsum(column) for column in all_sum(table).cpu().T.tolist()]
+    reported = job.reported(means(sums, names))
+    measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(rows))
     repeated = sorted(reported.keys() & measured.keys())
     if repeated:
         raise TrainingError(
@@ -439,9 +435,9 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
 def _sum_batches(
     job: EvaluationJob, loader: EvaluationLoader
 ) -> tuple[list[str], dict[int, Tensor]]:
-    """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
+    """The names of the metrics, and for each batch number a row: loss, weight, metrics."""
     names: list[str] = []
-    sums = {}
+    rows = {}
     for number, size, data in loader.numbered(padded=job.is_sharded):
         job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
@@ -450,9 +446,9 @@ def _sum_batches(
             continue
 
         update_metrics(job.metrics, loss.outputs)
-        names = ["loss", *loss.metrics]
-        row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
-        sums[number] = torch.stack(
+        names = list(loss.metrics)
+        row = [loss.total, size if loss.weight is None else loss.weight, *loss.metrics.values()]
+        rows[number] = torch.stack(
             [torch.as_tensor(value, device=job.ddp.device).double() for value in row]
         )
-    return names, sums
+    return names, rows

@@ -136,12 +136,6 @@ def _make_muon(
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
-    if not matrices:
-        raise UsageError(
-            f"{type(model).__name__} has no matrix for muon, which trains 2-D weights that are not embeddings",
-            next_step="choose --optim.name adamw or sgd",
-        )
-
     pool = {
         "params": matrices,
         "lr": lr,
@@ -200,11 +194,6 @@ def check_steps(optimizer: Optimizer) -> None:
         raise UsageError(
             f"{name}.step() needs a closure that computes the loss again, and an engine step computes it once",
             next_step="use an optimizer without one, or a loop of your own (docs/own-loop.md)",
-        )
-    if any("lr" not in group for group in optimizer.param_groups):
-        raise UsageError(
-            f"{name} has a parameter group without lr, which the schedule sets",
-            next_step="give every group an lr; schedule() may return 1.0",
         )
 
 

@@ -32,7 +32,7 @@ from drumline.data.dataset import Split
 from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.parallel.recompute import is_recomputed, recompute_in_backward
+from drumline.parallel.recompute import apply_blocks
 from drumline.training.tasks.base import Loss, Task
 
 STD = 0.02
@@ -107,11 +107,7 @@ class GPT(nn.Module):
             self.token_embedding(tokens) + self.position_embedding.weight[:length]
         )
         policy = self.training and self.activation_checkpointing
-        for number, block in enumerate(self.blocks):
-            if policy and is_recomputed(policy, number):
-                hidden = recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
-            else:
-                hidden = block(hidden)
+        hidden = apply_blocks(self.blocks, hidden, policy, draws_random=self.dropout.p > 0)
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
         # state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
@@ -242,11 +238,7 @@ class MiniResNet(nn.Module):
             )
         features = functional.relu(self.stem_norm(self.stem(images)))
         policy = self.training and self.activation_checkpointing
-        for number, block in enumerate(self.blocks):
-            if policy and is_recomputed(policy, number):
-                features = recompute_in_backward(block, features, draws_random=False)
-            else:
-                features = block(features)
+        features = apply_blocks(self.blocks, features, policy, draws_random=False)
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits
 
