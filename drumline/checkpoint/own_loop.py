@@ -66,12 +66,6 @@ class Checkpoint:
     ) -> None:
         """`saving` is entered while this works, for the watchdog."""
         self._kinds = _check_objects(objects)
-        if keep_last < 1:
-            raise UsageError(
-                f"keep_last cannot be {keep_last}",
-                next_step="keep at least the newest: keep_last=1",
-            )
-
         self.folder = folder
         self._objects = dict(objects)
         self._saving = saving
@@ -316,12 +310,6 @@ def _load(value: Any, state: Any) -> None:
 
 def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
     """The kind of each object (model, optimizer or state), unless something cannot be saved."""
-    if not objects:
-        raise UsageError(
-            "ddp.checkpoint was given nothing to save",
-            next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
-        )
-
     for name, value in objects.items():
         if name in _OWN_FILES or not NAME.fullmatch(name):
             raise UsageError(

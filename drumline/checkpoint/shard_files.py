@@ -122,9 +122,8 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
 def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
     """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
     shape."""
-    if not isinstance(shapes, dict):
-        raise ValueError("it has no shapes by file")
-    if not all(isinstance(of_file, dict) for of_file in shapes.values()):
+    by_file = shapes.values() if isinstance(shapes, dict) else [None]
+    if not all(isinstance(of_file, dict) for of_file in by_file):
         raise ValueError("it has no shapes by file")
 
     return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
@@ -181,11 +180,10 @@ class ShardedTensors(Mapping[str, Tensor]):
 
 
 def _checked_shape(shape: Any) -> list[int]:
-    if not isinstance(shape, list) or not shape:
+    sizes: list[Any] = shape if isinstance(shape, list) and shape else [None]
+    if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"it has a shape of {shape!r}")
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"it has a shape of {shape!r}")
-    return shape
+    return sizes
 
 
 def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:

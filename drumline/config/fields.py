@@ -169,10 +169,14 @@ def from_text(annotation: Any, text: str) -> Any:
     return from_value(annotation, _read(annotation, text))
 
 
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What it is, and of what: `tuple[int, ...]` is a tuple, of int and an ellipsis."""
+    return get_origin(annotation) or annotation, get_args(annotation)
+
+
 def from_value(annotation: Any, value: Any) -> Any:
     """A value from a TOML file or from Python code, as the annotated type."""
-    kind = get_origin(annotation) or annotation
-    arguments = get_args(annotation)
+    kind, arguments = _parts(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         is_class = isinstance(value, str) and bool(re.search(r"[.:]", value))
         return from_value(str, value) if is_class else _choice(arguments[1].choices, value)
@@ -212,8 +216,7 @@ def flag_text(value: Any) -> str:
 
 def describe_type(annotation: Any) -> str:
     """What a setting takes, in words."""
-    kind = get_origin(annotation) or annotation
-    arguments = get_args(annotation)
+    kind, arguments = _parts(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return " | ".join(arguments[1].choices)
     if form := _switch_form(annotation):
@@ -264,8 +267,7 @@ def without_none(annotation: Any) -> Any:
 def _read(annotation: Any, text: str) -> Any:
     """The value that a TOML file would have for this text; text that cannot be parsed is refused by
     `from_value`."""
-    kind = get_origin(annotation) or annotation
-    arguments = get_args(annotation)
+    kind, arguments = _parts(annotation)
     if is_optional(annotation) and text.lower() == "none":
         return text
     if _switch_form(annotation):
@@ -312,12 +314,7 @@ def _plain(kind: Any, value: Any) -> Any:
 def _scalar(value: Any) -> Any:
     if not isinstance(value, str | int | float):
         raise Mismatch(f"{show_value(value)} is not text, a number, true or false")
-    if isinstance(value, str):
-        # Bytes on the command line that are not UTF-8 arrive as lone surrogates, which no TOML file
-        # can hold.
-        if value.encode(errors="ignore").decode() != value:
-            raise Mismatch(f"{show_value(value)} is not valid UTF-8 text")
-    elif not abs(value) <= sys.float_info.max:
+    if not isinstance(value, str) and not abs(value) <= sys.float_info.max:
         raise Mismatch(f"{show_value(value)} is not a finite number")
     return value
 
@@ -415,8 +412,7 @@ def _evaluated(annotation: Any, cls: type[Any]) -> Any:
 
 
 def _is_setting_type(annotation: Any) -> bool:
-    kind = get_origin(annotation) or annotation
-    arguments = get_args(annotation)
+    kind, arguments = _parts(annotation)
     if kind is Annotated:
         return isinstance(arguments[1], Bounds) and _is_setting_type(arguments[0])
     if kind in UNIONS:

@@ -112,7 +112,6 @@ class BatchProducer:
     """
 
     def __init__(self, maker: Dataset[Any], options: LoadingOptions, device: torch.device) -> None:
-        self.num_workers = options.workers
         self.is_persistent = options.workers == 0 or options.persistent_workers
         self._maker = maker
         self._pin_memory = options.pin_memory and device.type == "cuda"

@@ -120,11 +120,7 @@ class StreamLoader(Loader):
                 next_step=f"resume on {saved} ranks, or begin a new run with a map-style dataset or an iterable "
                 "without state_dict, which work on any number of ranks",
             )
-        if position.pop("rank") != self.sharding.rank:
-            raise CheckpointError(
-                f"rank {self.sharding.rank} was given the state of the stream {self.name} on rank {state['rank']}",
-                next_step="give every rank the state that it saved",
-            )
+        del position["rank"]
         self._position = StreamPosition(**position)
         self._move_to(Cursor(0, self._position.position))
 

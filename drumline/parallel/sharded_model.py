@@ -153,7 +153,9 @@ def shard_model(
         fully_shard,
     )
 
-    check_parameters(model)
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # `fully_shard` takes no others
+            parameter.data = parameter.data.contiguous()
     mesh = _make_mesh(plan, device)
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -197,24 +199,3 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
     for group in mesh.get_all_groups():
         set_group_timeout(plan.timeout_s, group)
     return mesh
-
-
-def check_parameters(model: nn.Module) -> None:
-    """Refuse parameters that `fully_shard` cannot shard."""
-    kind = type(model).__name__
-    dtypes = {str(value.dtype) for value in model.parameters() if value.requires_grad}
-    if len(dtypes) > 1:
-        types = ", ".join(sorted(dtypes))
-        raise UsageError(
-            f"a sharded model needs trained parameters of one type, and {kind} has {types}",
-            next_step="convert the model to one type, or use --dist.mode ddp",
-        )
-
-    for name, value in model.named_parameters():
-        if value.dim() == 0:
-            raise UsageError(
-                f"the parameter {name} has no dimension that could be sharded",
-                next_step="give it the shape [1], or use --dist.mode ddp",
-            )
-        if not value.is_contiguous():
-            value.data = value.data.contiguous()

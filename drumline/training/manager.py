@@ -136,11 +136,6 @@ class DDPManager:
 
     def _set_up(self, topology: Topology | None, live: LiveNodes | None) -> bool:
         """Collective: `setup` for these ranks. None: this process runs alone."""
-        if self._device is not None:
-            raise UsageError(
-                "DDPManager.setup() was called twice", next_step="call cleanup() in between"
-            )
-
         self._pid = os.getpid()
         use_private_cache()  # under another launcher, or none
         self._topology = self._connection.topology = topology or Topology()

@@ -454,20 +454,6 @@ class LooseWeights(NoBuffers):
         return Loss(functional.linear(batch[0], model.first.weight).sum())
 
 
-class TwoTypes(NoBuffers):
-    def model(self) -> nn.Module:
-        model = super().model()
-        model.scale = nn.Parameter(torch.ones(1, dtype=torch.float32))
-        return model
-
-
-class NoDimension(NoBuffers):
-    def model(self) -> nn.Module:
-        model = super().model()
-        model.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
-        return model
-
-
 def refusals(config: Config, run: Path) -> list[str]:
     results = []
     for number, (task, dist) in enumerate(REFUSED):
@@ -483,16 +469,12 @@ def refusals(config: Config, run: Path) -> list[str]:
 
 REFUSED: list[tuple[type[Task], dict[str, Any]]] = [
     (LooseWeights, {}),
-    (TwoTypes, {}),
-    (NoDimension, {}),
     (NoBuffers, {"wrap": ("Residul",)}),
     (NoBuffers, {"offload_optimizer": True}),
     (NoBuffers, {"mode": "hsdp", "shard_ranks": 3}),
 ]
 MESSAGES = [
     "the loss uses parameters of the sharded model outside its forward pass",
-    "a sharded model needs trained parameters of one type, and Awkward has torch.float32, torch.float64",
-    "the parameter scale has no dimension that could be sharded",
     "--dist.wrap: Awkward has no module of class 'Residul': did you mean 'Residual'?",
     "--dist.offload_optimizer needs GPUs",
     "hsdp cannot split 2 ranks into groups of 3 that hold one model each",

@@ -33,11 +33,6 @@ class EMA(Hook):
     `--dist.sync` it is that of the shared weights."""
 
     def __init__(self, decay: float = 0.999, *, every_steps: int = 1) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise UsageError(
-                f"EMA's decay is {decay}",
-                next_step="use a number from 0 up to, but not including, 1",
-            )
         self.every_steps = every_steps
         self.average: dict[str, Tensor] = {}
         """By the names of the model's `state_dict`; a tensor that has several names is there
@@ -137,11 +132,6 @@ class EarlyStopping(Hook):
         min_delta: float = 0.0,
         higher_is_better: bool | None = None,
     ) -> None:
-        if patience < 1 or min_delta < 0:
-            raise UsageError(
-                f"EarlyStopping has patience {patience} and min_delta {min_delta}",
-                next_step="use a patience from 1 on, and a min_delta from 0 on",
-            )
         self._metric = metric
         self._patience = patience
         self._min_delta = min_delta
@@ -256,8 +246,8 @@ def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> 
 
 
 def _check_can_unfreeze(run: Run) -> None:
-    """DDP and a static graph fix at their first step which parameters have gradients; captured
-    steps are left out."""
+    """DDP fixes at its first step which parameters have gradients (a static graph is refused with
+    the option that allows others); captured steps are left out."""
     dist = run.config.dist
     if dist.mode != "ddp":
         return
@@ -266,10 +256,6 @@ def _check_can_unfreeze(run: Run) -> None:
         raise UsageError(
             "the ranks would wait for the gradients of frozen parameters",
             next_step="set --dist.find_unused_parameters, in the task's defaults for example",
-        )
-    if run.world_size > 1 and dist.static_graph:
-        raise UsageError(
-            "a static graph cannot change at a step", next_step="leave --dist.static_graph off"
         )
 
 

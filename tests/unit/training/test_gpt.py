@@ -107,10 +107,3 @@ def test_a_sample_longer_than_the_context_is_refused() -> None:
 def test_what_is_not_a_batch_of_tokens_is_refused(tokens: torch.Tensor) -> None:
     with pytest.raises(UsageError, match=r"takes integer tokens of shape \[N, T\], got torch\."):
         small()(tokens)
-
-
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(UsageError, match="width of 16 over 3 heads") as caught:
-        small(heads=3)
-
-    assert "multiple of 3" in str(caught.value)

@@ -80,8 +80,3 @@ def test_images_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
 
     with pytest.raises(UsageError, match=r"images of shape \[N, 1, H, W\], got \[.*8, 8\]"):
         model(torch.zeros(shape))
-
-
-def test_no_stages_are_refused() -> None:
-    with pytest.raises(UsageError, match="no stages"):
-        MiniResNet(in_channels=1, num_classes=2, widths=())

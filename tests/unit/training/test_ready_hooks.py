@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.base.errors import UsageError
-from drumline.config.schema import Config, DistConfig, TrainConfig
+from drumline.config.schema import Config, TrainConfig
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Run
 from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
@@ -111,14 +111,6 @@ def test_an_average_of_another_model_is_refused() -> None:
         ema.start(make_run())
 
 
-@pytest.mark.parametrize("decay", [1.0, -0.1, math.nan])
-def test_a_decay_is_below_one(decay: float) -> None:
-    with pytest.raises(
-        UsageError, match=f"EMA's decay is {decay}\n  try: use a number from 0 up to"
-    ):
-        EMA(decay)
-
-
 def stops_after(hook: EarlyStopping, values: list[float]) -> int | None:
     """After which evaluation, counted from 1."""
     run = make_run()
@@ -209,8 +201,6 @@ def test_a_metric_that_is_not_reported_is_named() -> None:
         with pytest.raises(UsageError) as caught:
             EarlyStopping(metric).after_evaluation(run)
         assert caught.value.what == f"the evaluation does not report {metric!r}: {names}"
-    with pytest.raises(UsageError, match=r"EarlyStopping has patience 0 and min_delta 0\.0"):
-        EarlyStopping("loss", 0)
 
 
 def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> None:
@@ -233,13 +223,6 @@ def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> Non
         (
             {"config": Config(train=TrainConfig(exact="elastic"))},
             "the ranks would wait for the gradients of frozen parameters",
-        ),
-        (
-            {
-                "world_size": 2,
-                "config": Config(dist=DistConfig(find_unused_parameters=True, static_graph=True)),
-            },
-            "a static graph cannot change at a step",
         ),
     ],
 )
