@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from blake3 import blake3
 from torch import Tensor
@@ -33,9 +33,6 @@ from drumline.checkpoint.shard_files import SHARDS_FILE, Files, assemble, whole_
 from drumline.rank.collectives import broadcast_json, broadcast_tensors
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import FileRecord, Manifest
-
-if TYPE_CHECKING:
-    from drumline.checkpoint.parts import Collector
 
 _TENSORS = ".safetensors"
 # Large enough that a thread that hashes or writes seldom needs the GIL, which the training thread
@@ -64,6 +61,19 @@ class WritingRank:
         return f"rank {self.rank} on {self.host}"
 
 
+class PartWriters(Protocol):
+    """Processes that write parts of the same checkpoint (`parts`)."""
+
+    def begin(self) -> None:
+        """Called when the folder exists."""
+
+    def collect(self, partial: Path) -> Mapping[str, FileRecord]:
+        """Wait for their files; raises CheckpointError."""
+
+    def cancel(self) -> None:
+        """Called when the save has failed."""
+
+
 Stream = Callable[[Mapping[str, Tensor]], Iterable[bytes | memoryview]]
 
 
@@ -76,7 +86,7 @@ def write(
     metrics: Mapping[str, float],
     non_finite: str | None = None,
     stream: Stream = tensor_file.stream,
-    part_writers: Collector | None = None,
+    part_writers: PartWriters | None = None,
 ) -> Path:
     """Save a checkpoint. When this returns, it is complete and on disk; until then earlier ones are
     kept.
