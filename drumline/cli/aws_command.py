@@ -312,7 +312,10 @@ class _CloudJob:
         if self._by_ssm:
             check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
 
-        self._follow = f"drumline aws {{verb}} {{job}} --name {settings.name}"
+        place = {"--name": settings.name, "--region": settings.region}
+        place |= {"--profile": settings.profile, "--identity": identity}
+        options = [word for flag, value in place.items() if value for word in (flag, value)]
+        self._follow = ["drumline", "aws", "{verb}", "{job}", *options]
         self._config = folder / "ssh_config"
         self._wheels: Path | None = None
         self._wheels_hash = ""

@@ -94,7 +94,7 @@ cancel   scancel {job}
 """
 
 
-def run(argv: Sequence[str], follow: str = LaunchRequest.follow) -> int:
+def run(argv: Sequence[str], follow: Sequence[str] = ()) -> int:
     """All mistakes in the command are reported before torch is imported. `follow`: of the
     request."""
     flags = read_flags(argv, OWN_FLAGS, ends_at_name=True, no_settings=SETTINGS_COME_LATER)
@@ -234,7 +234,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         print_message("the code is the same on all hosts", stream=sys.stdout)
 
     if verb_flags.detach:
-        return launch_detached(job, request.name, request.follow)
+        return launch_detached(job, request.name, request.follow_words)
     return _with_profile(request, run_on_hosts(job))
 
 

@@ -54,8 +54,8 @@ class LaunchRequest:
     flags: FlagValues
     target: str
     arguments: Sequence[str]
-    follow: str = "drumline {verb} {job} --hosts {hosts}"
-    """The command that shows or stops a detached job."""
+    follow: Sequence[str] = ()
+    """The words of the command that shows or stops a detached job; none: of `drumline` itself."""
 
     @property
     def name(self) -> str:
@@ -88,6 +88,16 @@ class LaunchRequest:
         continues = train_command.value_of(layers, "dist.on_lost_node") == "continue"
         run = train_command.run_folder(flags, self.target)
         return replace(program, run=str(run), continues=continues)
+
+    @property
+    def follow_words(self) -> list[str]:
+        """With `{verb}`, `{job}` and `{hosts}`; on its hosts it is reached as here."""
+        if self.follow:
+            return list(self.follow)
+        names = [name for name in ("hostfile", "ssh", "python") if name in self.flags]
+        options = [word for name in names for word in (f"--{name}", str(self.flags[name]))]
+        hosts = [] if "hostfile" in names else ["--hosts", "{hosts}"]
+        return ["drumline", "{verb}", "{job}", *hosts, *options]
 
     @cached_property
     def profile(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,9 +16,12 @@ from typing import Any
 import pytest
 
 from drumline.cli import main
+from drumline.cli.jobs_command import read_job_command
 from drumline.cli.launch_flags import OWN_FLAGS
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagValues, read_flags
+from drumline.launch.detached.commands import follow_command
+from drumline.launch.hosts import Host
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -660,6 +664,29 @@ def test_flags_of_the_launch_end_at_the_first_word(
 )
 def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
     assert LaunchRequest(FlagValues(), target, []).name == name
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["--hosts", "ignored:8"], "--hosts 'me@a,[fd00::1]'"),
+        (["--hostfile", "my hosts"], "--hostfile 'my hosts'"),
+        (
+            ["--hosts", "a", "--ssh", "ssh -o 'User={me}'", "--python", "/venv/bin/python"],
+            "--hosts 'me@a,[fd00::1]' --ssh 'ssh -o '\"'\"'User={me}'\"'\"'' --python /venv/bin/python",
+        ),
+    ],
+)
+def test_a_detached_job_is_followed_as_it_was_launched(words: list[str], printed: str) -> None:
+    """The hosts are those on which it has started, which may be spares."""
+    flags = read_flags(words, OWN_FLAGS, ends_at_name=True)
+    request = LaunchRequest(flags.values, "digits", [])
+    hosts = [Host("me@a", 8), Host("fd00::1")]
+    command = follow_command(request.follow_words, "attach", "digits-1a2b3c", hosts)
+    assert command == f"drumline attach digits-1a2b3c {printed}"
+    verb, job, *options = shlex.split(command)[1:]
+    flags, name = read_job_command(verb, [job, *options], {}, "", "")
+    assert name == job
 
 
 def test_help_has_every_flag_below_its_place_and_fits_a_terminal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -215,8 +216,9 @@ def test_hosts_have_aliases_behind_a_jump_host_and_differ(
     for code in (other, cluster.folder):
         (code / "finish").unlink()
     text = cluster.command("launch", "--detach", *flags, "stay.py")
-    name = text.partition("attach: drumline attach ")[2].split()[0]
-    shown = cluster.start("attach", name, "--hosts", "gpu-two")
+    printed = text.partition("attach: drumline ")[2].splitlines()[0]
+    assert f"--hostfile {hosts}" in printed
+    shown = cluster.start(*shlex.split(printed))
     for line in (
         "[gpu-one 0] rank 0 of 3 on a",
         "[gpu-two 1] rank 1 of 3 on b",

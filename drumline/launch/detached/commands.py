@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -143,15 +144,22 @@ class _Start(Controller):
         remote.connection.send({"kind": "start", "node": asdict(node), "hosts": names})
 
 
-def launch_detached(job: HostsJob, program_name: str, follow: str) -> int:
-    """Hand the job to its hosts; the exit code, when everything is printed. `follow`: the command
-    that shows or stops it, with places for `{verb}`, `{job}` and `{hosts}`."""
+def launch_detached(job: HostsJob, program_name: str, follow: Sequence[str]) -> int:
+    """Hand the job to its hosts; the exit code, when everything is printed. `follow`: of
+    `follow_command`."""
     name = f"{program_name[:60] or 'job'}-{job.job[:6]}"
     detached = DetachedJob(**vars(job), name=name)
     return _with_screen(lambda screen: _launch(detached, screen, follow))
 
 
-async def _launch(job: DetachedJob, screen: Screen, follow: str) -> int:
+def follow_command(follow: Sequence[str], verb: str, job: str, hosts: Sequence[Host]) -> str:
+    """The command that shows or stops a job. `follow`: its words, of which `{verb}`, `{job}` and
+    `{hosts}` are replaced."""
+    words = {"{verb}": verb, "{job}": job, "{hosts}": ",".join(map(str, hosts))}
+    return shlex.join(words.get(word, word) for word in follow)
+
+
+async def _launch(job: DetachedJob, screen: Screen, follow: Sequence[str]) -> int:
     controller = _Start(job, screen)
     with _handling(controller.interrupted):
         await controller.run()
@@ -160,13 +168,11 @@ async def _launch(job: DetachedJob, screen: Screen, follow: str) -> int:
     hosts = [remote.host for remote in controller.remotes]
     has_started = all(remote.code == 0 for remote in controller.remotes)
     if has_started and controller.end_signal is None:
-        listed = ",".join(map(str, hosts))
         screen.report(
             f"{job.name} runs on {plural(len(hosts), 'host')}; logs in {job.logs} on each"
         )
         for verb in ("attach", "stop"):
-            command = follow.format(verb=verb, job=job.name, hosts=listed)
-            screen.report(f"{verb}: {command}")
+            screen.report(f"{verb}: {follow_command(follow, verb, job.name, hosts)}")
         return ExitCode.SUCCESS
 
     if controller.has_started:

@@ -100,9 +100,9 @@ class Cluster:
         self.calls.append(["doctor", *argv])
         return 0
 
-    def launch(self, argv: Sequence[str], follow: str) -> int:
+    def launch(self, argv: Sequence[str], follow: Sequence[str]) -> int:
         self.calls.append(["launch", *argv])
-        assert follow == "drumline aws {verb} {job} --name train"
+        self.follow = list(follow)
         code = self.codes.pop(0)
         if isinstance(code, Exception):
             raise code
@@ -125,10 +125,15 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
     cluster.has(instance(2, PublicIpAddress="54.0.0.2"), instance(1, PublicIpAddress="54.0.0.1"))
     assert (
         aws_command.run(
-            ["launch", "--name", "train", "--procs", "4", "digits", "--train.epochs", "3"]
+            [
+                *("launch", "--name", "train", "--procs", "4", "--identity", "my key"),
+                *("digits", "--train.epochs", "3"),
+            ]
         )
         == 0
     )
+    words = ("drumline", "aws", "{verb}", "{job}", "--name", "train", "--identity", "my key")
+    assert cluster.follow == list(words)
     doctor, launch = cluster.calls
     for words in (doctor, launch):
         assert after(words, "--hosts") == "10.0.0.1,10.0.0.2", "the oldest node has rank 0"
