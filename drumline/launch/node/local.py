@@ -103,6 +103,8 @@ def _run_guarded(
     except Preempted as preempted:
         if preempted.was_signalled:
             supervision.report("signalled")
+        if preempted.has_saved:
+            supervision.report("saved")
         if not preempted.was_reported and is_here:
             print_message(STOPPED_EARLY)
         return ExitCode.PREEMPTED

@@ -109,8 +109,11 @@ class RankFiles(LogsSpecs):
 class Preempted(Exception):  # noqa: N818  # no error
     """A signal asked this node's ranks to stop, and they did."""
 
-    def __init__(self, *, was_reported: bool, was_signalled: bool = True) -> None:
+    def __init__(
+        self, *, was_reported: bool, was_signalled: bool = True, has_saved: bool = False
+    ) -> None:
         super().__init__()
+        self.has_saved = has_saved
         self.was_reported = was_reported
         """Whether a rank has reported it."""
         self.was_signalled = was_signalled
@@ -191,7 +194,8 @@ class RankSignals:
         signal. `is_save_reported`: a rank of this node has reported that the preempted run has
         saved."""
         if self._is_task and is_save_reported:
-            raise Preempted(was_reported=True, was_signalled=number is not None)
+            was_signalled = number is not None
+            raise Preempted(was_reported=True, was_signalled=was_signalled, has_saved=True)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
 
