@@ -2,7 +2,7 @@
 
 Only the standard library, because guards and sidecars start with every job. Reads never wait for
 the process, whatever it is blocked in. So files that need the lock of its memory (cmdline, environ,
-maps) are not read, except in `processes_with_variable`.
+maps) are not read, except in `processes_with_variable` and `processes_of_command`.
 """
 
 from __future__ import annotations
@@ -201,6 +201,20 @@ def processes_with_variable(*assignments: str) -> list[int]:
         return not encoded.isdisjoint(_read(f"/proc/{pid}/environ").split(b"\0"))
 
     return [pid for pid in _numbers_in("/proc") if pid != os.getpid() and has_variable(pid)]
+
+
+def processes_of_command(*last_words: str) -> list[int]:
+    """This user's processes whose command ends with these words, except this one. Blocks like
+    `processes_with_variable`."""
+    ending = b"".join(os.fsencode(word) + b"\0" for word in last_words)
+
+    def matches(pid: int) -> bool:
+        with suppress(OSError):
+            is_own = os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116 - it starts fast
+            return is_own and _read(f"/proc/{pid}/cmdline").endswith(b"\0" + ending)
+        return False
+
+    return [pid for pid in _numbers_in("/proc") if pid != os.getpid() and matches(pid)]
 
 
 def _numbers_in(folder: str) -> list[int]:

@@ -14,8 +14,9 @@ import pytest
 
 from drumline.base.errors import UsageError
 from drumline.base.untrusted import from_json
+from drumline.launch.detached import units
 from drumline.launch.detached.commands import JobRecord
-from drumline.launch.detached.job_folder import JobFolder, folders_of
+from drumline.launch.detached.job_folder import DAMAGED, JobFolder, folders_of
 from drumline.launch.node_plan import NodePlan, Program
 from tests.unit.launch.test_detached_node import make_folder, make_spec
 
@@ -91,6 +92,28 @@ def test_the_name_of_a_job_leads_nowhere_else(tmp_path: Path) -> None:
     for name in ("../jobs/digits-1a2b3c", "*", "digits-1a2b3c/../digits-1a2b3c"):
         with pytest.raises(UsageError, match="is not a job's name"):
             folders_of(tmp_path / "jobs", name)
+
+
+def test_a_process_of_another_user_is_not_taken_for_a_keeper(
+    tmp_path: Path, other_user: int
+) -> None:
+    job = make_folder(tmp_path)
+    pretend = ["/bin/sh", "-c", "read line", "-m", units.KEEPER, str(job.path)]
+    with subprocess.Popen(pretend, stdin=subprocess.PIPE, user=other_user, cwd="/"):
+        assert units.keepers(job) == []
+    with subprocess.Popen(pretend, stdin=subprocess.PIPE) as process:
+        assert units.keepers(job) == [process.pid]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 10_000, '{"restarts_left": "x"}', '{"first_start": 1e999}']
+)
+def test_a_hostile_state_is_damage(tmp_path: Path, text: str) -> None:
+    job = make_folder(tmp_path)
+    (job.path / "state.json").write_text(text)
+    state = job.state()
+    assert state.state == DAMAGED
+    assert state.why.startswith(f"{job.path}/state.json is damaged: ")
 
 
 def record(**fields: Any) -> dict[str, Any]:

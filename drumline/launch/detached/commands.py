@@ -215,10 +215,10 @@ def stop_job(question: Question, name: str, *, save: bool) -> int:
             return ExitCode.PREFLIGHT_FAILED
 
         how = "it had ended before"
-        if ExitCode.INTERRUPTED in codes:
-            how = "it was stopped"
-        elif ExitCode.PREEMPTED in codes:
+        if ExitCode.PREEMPTED in codes:
             how = "it has saved and stopped: launch it again to resume"
+        elif ExitCode.INTERRUPTED in codes:
+            how = "it was stopped" + (" without a save" if save else "")
         screen.report(f"{name} has ended on {plural(len(codes), 'host')}; {how}")
         return ExitCode.SUCCESS
 

@@ -18,18 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import DrumlineError, ExitCode
-from drumline.base.processes import Termination
+from drumline.base.processes import Termination, send_signal
 from drumline.base.untrusted import from_json, parse_json
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
+    DAMAGED,
     ENDED,
+    STARTING,
     JobFolder,
     JobSpec,
+    JobState,
     folders_of,
     jobs_folder,
+    machine_id,
+    remove_old,
     wrong_job_name,
 )
-from drumline.launch.detached.keeper import STOPPED
+from drumline.launch.detached.keeper import STOP_SIGNALS, STOPPED
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.ssh.node_output import NodeOutput
@@ -39,6 +44,7 @@ from drumline.net.frames import MAX_PIPE_BYTES, LineBuffer
 Request = Mapping[str, Any]
 DOWN = "down"
 """The state of a job whose keeper does not run, though the job has not ended."""
+# How long it may take until there is a process of the keeper.
 START_S = 10.0
 # How often a command that follows a job looks whether its keeper runs.
 CHECK_S = 2.0
@@ -105,12 +111,14 @@ def _launch(request: Request, link: ControllerLink) -> None:
         program=from_json(Program, request["program"]),
         frame={**frame, "kind": "spec", "node": start["node"]},
         variables=units.lasting_variables(os.environ),
+        machine_id=machine_id(),
     )
     folder.create(spec)
+    remove_old(jobs_folder(os.environ))
     notice = units.start_keeper(
         folder, python_path=os.environ.get("PYTHONPATH"), grace_s=request["grace_s"]
     )
-    _wait_for_keeper(folder)
+    _wait_for_keeper(folder, link)
     if notice:
         link.out.send("notice", text=f"warning: {notice}")
     link.out.send("ended", code=0, last_lines=[])
@@ -127,16 +135,25 @@ def _wait_for_start(link: ControllerLink) -> Request | None:
     return None
 
 
-def _wait_for_keeper(folder: JobFolder) -> None:
+def _wait_for_keeper(folder: JobFolder, link: ControllerLink) -> None:
+    """As long as it loads: its Python may be on a slow disk."""
     until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        if folder.is_kept():
-            return
-        time.sleep(0.05)
-    units.remove(folder)
-    last_line = folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
-    raise DrumlineError(
-        f"the job's keeper did not start: {' '.join(last_line) or 'no reason is known'}",
+    was_alive = False
+    while link.is_alive and not folder.is_kept() and folder.state().state == STARTING:
+        is_alive = bool(units.keepers(folder))
+        if not is_alive and (was_alive or time.monotonic() > until):
+            raise _not_started(folder)
+        was_alive = is_alive
+        link.read()
+
+
+def _not_started(folder: JobFolder) -> DrumlineError:
+    units.remove(folder, stops=True)
+    reason = "no reason is known"
+    with suppress(OSError, IndexError):
+        reason = folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1]
+    return DrumlineError(
+        f"the job's keeper did not start: {reason}",
         next_step=f"read {folder.log}, and `journalctl --user --unit {folder.unit}`",
     )
 
@@ -146,9 +163,14 @@ def _wait_for_keeper(folder: JobFolder) -> None:
 
 def _list(request: Request, link: ControllerLink) -> None:
     link.out.send("hello", protocol=PROTOCOL)
-    for folder in folders_of(jobs_folder(os.environ), request["name"]):
-        with suppress(OSError, ValueError):
-            link.out.send("job", **_record(folder))
+    problems: list[str] = []
+    for folder in folders_of(jobs_folder(os.environ), request["name"], problems):
+        with suppress(OSError, ValueError):  # it was removed meanwhile
+            record = _record(folder)
+            link.out.send("job", **record)
+            problems += [record["why"]] if record["state"] == DAMAGED else []
+    for problem in problems:
+        link.out.send("notice", text=f"warning: {problem}")
     link.out.send("ended", code=0, last_lines=[])
 
 
@@ -156,7 +178,7 @@ def _record(folder: JobFolder) -> dict[str, Any]:
     """For the table of `drumline jobs`."""
     spec = folder.spec()
     state = folder.state()
-    is_down = state.state != ENDED and not folder.is_kept()
+    is_down = state.state not in (ENDED, DAMAGED) and not folder.is_kept()
     return {
         "name": spec.name,
         "hosts": list(spec.hosts),
@@ -190,7 +212,8 @@ def _follow(request: Request, link: ControllerLink) -> None:
     """Send what has happened so far, then what happens, until the job has ended."""
     folder = _only_folder(request)
     spec = folder.spec()
-    os.chdir(spec.cwd)
+    with suppress(OSError):  # without it there are no lines
+        os.chdir(spec.cwd)
     logs = Path(spec.frame["logs"])
     output = NodeOutput(
         logs,
@@ -200,7 +223,7 @@ def _follow(request: Request, link: ControllerLink) -> None:
         from_end=False,
     )
     link.out.send("hello", protocol=PROTOCOL)
-    was_down = False
+    state = ""
     checked_at = 0.0
     frames = _Frames(folder.frames)
     while link.is_alive:
@@ -219,11 +242,15 @@ def _follow(request: Request, link: ControllerLink) -> None:
             continue
 
         checked_at = time.monotonic()
-        is_down = _record(folder)["state"] == DOWN
-        if is_down and not was_down:
+        state_before = state
+        record = _record(folder)
+        state = record["state"]
+        if state == DOWN != state_before:
             text = f"the job does not run on {spec.machine}: its keeper was ended"
             link.out.send("notice", text=f"warning: {text}")
-        was_down = is_down
+        if state == ENDED == state_before:  # a full disk had no space for the last frame
+            link.out.send("ended", code=record["code"], last_lines=[], end_reason=record["why"])
+            return
 
 
 class _Frames:
@@ -255,30 +282,40 @@ def _stop(request: Request, link: ControllerLink) -> None:
     """Have the keeper end the job; where it does not run, end what is left of it."""
     folder = _only_folder(request)
     link.out.send("hello", protocol=PROTOCOL)
-    if folder.state().state != ENDED:
-        folder.ask_to_stop(save=bool(request["save"]))
-    while link.is_alive and folder.state().state != ENDED:
+    state = folder.state()
+    if state.state != ENDED:
+        _ask_to_stop(folder, save=bool(request["save"]))
+    while link.is_alive and state.state != ENDED:
         with folder.held() as is_free:
-            if is_free:
-                _end_without_keeper(folder)
+            state = _end_without_keeper(folder, link) if is_free else folder.state()
         link.read()
 
-    state = folder.state()
     if state.state == ENDED:
         link.out.send("ended", code=state.code, last_lines=[], end_reason=state.why)
 
 
-def _end_without_keeper(folder: JobFolder) -> None:
+def _ask_to_stop(folder: JobFolder, *, save: bool) -> None:
+    try:
+        folder.ask_to_stop(save=save)
+    except OSError:  # a full disk
+        numbers = [number for number, saves in STOP_SIGNALS.items() if saves == save]
+        send_signal(units.keepers(folder), numbers[0])
+
+
+def _end_without_keeper(folder: JobFolder, link: ControllerLink) -> JobState:
     from drumline.launch.detached.keeper import Keeper
 
     keeper = Keeper(folder)
     if keeper.state.state == ENDED:
-        return  # its keeper has ended it meanwhile
+        return keeper.state  # its keeper has ended it meanwhile
     attempt = keeper.state.attempt
     if attempt:
         Termination(lambda: job_processes(attempt), 0).wait()
     keeper.end(ExitCode.INTERRUPTED, STOPPED)
-    units.remove(folder)
+    units.remove(folder, stops=True)
+    if keeper.unrecorded:
+        link.out.send("notice", text=f"warning: {keeper.unrecorded}")
+    return keeper.state
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +25,7 @@ from drumline.base.errors import UsageError
 from drumline.base.untrusted import (
     check_own_file,
     check_own_folder,
+    descriptor_of,
     flush_folder,
     from_json,
     open_append,
@@ -31,6 +34,7 @@ from drumline.base.untrusted import (
     replace_text,
     replacing,
 )
+from drumline.launch.keep_going import FULL
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.net.frames import encode
 
@@ -40,6 +44,11 @@ STARTING = "starting"
 RUNNING = "running"
 WAITING = "waiting"
 ENDED = "ended"
+DAMAGED = "damaged"
+MACHINE_ID = Path("/etc/machine-id")
+# How many ended jobs a machine keeps, whatever their age, and for how long it keeps the others.
+NUM_KEPT = 20
+KEPT_S = 30 * 86400.0
 
 
 def wrong_job_name(name: str) -> str | None:
@@ -64,7 +73,7 @@ class JobSpec:
 
     name: str
     machine: str
-    """The host name of this machine: a folder may be visible on several."""
+    """The host name of this machine when the job was launched."""
     hosts: tuple[str, ...]
     """All hosts of the job, by node rank, as the launch calls them."""
     launched_at: float
@@ -76,6 +85,8 @@ class JobSpec:
     """For the supervisor of an attempt; holds the secret."""
     variables: dict[str, str] = field(repr=False)
     """The environment in which ssh started us."""
+    machine_id: str = ""
+    """A folder may be visible on several machines, and a machine may start under another name."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +132,21 @@ class JobFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_own_folder(self.path.parent.parent)
         self.path.mkdir(mode=0o700)
-        self.check()
-        for path in (self._spec, self._lock):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with open_append(self._spec) as file:
-            file.write(json.dumps(asdict(spec)).encode())
-            os.fsync(file.fileno())
-        self.write_state(JobState())
-        flush_folder(self.path)
+        try:
+            self.check()
+            for path in (self._spec, self._lock):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            self._write(self._spec, spec)
+            self.write_state(JobState())
+            flush_folder(self.path)
+        except OSError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # it has other nodes
+            self.path.parent.rmdir()
 
     def check(self) -> None:
         """An OSError if others could have written to it."""
@@ -143,15 +161,50 @@ class JobFolder:
         check_own_file(self._spec)
         return from_json(JobSpec, parse_json(read_regular(self._spec)))
 
+    def machines_of_peers(self) -> set[str]:
+        """The host names of the job's other nodes, as far as they are known here."""
+        names = set()
+        for path in self.path.parent.glob("node-*"):
+            with suppress(OSError, ValueError):
+                names |= {JobFolder(path).spec().machine} if path != self.path else set()
+        return names
+
     def state(self) -> JobState:
-        return from_json(JobState, parse_json(read_regular(self._state)))
+        try:
+            return from_json(JobState, parse_json(read_regular(self._state)))
+        except (FileNotFoundError, ValueError) as error:
+            what = f"{self._state} is damaged: {error}; stop the job, and launch it again"
+            return JobState(state=DAMAGED, why=what)
+
+    def ended_at(self) -> float | None:
+        """In Unix seconds; None: it has not ended."""
+        with suppress(OSError):
+            if self.state().state == ENDED and not self.is_kept():
+                return self._state.stat().st_mtime
+        return None
 
     def write_state(self, state: JobState) -> None:
         """It is on disk when this returns: after a power failure the job continues from it."""
-        with replacing(self._state) as file:
-            file.write(json.dumps(asdict(state)).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._write(self._state, state)
+
+    def _write(self, path: Path, content: JobSpec | JobState) -> None:
+        """On a full disk the blocks that the file has are written again."""
+        text = json.dumps(asdict(content)).encode()
+        try:
+            with replacing(path) as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            with os.fdopen(descriptor_of(path, os.O_WRONLY), "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, len(text))
+                file.write(text)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
 
     def note(self, kind: str, **content: Any) -> None:
         """Add a frame to those that `drumline attach` shows."""
@@ -174,9 +227,7 @@ class JobFolder:
         """Of a job that has ended: its secret, and the values of its environment."""
         spec = self.spec()
         frame = {**spec.frame, "secret": "", "environment": {}}
-        without_secrets = replace(spec, frame=frame, variables={})
-        with replacing(self._spec) as file:
-            file.write(json.dumps(asdict(without_secrets)).encode())
+        self._write(self._spec, replace(spec, frame=frame, variables={}))
 
     @contextmanager
     def held(self) -> Iterator[bool]:
@@ -191,7 +242,9 @@ class JobFolder:
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[bool]:
-        lock = os.open(self._lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # A network disk takes a lock only of a file that is open for writing.
+        mode = os.O_RDWR if os.access(self._lock, os.W_OK) else os.O_RDONLY
+        lock = os.open(self._lock, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             is_locked = True
             try:
@@ -203,16 +256,50 @@ class JobFolder:
             os.close(lock)
 
 
-def folders_of(jobs: Path, name: str | None = None) -> list[JobFolder]:
-    """Those of this user's jobs that have a node on this machine; of one job, if it is named."""
+def machine_id() -> str:
+    """Of this machine; empty: it has none, or one that changes with each start."""
+    with suppress(OSError):
+        if not os.path.ismount(MACHINE_ID):
+            return MACHINE_ID.read_text(encoding="ascii").strip()
+    return ""
+
+
+def is_of_this_machine(folder: JobFolder, spec: JobSpec) -> bool:
+    name = socket.gethostname()
+    this_id = machine_id()
+    if not (spec.machine_id and this_id):
+        return spec.machine == name
+    if spec.machine_id != this_id:
+        return False
+    # It has a new name; or it was copied from one image with its peers, and is one of them.
+    return spec.machine == name or name not in folder.machines_of_peers()
+
+
+def folders_of(
+    jobs: Path, name: str | None = None, problems: list[str] | None = None
+) -> list[JobFolder]:
+    """Those of this user's jobs that have a node on this machine; of one job, if it is named.
+    `problems`: gets those that cannot be read."""
     if name is not None and (wrong := wrong_job_name(name)):
         raise UsageError(wrong, next_step="drumline jobs lists them")
 
     folders = []
     for path in sorted(jobs.glob(f"{name or '*'}/node-*")):
         folder = JobFolder(path)
-        with suppress(OSError, ValueError):
+        try:
             spec = folder.spec()
-            if spec.machine == socket.gethostname() and spec.name == path.parent.name:
+            if spec.name == path.parent.name and is_of_this_machine(folder, spec):
                 folders.append(folder)
+        except (OSError, ValueError) as error:
+            if problems is not None:
+                problems.append(f"{path} cannot be read: {error}; delete it if no job runs from it")
     return folders
+
+
+def remove_old(jobs: Path) -> None:
+    """Of the jobs that have ended on this machine: those that are old, and not among the newest."""
+    ended = [(ended_at, folder) for folder in folders_of(jobs) if (ended_at := folder.ended_at())]
+    ended.sort(key=lambda item: item[0])
+    for ended_at, folder in ended[:-NUM_KEPT]:
+        if time.time() - ended_at > KEPT_S:
+            folder.remove()

@@ -11,19 +11,27 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.processes import Termination
 from drumline.base.rank_environment import RESTARTED
+from drumline.base.text import print_message
 from drumline.launch.detached import units
-from drumline.launch.detached.job_folder import ENDED, RUNNING, WAITING, JobFolder
+from drumline.launch.detached.job_folder import (
+    DAMAGED,
+    ENDED,
+    RUNNING,
+    WAITING,
+    JobFolder,
+    is_of_this_machine,
+)
 from drumline.launch.keep_going import (
     SPACE_POLL_S,
     has_space,
@@ -46,6 +54,8 @@ STOPPED = "stopped by `drumline stop`"
 SHUT_DOWN = "this machine is shut down, or the keeper was ended"
 # How often a folder is looked for that may be on a network disk that is not mounted yet.
 FOLDER_POLL_S = 2.0
+# How a keeper is asked to stop where its folder cannot be written to; the value: with a save.
+STOP_SIGNALS = {signal.SIGUSR1: False, signal.SIGUSR2: True}
 # `drumline jobs` holds a job for a moment, to find out whether it has a keeper.
 HOLD_S = 5.0
 
@@ -63,6 +73,8 @@ class Attempt:
         self.keeper = keeper
         self.agent = 0
         self.is_asked_to_save = False
+        self.has_saved = False
+        """Whether its ranks have saved because they were asked to stop."""
         self.code: int = ExitCode.TRAINING_FAILED
         self.last_frame: dict[str, Any] = {}
         """Of kind `ended`."""
@@ -82,7 +94,7 @@ class Attempt:
     def read(self) -> list[dict[str, Any]]:
         """What `drumline stop` asks for."""
         time.sleep(TICK_S)
-        save = self.keeper.folder.stop_request()
+        save = self.keeper.stop_request()
         if save is None:
             return []
         if not save or not self.keeper.spec.program.is_task:
@@ -110,6 +122,9 @@ class Attempt:
     def send(self, kind: str, **content: Any) -> None:
         match kind:
             case "lines" | "signalled":
+                return
+            case "saved":
+                self.has_saved = True
                 return
             case "progress":
                 self.keeper.update(
@@ -146,13 +161,19 @@ class Keeper:
         self.folder = folder
         self.spec = folder.spec()
         self.state = folder.state()
+        self.unrecorded = ""
+        """Why the state is not on disk."""
+        self.has_saved = False
+        """Whether the last attempt has saved when it was asked to stop."""
+        self._signalled_stop: bool | None = None
 
     def run(self) -> int:
         """The exit code of this process: 0 when the job has ended, 1 when it is to go on at the
         next start of this machine."""
-        if self.state.state == ENDED:
-            return 0
-
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop_by_signal)
+        if self.state.state == DAMAGED:
+            self.end(ExitCode.TRAINING_FAILED, self.state.why)
         why = ""
         if self.state.state == RUNNING:
             why = self._counted("its keeper or this machine was restarted")
@@ -177,10 +198,14 @@ class Keeper:
 
     def update(self, **changes: Any) -> None:
         new = replace(self.state, **changes)
-        if new != self.state:
-            self.state = new
-            with suppress(OSError):  # a full disk
-                self.folder.write_state(new)
+        if new == self.state and not self.unrecorded:
+            return
+        self.state = new
+        self.unrecorded = ""
+        try:
+            self.folder.write_state(new)
+        except OSError as error:
+            self.unrecorded = f"the state of the job could not be recorded: {error}"
 
     def end(self, code: int, why: str = "", **frame: Any) -> None:
         """The job has ended on this node."""
@@ -188,6 +213,17 @@ class Keeper:
         self.folder.note("ended", **{"last_lines": [], "end_reason": why, **frame, "code": code})
         with suppress(OSError):
             self.folder.forget_secrets()
+        if self.unrecorded:
+            print_message(self.unrecorded)
+
+    def stop_request(self) -> bool | None:
+        """Whether the job is to save; None: it is not asked to stop."""
+        if self._signalled_stop is not None:
+            return self._signalled_stop
+        return self.folder.stop_request()
+
+    def _stop_by_signal(self, number: int, _: FrameType | None) -> None:
+        self._signalled_stop = STOP_SIGNALS[signal.Signals(number)]
 
     def _say(self, why: str) -> None:
         if why:
@@ -199,7 +235,7 @@ class Keeper:
         """Wait for the folder of the job, and for the end of a pause; False: the job was stopped."""
         until = time.monotonic() + self.spec.node.join_timeout_s
         resume_at = time.monotonic() + pause_s
-        while self.folder.stop_request() is None:
+        while self.stop_request() is None:
             problem = self._wrong_folder()
             if not problem and time.monotonic() >= resume_at:
                 return True
@@ -209,9 +245,12 @@ class Keeper:
             self.update(state=WAITING, why=problem or self.state.why)
             time.sleep(FOLDER_POLL_S if problem else TICK_S)
 
-        code = ExitCode.PREEMPTED if self.folder.stop_request() else ExitCode.INTERRUPTED
-        self.end(code, STOPPED)
+        self.end(self._code_of_stop(), STOPPED)
         return False
+
+    def _code_of_stop(self) -> int:
+        has_saved = self.stop_request() and self.has_saved
+        return ExitCode.PREEMPTED if has_saved else ExitCode.INTERRUPTED
 
     def _wrong_folder(self) -> str:
         """Why nothing can run there; empty: it can."""
@@ -259,11 +298,9 @@ class Keeper:
     def _why_again(self, attempt: Attempt, supervisor: Supervisor) -> str:
         """Why there is another attempt; empty: the job has ended here."""
         code = attempt.code
-        save = self.folder.stop_request()
-        if save is not None:
-            has_saved = save and attempt.was_preempted
-            stopped_code = ExitCode.PREEMPTED if has_saved else ExitCode.INTERRUPTED
-            self.end(code and stopped_code, STOPPED)
+        self.has_saved = attempt.has_saved
+        if self.stop_request() is not None:
+            self.end(code and self._code_of_stop(), STOPPED)
             return ""
 
         may_resume = self.spec.keep_going and self.spec.program.is_task
@@ -311,7 +348,7 @@ class Keeper:
         self.folder.note("notice", text=sentence)
         run = self.spec.program.run
         size = needed_bytes(None if run is None else Path(run))
-        while self.folder.stop_request() is None and not has_space(Path(folder), size):
+        while self.stop_request() is None and not has_space(Path(folder), size):
             time.sleep(SPACE_POLL_S)
         return "there is space again; resuming"
 
@@ -319,7 +356,7 @@ class Keeper:
 def main(path: str) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = JobFolder(Path(path))
-    if folder.spec().machine != socket.gethostname():
+    if not is_of_this_machine(folder, folder.spec()):
         return 0  # its unit is in a home folder that several hosts share
 
     until = time.monotonic() + HOLD_S

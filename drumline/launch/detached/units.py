@@ -4,6 +4,7 @@ as a session of its own with a line in the user's crontab; and removes both.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import re
@@ -11,11 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from drumline.base.errors import DrumlineError
+from drumline.base.processes import processes_of_command
 from drumline.base.untrusted import make_own_folder, open_append, replace_text
 from drumline.launch.detached.job_folder import JobFolder
 
@@ -35,6 +37,7 @@ OOMPolicy=continue
 [Install]
 WantedBy=default.target
 """
+KEEPER = "drumline.launch.detached.keeper"
 LINGERING = Path("/var/lib/systemd/linger")
 # How long systemd waits for the keeper after the grace period of its ranks.
 STOP_S = 15.0
@@ -42,6 +45,12 @@ TOOL_S = 20.0
 # Variables of the ssh session that started the job, which do not outlive it.
 OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
 NO_REBOOT = "after a reboot of {host} the job does not start again: {why}; to change that for later jobs: {fix}"
+NO_LOGOUT = (
+    "the job ends with this login to {host}: logind.conf has KillUserProcesses=yes there; "
+    "to change that: loginctl enable-linger, then launch again"
+)
+OWN_GROUP = Path("/proc/self/cgroup")
+LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
 
 def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +60,7 @@ def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) -> str:
     """Start it; what the user has to know about it, or nothing."""
-    words = [sys.executable, "-m", "drumline.launch.detached.keeper", str(folder.path)]
+    words = [sys.executable, "-m", KEEPER, str(folder.path)]
     if python_path:
         words = ["/usr/bin/env", f"PYTHONPATH={python_path}", *words]
     host = os.uname().nodename
@@ -68,16 +77,22 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    if _add_to_crontab(folder, words):
-        return ""
-    return NO_REBOOT.format(host=host, why=why, fix=fix)
+    is_in_crontab = _add_to_crontab(folder, words)
+    if _ends_with_login():
+        return NO_LOGOUT.format(host=host)
+    return "" if is_in_crontab else NO_REBOOT.format(host=host, why=why, fix=fix)
 
 
-def remove(folder: JobFolder) -> None:
-    """What `start_keeper` has left with the system."""
+def keepers(folder: JobFolder) -> list[int]:
+    """The process of its keeper, from its start on."""
+    return processes_of_command("-m", KEEPER, str(folder.path))
+
+
+def remove(folder: JobFolder, *, stops: bool = False) -> None:
+    """What `start_keeper` has left with the system. `stops`: the keeper too, and its next start."""
     unit = _unit_file(folder)
     if unit.is_file():
-        _systemctl("disable", "--quiet", unit.name)
+        _systemctl("disable", "--quiet", *(["--now"] if stops else []), unit.name)
         with suppress(OSError):
             unit.unlink()
         _systemctl("daemon-reload")
@@ -120,11 +135,23 @@ def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None
     text = UNIT.format(unit=folder.unit, words=quoted(words), stop_s=grace_s + STOP_S)
     replace_text(unit, text)
     if not (_systemctl("daemon-reload") and _systemctl("enable", "--quiet", "--now", unit.name)):
-        remove(folder)
+        remove(folder, stops=True)
         raise DrumlineError(
             f"systemctl --user could not start {unit.name}",
             next_step="check that `systemctl --user` works there, or `loginctl disable-linger`",
         )
+
+
+def _ends_with_login() -> bool:
+    """Whether logind ends all processes of this login with it."""
+    properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers"]
+    done = _tool(["busctl", "get-property", *LOGIND, *properties], os.environ)
+    answers = done.stdout.splitlines() if done else []
+    if len(answers) != 3 or "/session-" not in OWN_GROUP.read_text(encoding="utf-8"):
+        return False
+    is_on, only, excluded = answers
+    user = f'"{pwd.getpwuid(os.geteuid()).pw_name}"'
+    return is_on == "b true" and (only == "as 0" or user in only) and user not in excluded
 
 
 def _systemctl(*words: str) -> bool:
@@ -141,20 +168,29 @@ def _add_to_crontab(folder: JobFolder, words: Sequence[str]) -> bool:
     command = shlex.join(words)
     if "\n" in command or shutil.which("crontab") is None:
         return False
-    lines = _crontab()
-    if lines is None:
-        return False
     # cron reads a percent sign as the end of the line.
     line = f"@reboot {command} {_mark(folder)}".replace("%", r"\%")
-    return _run(["crontab", "-"], os.environ, f"{lines}{line}\n")
+    with _changing_crontab(folder):
+        lines = _crontab()
+        return lines is not None and _run(["crontab", "-"], os.environ, f"{lines}{line}\n")
 
 
 def _remove_from_crontab(folder: JobFolder) -> None:
-    text = _crontab() or ""
-    lines = text.splitlines(keepends=True)
-    lines_to_keep = [line for line in lines if not line.rstrip().endswith(_mark(folder))]
-    if lines_to_keep != lines:
-        _run(["crontab", "-"], os.environ, "".join(lines_to_keep))
+    if _mark(folder) not in (_crontab() or ""):
+        return
+    with _changing_crontab(folder):
+        lines = (_crontab() or "").splitlines(keepends=True)
+        lines_to_keep = [line for line in lines if not line.rstrip().endswith(_mark(folder))]
+        if lines_to_keep != lines:
+            _run(["crontab", "-"], os.environ, "".join(lines_to_keep))
+
+
+@contextmanager
+def _changing_crontab(folder: JobFolder) -> Iterator[None]:
+    """One job of this user at a time."""
+    with open_append(folder.path.parents[1] / "crontab.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _mark(folder: JobFolder) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from drumline.base.errors import ExitCode
-from drumline.launch.detached import units
+from drumline.base.errors import DrumlineError, ExitCode
+from drumline.launch.detached import host_service, job_folder, units
 from drumline.launch.detached.job_folder import (
     ENDED,
     RUNNING,
@@ -26,6 +29,7 @@ from drumline.launch.detached.job_folder import (
     JobState,
     folders_of,
     jobs_folder,
+    remove_old,
     wrong_job_name,
 )
 from drumline.launch.detached.keeper import Attempt, Keeper, main
@@ -112,6 +116,29 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not job.is_kept()
 
 
+def test_a_machine_with_a_new_name_keeps_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "machine-id"
+    file.write_text("1234\n")
+    monkeypatch.setattr(job_folder, "MACHINE_ID", file)
+    jobs = tmp_path / "jobs"
+    before = make_folder(tmp_path, machine="before", machine_id="1234")
+    assert [folder.path for folder in folders_of(jobs)] == [before.path]
+    # Two nodes that were copied from one image.
+    here = JobFolder(before.path.with_name("node-1"))
+    here.create(make_spec(tmp_path, machine_id="1234"))
+    assert [folder.path for folder in folders_of(jobs)] == [here.path]
+
+    file.write_text("5678\n")
+    assert folders_of(jobs) == [], "another machine has its name"
+    file.unlink()
+    assert [folder.path for folder in folders_of(jobs)] == [here.path], "then the name counts"
+    monkeypatch.setattr(job_folder, "MACHINE_ID", Path("/proc/sys/kernel/random/boot_id"))
+    monkeypatch.setattr(os.path, "ismount", lambda _: True)
+    assert job_folder.machine_id() == "", "an id of /run changes with each start"
+
+
 def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
     job = make_folder(tmp_path, machine="elsewhere")
     assert folders_of(tmp_path / "jobs") == []
@@ -161,6 +188,24 @@ def test_cron_starts_a_keeper_where_there_is_no_user_manager(tmp_path: Path, tab
     assert table.read_text() == "@daily true\n"
 
 
+def test_jobs_that_start_together_are_all_in_the_crontab(tmp_path: Path, table: Path) -> None:
+    slow = CRONTAB.replace("cat {table} 2> /dev/null", "cat {table} 2> /dev/null; sleep 0.2")
+    (table.parent / "crontab").write_text(slow.format(table=table))
+    (table.parent / "sleep").symlink_to("/usr/bin/sleep")
+    jobs = [
+        make_folder(tmp_path, name=f"digits-{number}", machine="elsewhere") for number in range(3)
+    ]
+
+    def start(job: JobFolder) -> str:
+        return units.start_keeper(job, python_path=None, grace_s=1.0)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(start, jobs)) == [""] * 3
+        assert len(table.read_text().splitlines()) == 3
+        list(pool.map(units.remove, jobs))
+    assert table.read_text() == ""
+
+
 def test_what_is_missing_for_a_reboot_is_said(tmp_path: Path, table: Path) -> None:
     (table.parent / "crontab").unlink()
     job = make_folder(tmp_path, machine="elsewhere")
@@ -175,6 +220,32 @@ def test_what_is_missing_for_a_reboot_is_said(tmp_path: Path, table: Path) -> No
     assert "its user manager ends with the last login" in units.start_keeper(
         job, python_path=None, grace_s=1.0
     )
+
+
+def test_a_login_that_ends_all_its_processes_is_named(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busctl = table.parent / "busctl"
+    busctl.write_text('#!/bin/sh\necho "b $IS_ON"; echo as 0; echo "as 1 \\"$EXCLUDED\\""\n')
+    busctl.chmod(0o755)
+    table.write_text("")
+    group = tmp_path / "cgroup"
+    monkeypatch.setattr(units, "OWN_GROUP", group)
+    job = make_folder(tmp_path, machine="elsewhere")
+
+    def notice(is_on: str, excluded: str, name: str) -> str:
+        monkeypatch.setenv("IS_ON", is_on)
+        monkeypatch.setenv("EXCLUDED", excluded)
+        group.write_text(f"0::/user.slice/{name}\n")
+        return units.start_keeper(job, python_path=None, grace_s=1.0)
+
+    assert notice("true", "nobody", "session-3.scope") == (
+        f"the job ends with this login to {socket.gethostname()}: logind.conf has KillUserProcesses=yes "
+        "there; to change that: loginctl enable-linger, then launch again"
+    )
+    assert notice("false", "nobody", "session-3.scope") == ""
+    assert notice("true", pwd.getpwuid(os.geteuid()).pw_name, "session-3.scope") == ""
+    assert notice("true", "nobody", "user@1000.service") == ""
 
 
 # When there is another attempt
@@ -286,13 +357,38 @@ def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("save", "code", "ends_with"), [(True, 75, 75), (True, 1, 130), (False, 75, 130), (False, 0, 0)]
+    ("save", "has_saved", "code", "ends_with"),
+    [
+        (True, True, 75, 75),
+        (True, False, 75, 130),  # no rank was running
+        (True, False, 1, 130),
+        (False, True, 75, 130),
+        (False, False, 0, 0),
+    ],
 )
-def test_a_job_that_is_stopped(tmp_path: Path, save: bool, code: int, ends_with: int) -> None:
+def test_a_job_that_is_stopped(
+    tmp_path: Path, save: bool, has_saved: bool, code: int, ends_with: int
+) -> None:
     ended = Ended(tmp_path, code)
     ended.keeper.folder.ask_to_stop(save=save)
+    if has_saved:
+        ended.attempt.send("saved")
     assert ended.why_again() == ""
     ended.assert_ended(ends_with)
+
+
+def test_a_job_that_is_stopped_between_two_starts_has_not_saved(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, cwd=str(tmp_path / "unmounted"))
+    folder.ask_to_stop(save=True)
+    assert Keeper(folder).run() == 0
+    assert folder.state().code == ExitCode.INTERRUPTED
+    # Preempted, and in the pause before the next attempt.
+    ended = Ended(tmp_path / "preempted", 75)
+    ended.attempt.send("saved")
+    ended.why_again()
+    ended.keeper.folder.ask_to_stop(save=True)
+    assert not ended.keeper._can_begin(1.0)
+    ended.assert_ended(75)
 
 
 def test_without_its_folder_a_job_waits_and_ends(tmp_path: Path) -> None:
@@ -344,3 +440,60 @@ def test_a_crontab_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, table: P
 
 def test_a_word_of_a_unit_stays_on_its_line() -> None:
     assert units.quoted(["/mine\nExecStartPre=/bin/false"]) == r'"/mine\nExecStartPre=/bin/false"'
+
+
+def test_old_jobs_that_have_ended_are_removed_but_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_folder, "NUM_KEPT", 2)
+    long_ago = time.time() - 40 * 86400
+
+    def make_old(name: str, state: str, ended_at: float) -> None:
+        folder = make_folder(tmp_path, name=name)
+        folder.write_state(JobState(state=state))
+        os.utime(folder.path / "state.json", (ended_at, ended_at))
+
+    for name in ("a-oldest", "b-old", "c-old"):
+        make_old(name, ENDED, long_ago + ord(name[0]))
+    make_old("d-recent", ENDED, time.time())
+    make_old("e-runs", RUNNING, long_ago)
+    make_old("f-damaged", "no state", long_ago)
+    (tmp_path / "jobs" / "f-damaged" / "node-0" / "state.json").write_text("{")
+    make_old("g-kept", ENDED, long_ago)
+    with JobFolder(tmp_path / "jobs" / "g-kept" / "node-0").held():
+        remove_old(tmp_path / "jobs")
+    left = sorted(path.name for path in (tmp_path / "jobs").iterdir())
+    assert left == ["c-old", "d-recent", "e-runs", "f-damaged", "g-kept"]
+
+
+def test_a_keeper_ends_a_job_whose_state_is_damaged(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder.path / "state.json").write_text('{"state": 7}')
+    assert Keeper(folder).run() == 0
+    state = folder.state()
+    assert (state.state, state.code) == (ENDED, ExitCode.TRAINING_FAILED)
+    assert state.why.startswith(f"{folder.path}/state.json is damaged: ")
+
+
+def test_a_keeper_is_waited_for_as_long_as_it_loads(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_service, "START_S", 0.0)
+    link: Any = SimpleNamespace(is_alive=True, read=lambda: time.sleep(0.01))
+    table.write_text("")
+    node = NodePlan(join_timeout_s=600)
+    variables = {"PATH": str(table.parent)}
+    job = make_folder(tmp_path, cwd="/nowhere", node=node, variables=variables)
+    units.start_keeper(job, python_path=str(Path.cwd()), grace_s=1.0)
+    host_service._wait_for_keeper(job, link)
+    assert job.is_kept()
+    job.ask_to_stop(save=False)
+    while job.ended_at() is None:
+        time.sleep(0.05)
+
+    broken = make_folder(tmp_path, name="broken")
+    (broken.path / "spec.json").write_text("{")
+    units.start_keeper(broken, python_path=str(Path.cwd()), grace_s=1.0)
+    with pytest.raises(DrumlineError, match="the job's keeper did not start"):
+        host_service._wait_for_keeper(broken, link)
+    assert table.read_text() == ""
