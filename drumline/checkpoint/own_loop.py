@@ -111,7 +111,10 @@ class Checkpoint:
         self._check_can_save(step)
         with self._saving():
             self.wait()
-            self._share_buffers()
+            # Buffers are saved from rank 0: all ranks continue with its, as a resumed run does.
+            for model in self._models.values():
+                if all(buffer.device == self._device for buffer in model.buffers()):
+                    LiveBuffers(unwrap_model(model)).broadcast()
             state = self._capture(step)
             if not self._writer.is_writer:
                 return
@@ -156,13 +159,6 @@ class Checkpoint:
                 f"ddp.checkpoint cannot use the folder {self.folder}: {error.strerror}",
                 next_step="give it a folder of your own",
             ) from error
-
-    def _share_buffers(self) -> None:
-        """Collective: buffers are saved from rank 0, so from here on all ranks have its, as a
-        resumed run has."""
-        for model in self._models.values():
-            if all(buffer.device == self._device for buffer in model.buffers()):
-                LiveBuffers(unwrap_model(model)).broadcast()
 
     def _capture(self, step: int) -> CapturedState:
         """Collective."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import errno
 import io
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from drumline.base.background import T, in_background
@@ -60,76 +61,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 4
 _DELETED_AT_ONCE = 1000
-# The right that a call needs, where its name differs.
-_RIGHTS = {
-    "HeadObject": "GetObject",
-    "ListObjectsV2": "ListBucket",
-    "CreateMultipartUpload": "PutObject",
-    "UploadPart": "PutObject",
-    "CompleteMultipartUpload": "PutObject",
-}
-
-
-class _Refusal(NamedTuple):
-    """What answers of S3 with one of these codes mean, and what to do."""
-
-    codes: str
-    """An answer to HEAD has only the number."""
-    what: str
-    next_step: str
-    kind: Kind
-
-
-_REFUSALS = (
-    _Refusal(
-        "NoSuchBucket",
-        "there is no bucket {bucket}",
-        "correct the name, or make it: aws s3 mb s3://{bucket}",
-        "missing",
-    ),
-    _Refusal(
-        "NoSuchKey 404",
-        "there is no object {where}",
-        "list what there is with aws s3 ls --recursive",
-        "missing",
-    ),
-    _Refusal(
-        "AccessDenied AllAccessDisabled 403",
-        "access to {where} was denied",
-        "give this user or role the right {right} there",
-        "denied",
-    ),
-    _Refusal(
-        "ExpiredToken InvalidAccessKeyId InvalidToken SignatureDoesNotMatch",
-        "S3 does not accept the credentials for {where} ({code})",
-        "renew them: aws configure, or aws sso login",
-        "credentials",
-    ),
-    _Refusal(
-        "PermanentRedirect AuthorizationHeaderMalformed 301",
-        "the bucket {bucket} is in another region",
-        "set AWS_REGION to the bucket's",
-        "other",
-    ),
-    _Refusal(
-        "RequestTimeTooSkewed",
-        "the clock of this machine is wrong, and S3 refuses {where}",
-        "set it, with NTP",
-        "other",
-    ),
-    _Refusal(
-        "SlowDown RequestTimeout Throttling ThrottlingException RequestLimitExceeded TooManyRequests 429 503",
-        "{where}: S3 answered {status} ({code}) to {attempts} attempts",
-        "try again later",
-        "busy",
-    ),
-)
-_OTHER = _Refusal(
-    "",
-    "S3 refused {right} for {where}: {message} ({code})",
-    "correct what it names",
-    "other",
-)
+_ANSWERS = Path(__file__).with_name("s3_answers.toml")
 
 
 class S3Backend:
@@ -308,21 +240,24 @@ class S3Backend:
         answer = error.response.get("Error", {})
         code = str(answer.get("Code", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        answers = tomllib.loads(_ANSWERS.read_text(encoding="utf-8"))
+        operation = error.operation_name
         facts = {
             "where": where,
             "bucket": self._bucket,
-            "right": f"s3:{_RIGHTS.get(error.operation_name, error.operation_name)}",
+            "right": f"s3:{answers['rights'].get(operation, operation)}",
             "code": code,
             "message": answer.get("Message", ""),
             "status": status,
             "attempts": MAX_ATTEMPTS,
         }
         meaning = "503" if status >= 500 else code
-        refusal = next((row for row in _REFUSALS if meaning in row.codes.split()), _OTHER)
+        refusals = (row for row in answers["refusal"] if meaning in row["codes"])
+        refusal = next(refusals, answers["other"])
         return StoreError(
-            refusal.what.format(**facts),
-            next_step=refusal.next_step.format(**facts),
-            kind=refusal.kind,
+            refusal["what"].format(**facts),
+            next_step=refusal["next_step"].format(**facts),
+            kind=refusal["kind"],
         )
 
 

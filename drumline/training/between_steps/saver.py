@@ -14,6 +14,7 @@ fails.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -241,15 +242,11 @@ class Saver(Periodic):
             self._ledger_file.close()
             # A run that is preempted reports its save first: the launcher, and the other ranks,
             # wait for that only.
-            if not self._context.progress.is_stopping or error is not None:
-                self._finish_mirror(is_failed=error is not None)
-
-    def _finish_mirror(self, *, is_failed: bool) -> None:
-        """Wait for the uploads; for a short time only after a failure, which is to be reported."""
-        if self._mirror is not None:
-            self._job.heartbeat.mark(Phase.SAVE)
-            wait_s = self._settings.mirror_wait_s
-            self._mirror.finish(min(wait_s, FAILED_S) if is_failed else wait_s)
+            is_preempted = self._context.progress.is_stopping and error is None
+            if self._mirror is not None and not is_preempted:
+                self._job.heartbeat.mark(Phase.SAVE)
+                limit_s = math.inf if error is None else FAILED_S
+                self._mirror.finish(min(self._settings.mirror_wait_s, limit_s))
 
     def close(self, limit_s: float) -> None:
         """Mirror the events of the end of the run, too; wait for that at most this long."""

@@ -453,7 +453,17 @@ def _build_data(
         facts |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
     check_same_data(ddp, facts)
 
-    loader = _make_loader(config, task, ddp, batch, train_data)
+    loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
+        train_data,
+        batch_size=batch.size,
+        accumulate=batch.accumulate,
+        micro_batch_size=batch.micro_batch_size,
+        shards=config.train.shards if config.train.exact == "elastic" else None,
+        resident=config.data.resident,
+        compare=False,  # that was done for all data at once
+        **loading_options(config, task),
+    )
+    loader.count_tokens = task.num_tokens
     return loader, make_eval_loaders(config, task, ddp, eval_sets), data_fingerprint
 
 
@@ -473,27 +483,6 @@ def leave_default_stream(device: torch.device) -> None:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
         torch.cuda.set_stream(stream)
-
-
-def _make_loader(
-    config: Config,
-    task: Task,
-    ddp: RunManager,
-    batch: GlobalBatch,
-    data: Any,
-) -> AnyLoader:
-    loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
-        data,
-        batch_size=batch.size,
-        accumulate=batch.accumulate,
-        micro_batch_size=batch.micro_batch_size,
-        shards=config.train.shards if config.train.exact == "elastic" else None,
-        resident=config.data.resident,
-        compare=False,  # build_job has done it for all data at once
-        **loading_options(config, task),
-    )
-    loader.count_tokens = task.num_tokens
-    return loader
 
 
 def _warn_about_data(

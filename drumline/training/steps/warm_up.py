@@ -45,7 +45,10 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     some parameters may be unused. `note` logs a message. Returns the model's
     FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
-    few, size = next_samples(job, FEW_SAMPLES)
+    few = job.loader.preview(FEW_SAMPLES)
+    # The same number on all ranks: the loss may call a collective. 0: the batch cannot be cut.
+    size = min(gather_json(min(_num_rows(few), FEW_SAMPLES)))
+    few = _cut(few, size)
     if job.is_sharded:
         with torch.no_grad():
             check_few_samples(job, few, size)
@@ -130,13 +133,6 @@ def _reached(total: Tensor) -> set[int]:
     return {id(getattr(node, "variable", None)) for node in graph(total)}
 
 
-def _without_batch_statistics(model: nn.Module) -> None:
-    """SyncBatchNorm's are a collective, and some ranks may fail before. `dry_run` restores it."""
-    for module in model.modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            module.training = False
-
-
 @contextmanager
 def dry_run(job: Job) -> Iterator[Task]:
     """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards
@@ -156,14 +152,6 @@ def dry_run(job: Job) -> Iterator[Task]:
             vars(holder).update(before_values)
         buffers.put_back(before)
         restore_rng(rng, job.ddp.device)
-
-
-def next_samples(job: Job, most: int) -> tuple[Any, int]:
-    """Collective: at most so many samples of the next batch, and their number, which is the same on
-    all ranks: the loss may call a collective. 0: the batch cannot be cut."""
-    few = job.loader.preview(most)
-    size = min(gather_json(min(_num_rows(few), most)))
-    return _cut(few, size), size
 
 
 def _num_rows(batch: Any) -> int:
@@ -200,7 +188,9 @@ def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
     """The same for this rank, which may fail."""
     unreached = {id(parameter) for parameter in job.model.parameters() if parameter.requires_grad}
     with dry_run(job) as task:
-        _without_batch_statistics(job.model)
+        for module in job.model.modules():
+            if isinstance(module, nn.SyncBatchNorm):  # a collective, and some ranks may fail before
+                module.training = False
 
         def compute_loss() -> Tensor:
             with job.autocast:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from drumline.base.errors import CheckpointError
 from drumline.checkpoint import store
@@ -313,22 +310,6 @@ def test_removing_what_is_not_there_reports_it(tmp_path: Path) -> None:
         CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"
     ):
         store.remove(tmp_path / "step-00000001")
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(document=json_values)
-def test_any_document_is_restored(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    root = tmp_path_factory.mktemp("store")
-    path = store.write(root, 1, tensors={}, documents={"progress": document}, metrics={})
-    assert catalog.read_document(path, "progress") == document
-    assert json.loads((path / "progress.json").read_bytes()) == document
 
 
 @pytest.mark.parametrize("num_cores", [2, 16])
