@@ -13,7 +13,7 @@ import pytest
 from drumline.base.errors import ConfigError, ExitCode
 from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.flags import Layer
-from drumline.config.resolve import RULES
+from drumline.config.rules import RULES
 from drumline.config.schema import Config
 
 ENOUGH = {"train.epochs": 1, "train.batch_size": 8}

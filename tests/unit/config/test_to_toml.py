@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, UNIONS
-from drumline.config.resolve import EXCLUSIVE_PAIRS, RULES
+from drumline.config.rules import EXCLUSIVE_PAIRS, RULES
 from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, SwitchOr, TrainConfig
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import BUILT_IN, ImageClassification, unused_settings
