@@ -38,7 +38,7 @@ def main() -> int:
 
 def _made(table: str, options: Options) -> bool:
     """Whether all runs of a table succeeded: some tables are made on several numbers of ranks."""
-    numbers = options.ranks or getattr(_module(table), "RANKS", "1")
+    numbers = str(options.ranks or getattr(_module(table), "RANKS", "1"))
     codes = []
     for number in numbers.split(","):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -61,7 +61,7 @@ def time_save(ddp: RunManager, rounds: int) -> float:
         for step in range(1, rounds + 2):  # the first one makes the file
             file.ledger.add(plan)
             started = time.perf_counter()
-            file.gather(Progress(step), device=ddp.device)
+            file.gather(Progress(step))
             file.flush()
             times.append(time.perf_counter() - started)
         file.close()

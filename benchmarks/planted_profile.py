@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,22 @@ def advice_for(case: PlantedCase, options: argparse.Namespace) -> list[str]:
     return [text_of(entry) for entry in report["advice"]]
 
 
-def text_of(entry: Any) -> str:
-    """All texts of an advice, in whatever fields they are."""
-    if isinstance(entry, str):
-        return entry
-    values = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else []
-    return " ".join(filter(None, map(text_of, values)))
+def text_of(advice: dict[str, Any]) -> str:
+    """All texts of an advice, in whatever fields they are, with the names of its settings."""
+    return " ".join(text for value in advice.values() for text in texts_in(value))
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Those in a field."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, setting in value.items():
+            yield name
+            yield from texts_in(setting)
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts_in(part)
 
 
 def rank_commands(case: PlantedCase, job: str, run: str) -> list[list[str]]:

@@ -61,7 +61,7 @@ def parts_of(ddp: RunManager) -> dict[str, Callable[[], object]]:
             os.environ,
             backend=ddp.backend or "",
             device=ddp.device,
-            own=compared,
+            options=compared,
             settings=flat(CONFIG),
         )
         facts.update(collected)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ SIZES = {"linear, 272 parameters": (16, 16), "3 layers, 1.1 M parameters": (16, 
 def torchs_own(wrapped: dict[tuple[type, str], tuple[object, object]]) -> Iterator[None]:
     from torch.optim import optimizer
 
-    hook_tables = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+    hook_tables: Any = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
     hooks = [(table, dict(table)) for table in hook_tables]
     for (owner, name), (before, _) in wrapped.items():
         setattr(owner, name, before)

@@ -22,7 +22,9 @@ import platform
 import re
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.comm_hooks import CountedText, train_on_hosts
-from benchmarks.scale_replay import BACKWARD, FORWARD, LAYERS, TimedLayer
+from benchmarks.scale_replay import BACKWARD, FORWARD, TimedLayer
 from drumline import Loss
 
 COMPUTE_S = 0.08
@@ -55,9 +57,11 @@ class WaitingText(CountedText):
     computing."""
 
     def model(self) -> nn.Module:
-        layers = [TimedLayer(PARAMETERS // NUM_LAYERS) for _ in range(NUM_LAYERS)]
-        for layer in layers:  # a few long waits: each ends late on a busy machine
-            layer.step_s = COMPUTE_S / (FORWARD + BACKWARD) * LAYERS / NUM_LAYERS
+        sizes = [PARAMETERS // NUM_LAYERS]
+        # A few long waits: each ends late on a busy machine.
+        layers = [TimedLayer(sizes, 1 / NUM_LAYERS, time.sleep) for _ in range(NUM_LAYERS)]
+        for layer in layers:
+            layer.step_s = COMPUTE_S / (FORWARD + BACKWARD)
         return nn.Sequential(*layers)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
@@ -124,6 +128,11 @@ def _train(
         return train_on_hosts(bed, run or Path(scratch) / "run", words, steps=steps, task=task)
 
 
+def is_between(step: int, *, apart: int, last: int, is_plain: bool) -> bool:
+    """Whether no synchronization is open in this step."""
+    return not is_plain and step % apart > last
+
+
 def show_links(
     flags_by_row: dict[str, list[str]], mbits: list[float], common_flags: list[str], every: int
 ) -> None:
@@ -141,9 +150,7 @@ def show_links(
                 [*words, *common_flags],
                 first=FIRST if is_plain else every + FIRST,
                 steps=PLAIN_STEPS if is_plain else ROUNDS * every,
-                between=lambda step, apart=apart, last=last, plain=is_plain: (
-                    not plain and step % apart > last
-                ),
+                between=partial(is_between, apart=apart, last=last, is_plain=is_plain),
             )
         plain = next(iter(measured.values()))
         alone_s = statistics.fmean(row.free_s for row in measured.values() if row.free_s)

@@ -71,7 +71,9 @@ class WithLoss(nn.Module):
 
     def __init__(self, network: nn.Module, *, channels_last: bool) -> None:
         super().__init__()
-        self.network = network.to(memory_format=torch.channels_last) if channels_last else network
+        self.network = network
+        if channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._channels_last = channels_last
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:

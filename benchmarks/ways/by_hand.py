@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ def steps_by_hand(work: Work) -> Iterator[int]:
     """One step after another; how many samples each had."""
     module = work.module()
     optimizer = work.optimizer(module)
-    model = wrapped(torch.compile(module) if work.is_compiled else module, work.device)
+    trained: Any = torch.compile(module) if work.is_compiled else module
+    model = wrapped(trained, work.device)
     parameters = list(module.parameters())
     autocast = work.autocast()
     while True:

@@ -139,6 +139,6 @@ def _with_sidecar(ddp: RunManager, act: Callable[[int], None]) -> None:
         act(int((ddp.connection.watch_folder / "sidecar.pid").read_text()))
 
 
-def steps_of(config: Config, kind: str) -> Config:
+def steps_of(config: Config, kind: Any) -> Config:
     """The same, with that kind of step."""
     return replace(config, train=replace(config.train, step=kind))

@@ -41,8 +41,9 @@ def test_harmful_words_are_those_of_the_case() -> None:
     assert not HOOK.is_harmed_by("run the hook every 50 steps")
 
 
-def test_the_text_of_an_advice_has_all_its_fields() -> None:
-    assert text_of({"title": "a", "change": {"flag": "b"}, "gain_s": 0.1, "more": ["c"]}) == "a b c"
+def test_the_text_of_an_advice_has_all_its_fields_and_the_names_of_its_settings() -> None:
+    advice = {"title": "a", "settings": {"data.workers": "2"}, "gain_s": 0.1, "more": ["c"]}
+    assert text_of(advice) == "a data.workers 2 c"
 
 
 def test_a_bottleneck_counts_only_if_all_its_jobs_are_right(
