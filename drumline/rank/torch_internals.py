@@ -278,6 +278,8 @@ start_workers = dataloader._MultiProcessingDataLoaderIter.__init__
 end_workers = dataloader._MultiProcessingDataLoaderIter._shutdown_workers
 """Where worker processes start and end. Without them a profile does not report how long that
 takes."""
+next_index = dataloader._BaseDataLoaderIter._next_index
+"""Where the sampler draws the samples of a batch. Without it that looks like loading them."""
 
 
 def awaited_workers(frames: Iterable[FrameType]) -> list[tuple[int, int]]:
@@ -339,3 +341,16 @@ def forget_persistent_workers(loader: Any) -> None:
     """A DataLoader keeps its persistent workers here, and would use ended ones again. Without it a
     loader cannot be used after `close`."""
     loader._iterator = None
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything. Without it a compiled step would be compiled
+    again for the hooks that look at it."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
+
+
+def is_in_backward() -> bool:
+    """Whether the present thread runs a backward pass. Without it a profile does not report what
+    activation checkpointing computes again."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from drumline.base.untrusted import (
     from_json,
@@ -32,8 +32,24 @@ end mark."""
 CLIPPING = "gradient clipping"
 WORKERS = "start of workers"
 BUFFERS = "broadcast of buffers"
+SAMPLER = "sampler"
+IN_BACKWARD = "your code in backward"
 """Names of phases: DataLoader workers start or end in the second, and in the third all ranks take
-the buffers of the model from one."""
+the buffers of the model from one. The last is of hooks on gradients and on their communication."""
+
+GRADIENTS = "torch.autograd.grad"
+
+WasteKind = Literal[
+    "padding",
+    "repeated_work",
+    "single_samples",
+    "recomputation",
+    "unused_output",
+    "zero_gradients",
+    "one_hot",
+    "half_precision",
+    "sparse_gradients",
+]
 
 MOST_RANKS_MERGED = 64
 """More would not open in a browser."""
@@ -146,6 +162,19 @@ class OptimizerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WastedWork:
+    """What a step computes in vain."""
+
+    kind: WasteKind
+    part: float
+    """Of the forward passes; of `sparse_gradients`, the part of the bytes of all gradients that is zero."""
+    module: str = ""
+    """Its name in the model."""
+    line: SampledLine | None = None
+    """That calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerUse:
     """The DataLoader workers of a rank."""
 
@@ -197,6 +226,9 @@ class RankFacts:
     workers: WorkerUse | None = None
     """None: there are none, or they are not known."""
     has_sync_batchnorm: bool = False
+    num_threads: int | None = None
+    """That an operation on the CPU uses; None: not known."""
+    wasted: tuple[WastedWork, ...] = ()
     stacks: StackSamples = field(default_factory=StackSamples)
     job: JobFacts
 

@@ -20,7 +20,7 @@ from drumline.base.untrusted import (
 )
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
-from drumline.runs.profile_files import OptimizerFacts, WorkerUse
+from drumline.runs.profile_files import OptimizerFacts, WastedWork, WorkerUse
 from drumline.runs.step_times import StepTimes
 
 PART_NAMES = {
@@ -52,9 +52,9 @@ class LineCost:
     """The line itself."""
     seconds: float
     """Of all lines of its function in this phase; this one has most of it."""
-    own_s: float
+    own_s: float = 0.0
     """Of these, those in which neither torch's code ran nor the device: Python, or a wait."""
-    cpu_s: float
+    cpu_s: float = 0.0
     """Of `own_s`, how long the thread could run: on a CPU, or in the queue for one."""
     host_s: float = 0.0
     """Of `seconds`, those in which no operation ran: `own_s`, and torch's own Python."""
@@ -253,6 +253,10 @@ class ProfileResult:
     workers: WorkerUse | None = None
     """The DataLoader workers of rank 0; None: there are none, or they are not known."""
     has_sync_batchnorm: bool = False
+    num_threads: int | None = None
+    """How many an operation on the CPU uses; None: not known."""
+    wasted: tuple[WastedWork, ...] = ()
+    """What rank 0 computes in vain."""
     off_cpu_s: float | None = None
     """How long the thread that takes the steps could not run while it neither computed nor was in
     a collective: it slept, or waited for data, a lock, the GIL. None: not known."""
@@ -262,6 +266,8 @@ class ProfileResult:
     """Evaluations and saves, a step: they come on top of `step_s`."""
     lines: tuple[LineCost, ...] = ()
     """The costliest lines of the user's code, over all ranks."""
+    special_lines: tuple[LineCost, ...] = ()
+    """The lines of operations that are no layers (copies, sorts, sums), with their backward pass."""
     undifferentiated: tuple[LineCost, ...] = ()
     """What the user's code computes with torch between the data and the backward pass, and has no
     gradient."""

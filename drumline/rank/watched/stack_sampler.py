@@ -34,11 +34,15 @@ from drumline.rank.torch_internals import (
     LoaderIterator,
     broadcast_of_ddp,
     end_workers,
+    next_index,
     start_workers,
 )
 from drumline.runs.profile_files import (
     BUFFERS,
     CLIPPING,
+    GRADIENTS,
+    IN_BACKWARD,
+    SAMPLER,
     WORKERS,
     Collection,
     SampledLine,
@@ -68,7 +72,15 @@ END = "end"
 EVALUATION = "evaluation"
 PAUSE_SHARE = 0.3
 """A statement that evaluates for so much of its time is an evaluation."""
-INSIDE = {"on_device": "forward", BUFFERS: "forward", "to the device": "data", WORKERS: "data"}
+INSIDE = {
+    "on_device": "forward",
+    BUFFERS: "forward",
+    "to the device": "data",
+    WORKERS: "data",
+    SAMPLER: "data",
+    IN_BACKWARD: "backward",
+    GRADIENTS: "forward",
+}
 """Phases that are a part of another one."""
 
 Phases = Mapping[CodeType | None, str]
@@ -86,12 +98,14 @@ def phases_of_torch() -> dict[CodeType | None, str]:
     return {
         code_of(LoaderIterator.__next__): "data",
         code_of(data.default_collate): "data",
+        code_of(next_index): SAMPLER,
         code_of(start_workers): WORKERS,
         code_of(end_workers): WORKERS,
         code_of(nn.Module.__call__): "forward",
         code_of(broadcast_of_ddp()): BUFFERS,
         code_of(torch.Tensor.backward): "backward",
         code_of(torch.autograd.backward): "backward",
+        code_of(torch.autograd.grad): GRADIENTS,
         code_of(Optimizer.zero_grad): "optimizer",
         code_of(nn.utils.clip_grad_norm_): CLIPPING,
         code_of(nn.utils.clip_grad_value_): CLIPPING,
@@ -167,6 +181,13 @@ class RunnableClock:
 def _line_of(frame: FrameType) -> SampledLine:
     code = frame.f_code
     return SampledLine(file=code.co_filename, line=frame.f_lineno or 0, function=code.co_qualname)
+
+
+def line_of_user(frame: FrameType | None) -> SampledLine:
+    """The innermost line of the user's, with its text."""
+    while frame is not None and package_of(frame.f_code.co_filename):
+        frame = frame.f_back
+    return NO_LINE if frame is None else _with_source(_line_of(frame))
 
 
 def outermost_code(frame: FrameType) -> CodeType:
@@ -316,6 +337,7 @@ class StackSampler:
         outermost_line = NO_LINE
         library = ""
         code: CodeType | None = None
+        is_gradient = False  # of a torch.autograd.Function
         is_evaluating = self._is_evaluating()
         while frame is not None:
             code = frame.f_code
@@ -329,12 +351,15 @@ class StackSampler:
                 outermost_line = _line_of(frame)
                 if line == NO_LINE:
                     line = replace(outermost_line, library=library)
+                is_gradient |= code.co_name == "backward"
                 if statement == NO_LINE and code in self._loop:
                     statement = outermost_line
 
             if entered == "forward" and is_evaluating:
                 entered = EVALUATION
-            if entered is not None and INSIDE.get(phase) != entered:
+            if entered == "backward" and phase == REST and line != NO_LINE and not is_gradient:
+                phase = IN_BACKWARD
+            elif entered is not None and INSIDE.get(phase) != entered:
                 phase = entered
             frame = frame.f_back
 

@@ -50,6 +50,7 @@ from drumline.rank.watched.stack_sampler import (
     other_threads_ns,
     phases_of_torch,
 )
+from drumline.rank.watched.step_inspection import StepInspection
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,
@@ -61,6 +62,7 @@ from drumline.runs.profile_files import (
     Pause,
     RankFacts,
     StackSamples,
+    WastedWork,
     WorkerUse,
     facts_path,
     trace_path,
@@ -131,6 +133,8 @@ class TraceCapture:
         self._worker_use: WorkerUse | None = None
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
+        self._inspection: StepInspection | None = None
+        self._wasted: tuple[WastedWork, ...] = ()
         self._backend = "none"
         self._next_try_s = 0.0
         self.is_recording = self.is_done = self._is_written = False
@@ -235,6 +239,8 @@ class TraceCapture:
         # step has 20,000 operations.
         self._profiler = profile(activities=activities)
         self._profiler.prepare_trace()
+        self._inspection = StepInspection(self.modules)
+        self._inspection.start()
 
     def _start(self) -> None:
         """The first profiled step begins."""
@@ -242,6 +248,9 @@ class TraceCapture:
             self._prepare()
         if dist.is_initialized():  # a script may leave it before its end
             self._backend = dist.get_backend()
+        if self._inspection is not None:
+            self._wasted = self._inspection.stop()
+            self._inspection = None
         self._synchronize()
         self._profiler.start_trace()
         self._cpu_wait = CpuWait()
@@ -364,6 +373,8 @@ class TraceCapture:
                 for module in self.modules
                 for part in module.modules()
             ),
+            num_threads=torch.get_num_threads(),
+            wasted=self._wasted,
             stacks=self._stacks,
             job=job,
         )

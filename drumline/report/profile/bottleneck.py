@@ -10,25 +10,32 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from drumline.base.text import latency
+from drumline.base.text import latency, one_line
+from drumline.runs.profile_files import WasteKind
 from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, RankSteps
 
 Bottleneck = Literal[
+    WasteKind,
     "data",
+    "sampler",
+    "workers",
+    "worker_starts",
     "bucket_size",
     "network",
     "micro_batches",
+    "buffers",
+    "other_collectives",
     "slow_rank",
     "uneven_ranks",
     "host_sync",
-    "buffers",
-    "other_collectives",
     "launches",
     "fp32",
     "float64",
     "unused_gradients",
     "python",
     "no_gradients",
+    "operations",
+    "gradients_of_gradients",
     "anomaly_detection",
     "on_device",
     "hook",
@@ -38,12 +45,13 @@ Bottleneck = Literal[
     "log",
     "evaluation",
     "save",
-    "workers",
-    "worker_starts",
     "thread",
+    "threads",
 ]
 MIN_GAIN = 0.03
 """Advice that promises less of the step is not given."""
+MIN_PYTHON = 0.06
+"""Of the step: a function of the user's that computes less in Python is not worth a change."""
 CRITICAL_SHARE = 0.7
 """Of the time in which ranks wait: they wait for this one, not for whichever is late by chance."""
 OWN_PARTS = {
@@ -267,3 +275,25 @@ def slower_line(slow: SlowRank) -> LineCost | None:
 def is_call_of_torch(line: LineCost) -> bool:
     """As `loss.backward()`: it says nothing of what takes the time."""
     return line.phase in ("backward", "optimizer") and line.own_s < line.seconds / 10
+
+
+def at_line(line: LineCost) -> str:
+    """`train.py:7, in forward: x = x.cpu()`."""
+    text = f": {one_line(line.text)}" if line.text else ""
+    return f"{one_line(line.source)}, in {one_line(line.function)}{text}"
+
+
+def mostly_at(line: LineCost | None) -> str:
+    """The end of a sentence that names a line, if there is one."""
+    return "" if line is None else f", mostly at {at_line(line)}"
+
+
+def is_waiting(line: LineCost) -> bool:
+    """Whether it sleeps or waits, and does not compute."""
+    return line.cpu_s < line.own_s / 2
+
+
+def first_line(result: ProfileResult, phase: str) -> LineCost | None:
+    """The costliest line of a phase."""
+    lines = [line for line in result.lines if line.phase == phase]
+    return max(lines, key=lambda line: line.seconds, default=None)

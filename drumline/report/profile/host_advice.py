@@ -1,35 +1,38 @@
 """Advice about what the host does in a step: the user's own lines, hooks, garbage collection, the
-optimizer, log lines, evaluations, saves, threads and workers. No torch.
+optimizer, log lines, evaluations, saves and threads. No torch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from drumline.base.text import file_size, one_line, plural
 from drumline.report.profile.bottleneck import (
     MIN_GAIN,
+    MIN_PYTHON,
     USUAL_CORES,
     Advice,
     Bottleneck,
     Savings,
     by_setting,
     find_slow_rank,
+    first_line,
     is_call_of_torch,
+    is_waiting,
+    mostly_at,
     of_step,
     removable,
     slower_line,
 )
-from drumline.runs.profile_files import CLIPPING
+from drumline.runs.profile_files import CLIPPING, GRADIENTS, IN_BACKWARD
 from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, most_crowded
 
-MIN_PYTHON = 0.06
-"""Of the step: a function of the user's that computes less in Python is not worth a change."""
+MIN_SPECIAL = 0.25
+MANY_THREADS = 3
+"""Times as many as cores."""
 MIN_PHASE = 0.1
 """Of the step: `on_device`, hooks and optimizers do necessary work, and less of it is usual."""
-PYTHON_PHASES = ("forward", "backward", "rest", "to the device")
+PYTHON_PHASES = ("forward", "backward", IN_BACKWARD, "rest", "to the device")
 MIN_NO_GRADIENTS = 0.15
 """Of the step: some of what a loss computes usually has no gradient."""
 PASSES = ("forward", "backward", "rest")
@@ -49,7 +52,6 @@ FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 FOREACH = ("NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "RMSprop", "Rprop", "Muon")
 SMALL_BYTES = 32 << 10
 MANY_TENSORS = 200
-MIN_CROWDED = 0.05
 EVERY = {
     "evaluation": ("train.eval_every_steps", "train.eval_every_epochs"),
     "save": ("checkpoint.every_steps", "checkpoint.every_epochs"),
@@ -62,44 +64,22 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _threads,
         _python,
         _no_gradients,
+        _operations,
+        _gradients_of_gradients,
         _anomaly_detection,
+        _intra_op_threads,
         _on_device,
         _hooks,
         _collections,
         _optimizer,
         _clipping,
-        _unused_gradients,
         _small_tensors,
         _log,
         _pauses,
-        _workers,
-        _worker_starts,
     )
     if result.phases_s:
         for rule in rules:
             yield from rule(result)
-
-
-def at_line(line: LineCost) -> str:
-    """`train.py:7, in forward: x = x.cpu()`."""
-    text = f": {one_line(line.text)}" if line.text else ""
-    return f"{one_line(line.source)}, in {one_line(line.function)}{text}"
-
-
-def mostly_at(line: LineCost | None) -> str:
-    """The end of a sentence that names a line, if there is one."""
-    return "" if line is None else f", mostly at {at_line(line)}"
-
-
-def is_waiting(line: LineCost) -> bool:
-    """Whether it sleeps or waits, and does not compute."""
-    return line.cpu_s < line.own_s / 2
-
-
-def first_line(result: ProfileResult, phase: str) -> LineCost | None:
-    """The costliest line of a phase."""
-    lines = [line for line in result.lines if line.phase == phase]
-    return max(lines, key=lambda line: line.seconds, default=None)
 
 
 def _threads(result: ProfileResult) -> Iterator[Advice]:
@@ -187,6 +167,63 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
             "less often",
             line.seconds,
         )
+
+
+def _operations(result: ProfileResult) -> Iterator[Advice]:
+    """Copies, sorts, sums over pairs: what the layers of a model do not consist of."""
+    loops = [(line.phase, line.function) for line in result.lines if _is_loop(result, line)]
+    for line in result.special_lines:
+        is_needed = line.phase not in PASSES or (line.phase, line.function) in loops
+        if not is_needed and line.seconds >= MIN_SPECIAL * result.step_s:
+            yield removable(
+                "operations",
+                f"your code spends {of_step(result, line.seconds)} in operations that are no layers (copies, sorts, "
+                f"sums), with their backward pass{mostly_at(line)}",
+                "leave out what the result does not need, write it as one operation, or compute it on fewer numbers",
+                line.seconds,
+            )
+
+
+def _gradients_of_gradients(result: ProfileResult) -> Iterator[Advice]:
+    """A penalty on gradients: a backward pass in the forward pass, through which the backward pass
+    goes again."""
+    line = first_line(result, GRADIENTS)
+    if line is None or not result.phases_s.get("backward"):
+        return
+    cost_s = result.phases_s[GRADIENTS] + line.backward_s
+    if cost_s >= MIN_PHASE * result.step_s:
+        yield removable(
+            "gradients_of_gradients",
+            f"torch.autograd.grad takes {of_step(result, cost_s)}, with the backward pass through it{mostly_at(line)}",
+            "compute this term (a penalty on gradients) in one step of several, or for a part of the batch; without "
+            "create_graph=True where nothing is trained through it",
+            cost_s,
+        )
+
+
+def _intra_op_threads(result: ProfileResult) -> Iterator[Advice]:
+    """More threads of operations than cores: they wait for one another, and for a core."""
+    threads = result.num_threads or 0
+    cores = result.cores_per_rank or USUAL_CORES
+    crowded = most_crowded(result)
+    if threads < MANY_THREADS * cores or crowded is None or crowded.part < MIN_PHASE:
+        return
+
+    num_threads = max(1, int(cores))
+    cost_s = min(0.7, crowded.part) * result.step_s
+    yield Advice(
+        bottleneck="threads",
+        text=f"operations use {threads} threads, a rank has {cores:.3g} cores: it waits "
+        f"{of_step(result, cost_s)} for one",
+        **by_setting(
+            result,
+            {"dist.threads": str(num_threads)},
+            script=f"torch.set_num_threads({num_threads}), or OMP_NUM_THREADS={num_threads}",
+        ),
+        cost_s=cost_s,
+        saved_s=Savings(0.6 * cost_s, cost_s, 0.0),
+        derivation="one thread for each core",
+    )
 
 
 def _anomaly_detection(result: ProfileResult) -> Iterator[Advice]:
@@ -332,25 +369,6 @@ def _is_by_settings(result: ProfileResult) -> bool:
     )
 
 
-def _unused_gradients(result: ProfileResult) -> Iterator[Advice]:
-    """Of frozen weights."""
-    if result.optimizer is None:
-        return
-
-    part = result.optimizer.unused_gradients
-    cost_s = part * (result.phases_s.get("backward", 0.0) + result.parts_s["exposed_communication"])
-    yield Advice(
-        bottleneck="unused_gradients",
-        text=f"{part:.0%} of the gradients are computed and reduced for weights that no optimizer has, or whose rate "
-        f"is 0: {of_step(result, cost_s)}",
-        remedy="freeze them with requires_grad_(False) before DistributedDataParallel wraps the model",
-        cost_s=cost_s,
-        saved_s=Savings(0.75 * cost_s, cost_s, 0.5 * cost_s),
-        derivation="gradients of weights are half of a backward pass; before the first layer that is trained those "
-        "of outputs are not needed either",
-    )
-
-
 def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     """Each tensor takes some microseconds in every phase, however small it is."""
     optimizer = result.optimizer
@@ -445,57 +463,3 @@ def _fewer_pauses(result: ProfileResult, phase: str) -> Mapping[str, str] | None
         if every:
             return {path: str(every * FEWER)}
     return None
-
-
-def _workers(result: ProfileResult) -> Iterator[Advice]:
-    """More workers than cores take time from the training, which waits for a core."""
-    workers = result.workers
-    crowded = most_crowded(result)
-    cores = result.cores_per_rank or USUAL_CORES
-    if workers is None or crowded is None or crowded.part < MIN_CROWDED or workers.number <= cores:
-        return
-
-    cost_s = min(0.5, crowded.part) * result.step_s
-    num_workers = max(1, min(int(cores), math.ceil(1.2 * workers.cores)))
-    if num_workers >= workers.number:
-        return
-
-    yield Advice(
-        bottleneck="workers",
-        text=f"there are too many workers: a rank with {cores:.3g} core{'' if cores == 1 else 's'} has "
-        f"{workers.number} of them, and waits {of_step(result, cost_s)} for a core",
-        **more_workers(result, num_workers),
-        cost_s=cost_s,
-        saved_s=Savings(cost_s / 2, cost_s, 0.0),
-        derivation=f"they need {workers.cores:.2g} cores for their batches",
-    )
-
-
-def more_workers(result: ProfileResult, num_workers: int) -> dict[str, Any]:
-    """The remedy that changes their number."""
-    return by_setting(
-        result,
-        {"data.workers": str(num_workers)},
-        script=f"num_workers={num_workers} of the DataLoader",
-    )
-
-
-def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
-    """Of each short epoch."""
-    starts = result.worker_starts
-    if starts is None:
-        return
-
-    yield Advice(
-        bottleneck="worker_starts",
-        text=f"the workers start again in {starts.num_steps} of {plural(result.num_steps, 'step')}, as in every epoch: "
-        f"{of_step(result, starts.seconds)} goes to that and to the wait for their first batch",
-        **by_setting(
-            result,
-            {"data.persistent_workers": "true"},
-            script="persistent_workers=True of the DataLoader",
-        ),
-        cost_s=starts.seconds,
-        saved_s=Savings(0.8 * starts.seconds, starts.seconds, 0.3 * starts.seconds),
-        derivation="the workers of the first epoch stay",
-    )

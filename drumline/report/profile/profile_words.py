@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from drumline.base.text import bit_rate, file_size, named_ranks, one_line, plural, two_digits
 from drumline.report.profile.advice import advise
-from drumline.report.profile.bottleneck import Advice, Bottleneck, find_slow_rank
-from drumline.report.profile.host_advice import at_line
+from drumline.report.profile.bottleneck import Advice, Bottleneck, at_line, find_slow_rank
 from drumline.runs.profile_result import (
     PART_NAMES,
     PARTS,
@@ -91,31 +90,17 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
         "data": f"data is slow: the ranks wait {share} of the step for their batches",
         "bucket_size": f"{exposed}, in {plural(len(result.buckets), 'bucket')}",
         "network": exposed,
-        "micro_batches": f"gradients are reduced in every micro-batch: that takes {share} of the step",
         "slow_rank": f"{slow} is slow: the others wait {share} of the step for it",
         "uneven_ranks": f"ranks wait for each other {share} of the step, and not always for the same one",
         "host_sync": host,
-        "buffers": f"broadcasts of buffers take {share} of the step",
-        "other_collectives": f"collectives besides the gradients' take {share} of the step",
         "launches": f"the host is slow: the device waits {share} of the step for its launches",
         "float64": f"the model computes in float64: that takes {share} of the step more than float32",
-        "unused_gradients": f"gradients that no optimizer uses take {share} of the step",
         "python": f"the host is slow: a function of yours takes {share} of the step",
-        "no_gradients": f"code without gradients computes {share} of the step",
-        "anomaly_detection": f"anomaly detection takes {share} of the step",
-        "on_device": f"on_device() takes {share} of the step",
-        "hook": f"a hook takes {share} of the step",
-        "garbage_collection": f"garbage collection takes {share} of the step",
-        "optimizer": f"the optimizer takes {share} of the step",
-        "small_tensors": f"the model has many small tensors: what each costs takes {share} of the step",
-        "log": f"log lines take {share} of the step",
-        "evaluation": f"evaluations take {share} of the time",
-        "save": f"saves take {share} of the time",
         "workers": f"there are too many workers: the ranks wait {share} of the step for a core",
-        "worker_starts": f"workers start again and again: the ranks wait {share} of the step for that",
         "thread": f"another thread computes in Python: the steps wait {share} of their time for it",
     }
-    return sentences[largest.bottleneck]
+    name = largest.bottleneck.replace("_", " ")
+    return sentences.get(largest.bottleneck, f"{share} of the step goes to {name}")
 
 
 def _parts(result: ProfileResult) -> Iterator[str]:

@@ -23,7 +23,7 @@ from drumline.tools.profile.intervals import (
     length,
     union,
 )
-from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep
+from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep
 
 LEFT_TOGETHER = ("allreduce", "barrier", "allgather")
 """Collectives that no rank leaves before all have joined: their ends compare clocks."""

@@ -23,7 +23,7 @@ from drumline.tools.profile.intervals import (
     length_until,
     union,
 )
-from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep
+from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep
 
 Seconds = NDArray[np.float64]
 

@@ -71,6 +71,13 @@ def clipped(intervals: Intervals, low: float, high: float) -> Intervals:
     return intervals[first:last].clip(low, high)
 
 
+def contains(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of these times are in the set."""
+    num_edges_before = np.searchsorted(intervals.reshape(-1), times, "right")
+    inside: NDArray[np.bool_] = num_edges_before % 2 == 1
+    return inside
+
+
 def length(intervals: Intervals) -> float:
     """The seconds in the set."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())

@@ -8,9 +8,9 @@ kernel.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -22,42 +22,42 @@ from drumline.runs.profile_files import (
     WORKERS,
     RankFacts,
     SampledLine,
-    StackSample,
     StackSamples,
 )
 from drumline.runs.profile_result import PAUSES, BusyThread, Collections, LineCost, WorkerStarts
 from drumline.tools.profile.intervals import (
     Intervals,
     clipped,
+    contains,
     difference,
     intersection,
     length,
     length_until,
     union,
 )
-from drumline.tools.profile.trace_file import RankTrace
+from drumline.tools.profile.line_costs import (
+    REST,
+    Seconds,
+    costliest,
+    costliest_first,
+    costliest_key,
+    is_user_s_own,
+    place_of,
+    without_gradient,
+)
+from drumline.tools.profile.rank_trace import RankTrace
 
+C = TypeVar("C", Collections, WorkerStarts)
 COMMUNICATION = "communication, exposed"
 WAITING = "waiting for a slower rank"
 COLLECTION = "garbage collection"
-REST = "rest"
-OUR_LIBRARIES = ("torch", "drumline")
-"""What they do is not the user's Python."""
-MOST_LINES = 20
-ADDED = ("seconds", "own_s", "cpu_s", "host_s", "operations", "library_operations", "backward_s")
+ADDED = [field.name for field in fields(LineCost) if field.type == "float"]
 """What of the lines of several ranks is added up."""
 BUSY_THREAD = 0.2
 """Of a core: threads that use less are not worth a word."""
-DIFFERENTIATED_PHASES = ("forward", "to the device", REST)
-"""Where operations usually have a gradient."""
-DIFFERENTIATED = 0.2
-"""Of what code computes: with less in operations that have a gradient, it has none. Some of those
-before and after it are in its first and last sample."""
 TRACEBACKS = ("traceback", "linecache")
 NAN_CHECKS = ("aten::isnan", "aten::ne", "aten::any")
 """What anomaly detection calls for each operation."""
-Seconds = NDArray[np.float64]
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,7 @@ class RankPhases:
     lines: tuple[LineCost, ...] = ()
     communication_phases_s: Mapping[str, float] = field(default_factory=dict)
     collective_lines: tuple[LineCost, ...] = ()
+    special_lines: tuple[LineCost, ...] = ()
     undifferentiated: tuple[LineCost, ...] = ()
     anomaly_s: float = 0.0
     worker_starts: WorkerStarts | None = None
@@ -102,31 +103,37 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     unsampled_s = length(host.steps) / num_steps - sum(phases_s.values())
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
 
+    own_s = idle_s * is_user_s_own(stacks)
     cpu_shares = times.cpu_shares()
-    costs = SampleCosts(
-        seconds=seconds,
-        idle_s=idle_s,
-        cpu_s=idle_s * cpu_shares,
-        operations=times.operations(trace),
-        steps=times.steps(trace),
-        backward_s=times.shares_of_backward(trace) * phases_s.get("backward", 0.0),
-    )
-    lines = costliest(stacks, costs)
+    backward_s = times.shares_of_backward(trace) * phases_s.get("backward", 0.0)
+    costs = {
+        "seconds": seconds,
+        "host_s": idle_s,
+        "own_s": own_s,
+        "cpu_s": own_s * cpu_shares,
+        "backward_s": backward_s,
+    }
+    special_s = np.minimum(computes_s, times.special(trace) / num_steps)
+    special_s += backward_s * special_s / np.maximum(computes_s, 1e-9)
+    lines = costliest(stacks, costs, times.operations(trace), times.steps(trace))
 
     if facts.pauses:
         paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
-        pauses = SampleCosts.of_time(paused_s, paused_s, paused_s * cpu_shares)
-        lines += costliest(stacks, pauses)
+        own_s = paused_s * is_user_s_own(stacks)
+        lines += costliest(
+            stacks, {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * cpu_shares}
+        )
 
     return RankPhases(
         phases_s=phases_s,
         lines=tuple(lines),
         communication_phases_s=times.by_phase(communicates_s),
-        collective_lines=tuple(costliest(stacks, SampleCosts.of_time(in_others_s))),
+        collective_lines=tuple(costliest(stacks, {"seconds": in_others_s})),
+        special_lines=tuple(costliest(stacks, {"seconds": special_s})),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         anomaly_s=anomaly_seconds(stacks, seconds, trace),
         worker_starts=times.worker_starts(trace),
-        off_cpu_s=float((idle_s - costs.cpu_s).sum()),
+        off_cpu_s=float((idle_s * (1 - cpu_shares)).sum()),
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
@@ -195,11 +202,9 @@ class SampleTimes:
         if not trace.is_device:
             return self.within(intersection(host.busy, trace.differentiated))
 
-        edges = trace.differentiated.reshape(-1)
         launches = trace.launches
-        num_edges_before = np.searchsorted(edges, launches[:, 0], "right")
-        is_inside = num_edges_before % 2 == 1
-        return self._launched(trace, host.steps, launches[is_inside])
+        is_differentiated = contains(trace.differentiated, launches[:, 0])
+        return self._launched(trace, host.steps, launches[is_differentiated])
 
     def _launched(self, trace: RankTrace, steps: Intervals, rows: Intervals) -> Seconds:
         """How long the device computes for each sample: kernels that the host launched then. They
@@ -262,6 +267,15 @@ class SampleTimes:
         shares: Seconds = counts / max(1, counts.sum())
         return shares
 
+    def special(self, trace: RankTrace) -> Seconds:
+        """How long each sample computes what is no layer."""
+        seconds = np.zeros(len(self._ends))
+        starts, lasts_s = trace.special.T
+        is_sampled = (starts >= self._starts[0]) & (starts < self._ends[-1])
+        samples = np.searchsorted(self._ends, starts[is_sampled], "right")
+        np.add.at(seconds, samples, lasts_s[is_sampled])
+        return seconds
+
     def _count(self, times: Seconds) -> NDArray[np.int64]:
         """How many of these times, in order, are in each sample."""
         return np.searchsorted(times, self._ends) - np.searchsorted(times, self._starts)
@@ -313,229 +327,6 @@ def pauses_of(facts: RankFacts) -> dict[str, float]:
     for pause in facts.pauses:
         seconds[pause.reason] += (pause.ended_ns - pause.began_ns) / 1e9 / facts.num_steps
     return seconds
-
-
-def place_of(line: SampledLine) -> str:
-    """`train.py:7`."""
-    return f"{line.file}:{line.line}"
-
-
-def costliest_key(costs: Mapping[K, float]) -> K:
-    """The key with the largest cost; the first of equals."""
-    return max(costs, key=lambda key: costs[key])
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleCosts:
-    """What each sample costs, as means over the steps."""
-
-    seconds: Seconds
-    idle_s: Seconds
-    """Of `seconds`, those without any operation."""
-    cpu_s: Seconds
-    """Of `idle_s`, how long the thread could run."""
-    backward_s: Seconds
-    """The backward pass of its operations."""
-    operations: NDArray[np.int64]
-    """How many begin in it, not as a mean."""
-    steps: NDArray[np.int64]
-    """The number of its step, from 0."""
-
-    @classmethod
-    def of_time(
-        cls, seconds: Seconds, idle_s: Seconds | None = None, cpu_s: Seconds | None = None
-    ) -> SampleCosts:
-        """Without the operations."""
-        no_time = np.zeros_like(seconds)
-        no_number = np.zeros(len(seconds), dtype=np.int64)
-        return cls(
-            seconds=seconds,
-            idle_s=no_time if idle_s is None else idle_s,
-            cpu_s=no_time if cpu_s is None else cpu_s,
-            backward_s=no_time,
-            operations=no_number,
-            steps=no_number,
-        )
-
-
-@dataclass
-class _FunctionCost:
-    """Of a function of the user's in one phase."""
-
-    seconds: float = 0.0
-    own_s: float = 0.0
-    cpu_s: float = 0.0
-    host_s: float = 0.0
-    backward_s: float = 0.0
-    lines_s: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
-    """By the number and the text of its lines."""
-    operations: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    """By the number of the line that calls them, in each step."""
-    library_operations: dict[int, Counter[int]] = field(
-        default_factory=lambda: defaultdict(Counter)
-    )
-    """By the number of the line for which a library calls them."""
-
-
-def costliest(stacks: StackSamples, costs: SampleCosts) -> list[LineCost]:
-    """The functions of the user's code by their time in each phase, with the costliest line of
-    each."""
-    functions: dict[tuple[str, str, str], _FunctionCost] = defaultdict(_FunctionCost)
-    columns = [
-        costs.seconds,
-        costs.idle_s,
-        costs.cpu_s,
-        costs.backward_s,
-        costs.operations,
-        costs.steps,
-    ]
-    num_steps = int(costs.steps.max()) + 1
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    for sample, (lasts_s, idle_s, cpu_s, backward_s, count, step) in zip(
-        stacks.samples, rows, strict=True
-    ):
-        line = stacks.lines[sample.line]
-        phase = stacks.phases[sample.phase]
-        if not line.file or lasts_s <= 0:
-            continue
-
-        cost = functions[phase, line.file, line.function]
-        cost.seconds += lasts_s
-        cost.host_s += idle_s
-        cost.backward_s += backward_s
-        cost.lines_s[line.line, line.source] += lasts_s
-
-        if not line.library or phase == CLIPPING:
-            cost.operations[line.line][step] += count
-        else:
-            cost.library_operations[line.line][step] += count
-        if line.library not in OUR_LIBRARIES:
-            cost.own_s += idle_s
-            cost.cpu_s += cpu_s
-
-    lines = []
-    for (phase, file, function), cost in functions.items():
-        number, text = costliest_key(cost.lines_s)
-        lines.append(
-            LineCost(
-                phase=phase,
-                source=f"{file}:{number}",
-                function=function,
-                text=text,
-                seconds=cost.seconds,
-                own_s=cost.own_s,
-                cpu_s=cost.cpu_s,
-                host_s=cost.host_s,
-                operations=usual_count(cost.operations[number], num_steps),
-                library_operations=usual_count(cost.library_operations[number], num_steps),
-                backward_s=cost.backward_s,
-            )
-        )
-
-    return _costliest_first(lines)
-
-
-def usual_count(counts: Mapping[int, int], num_steps: int) -> float:
-    """The median over all steps: a sample that lasts long on a busy machine may have the operations
-    of another line."""
-    return float(median(counts.get(step, 0) for step in range(num_steps)))
-
-
-def _costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:
-    """The MOST_LINES lines that take longest."""
-    return sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]
-
-
-@dataclass(frozen=True)
-class _TimedSample:
-    """A sample, and how long it takes, computes, and computes what has a gradient."""
-
-    sample: StackSample
-    statement: int
-    """The number of the line of the step that it is in."""
-    seconds: float
-    computes_s: float
-    differentiated_s: float
-
-
-@dataclass
-class _Computation:
-    """What a statement or a function computes."""
-
-    seconds: float = 0.0
-    computes_s: float = 0.0
-    differentiated_s: float = 0.0
-    lines_s: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
-    """By the numbers of phases and lines."""
-
-    def add(self, timed: _TimedSample) -> None:
-        """Count a sample of it."""
-        self.seconds += timed.seconds
-        self.computes_s += timed.computes_s
-        self.differentiated_s += timed.differentiated_s
-        self.lines_s[timed.sample.phase, timed.sample.line] += timed.seconds
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether most of it is no computing, or enough of that has a gradient."""
-        return (
-            self.computes_s < self.seconds / 2
-            or self.differentiated_s >= DIFFERENTIATED * self.computes_s
-        )
-
-    def cost(self, stacks: StackSamples, caller: str) -> LineCost:
-        """Its time, at its costliest line."""
-        phase, number = costliest_key(self.lines_s)
-        line = stacks.lines[number]
-
-        return LineCost(
-            phase=stacks.phases[phase],
-            source=place_of(line),
-            function=line.function,
-            text=line.source,
-            seconds=self.seconds,
-            own_s=0.0,
-            cpu_s=0.0,
-            caller=caller,
-        )
-
-
-def without_gradient(
-    stacks: StackSamples,
-    seconds: Seconds,
-    computes_s: Seconds,
-    differentiated_s: Seconds,
-) -> Iterator[LineCost]:
-    """The user's statements that compute with torch and have no gradient, and functions in the
-    others, by their costliest line. The times are of each sample."""
-    if not stacks.statements or not differentiated_s.any():  # a captured step has no operations
-        return
-
-    columns = np.stack([seconds, computes_s, differentiated_s], axis=1).tolist()
-    samples = [
-        _TimedSample(sample, statement, *times)
-        for sample, statement, times in zip(stacks.samples, stacks.statements, columns, strict=True)
-        if stacks.phases[sample.phase] in DIFFERENTIATED_PHASES
-    ]
-
-    statements: dict[int, _Computation] = defaultdict(_Computation)
-    for timed in samples:
-        statements[timed.statement].add(timed)
-
-    for statement, computation in statements.items():
-        line = stacks.lines[statement]
-        if line.file and not computation.has_gradient:
-            yield computation.cost(stacks, caller=place_of(line))
-
-    functions: dict[tuple[str, str], _Computation] = defaultdict(_Computation)
-    for timed in samples:
-        line = stacks.lines[timed.sample.line]
-        if line.file and statements[timed.statement].has_gradient:
-            functions[line.file, line.function].add(timed)
-
-    for computation in functions.values():
-        if not computation.has_gradient:
-            yield computation.cost(stacks, caller="")
 
 
 def anomaly_seconds(stacks: StackSamples, seconds: Seconds, trace: RankTrace) -> float:
@@ -594,11 +385,12 @@ def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
         lines=mean_lines([rank.lines for rank in ranks]),
         communication_phases_s=mean_phases([rank.communication_phases_s for rank in ranks]),
         collective_lines=mean_lines([rank.collective_lines for rank in ranks]),
+        special_lines=mean_lines([rank.special_lines for rank in ranks]),
         undifferentiated=mean_lines([rank.undifferentiated for rank in ranks]),
         anomaly_s=fmean(rank.anomaly_s for rank in ranks),
-        worker_starts=_mean_worker_starts(ranks),
+        worker_starts=_mean_cost([rank.worker_starts for rank in ranks]),
         off_cpu_s=mean_known(rank.off_cpu_s for rank in ranks),
-        collections=_mean_collections(ranks),
+        collections=_mean_cost([rank.collections for rank in ranks]),
         threads=tuple(thread for rank in ranks for thread in rank.threads),
     )
 
@@ -629,29 +421,13 @@ def mean_lines(tables: Sequence[Sequence[LineCost]]) -> tuple[LineCost, ...]:
         sums = {name: sum(getattr(line, name) for line in lines) for name in ADDED}
         values = {name: value / len(tables) for name, value in sums.items()}
         means.append(replace(max(lines, key=lambda line: line.seconds), **values))
-    return tuple(_costliest_first(means))
+    return tuple(costliest_first(means))
 
 
-def _mean_collections(ranks: Sequence[RankPhases]) -> Collections | None:
-    """The means over ranks, with the line of the rank where they take longest."""
-    costs = [rank.collections for rank in ranks if rank.collections is not None]
-    if not costs:
+def _mean_cost(costs: Sequence[C | None]) -> C | None:
+    """That of the rank where it takes longest, with the mean over all; None: no rank has it."""
+    costs_of_ranks = [cost for cost in costs if cost is not None]
+    if not costs_of_ranks:
         return None
-
-    return replace(
-        max(costs, key=lambda cost: cost.seconds),
-        seconds=sum(cost.seconds for cost in costs) / len(ranks),
-        full=sum(cost.full for cost in costs) / len(ranks),
-    )
-
-
-def _mean_worker_starts(ranks: Sequence[RankPhases]) -> WorkerStarts | None:
-    """The mean over ranks; None: on none of them workers start."""
-    starts = [rank.worker_starts for rank in ranks if rank.worker_starts is not None]
-    if not starts:
-        return None
-
-    return WorkerStarts(
-        num_steps=max(start.num_steps for start in starts),
-        seconds=sum(start.seconds for start in starts) / len(ranks),
-    )
+    seconds = sum(cost.seconds for cost in costs_of_ranks) / len(costs)
+    return replace(max(costs_of_ranks, key=lambda cost: cost.seconds), seconds=seconds)

@@ -51,24 +51,17 @@ from drumline.tools.profile.gradient_times import (
     tensors_of,
 )
 from drumline.tools.profile.intervals import Intervals, clipped, length
+from drumline.tools.profile.line_costs import costliest_key
 from drumline.tools.profile.phases import (
     RankPhases,
-    costliest_key,
     mean_known,
     mean_over_ranks,
     mean_phases,
     pauses_of,
     phases_of_rank,
 )
-from drumline.tools.profile.trace_file import (
-    ON_DEVICE,
-    Details,
-    RankTrace,
-    TraceEntry,
-    TraceStep,
-    from_events,
-    read_events,
-)
+from drumline.tools.profile.rank_trace import RankTrace, TraceStep, from_events
+from drumline.tools.profile.trace_file import ON_DEVICE, Details, TraceEntry, read_events
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
@@ -237,6 +230,8 @@ def result_of(
         optimizer=first.optimizer,
         workers=first.workers,
         has_sync_batchnorm=first.has_sync_batchnorm,
+        num_threads=first.num_threads,
+        wasted=first.wasted,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
 

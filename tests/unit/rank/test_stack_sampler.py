@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +26,14 @@ from drumline.rank.watched.stack_sampler import (
     package_of,
     phases_of_torch,
 )
-from drumline.runs.profile_files import BUFFERS, WORKERS, StackSamples
+from drumline.runs.profile_files import (
+    BUFFERS,
+    GRADIENTS,
+    IN_BACKWARD,
+    SAMPLER,
+    WORKERS,
+    StackSamples,
+)
 
 LASTS_S = 0.15
 
@@ -338,3 +345,51 @@ def test_packages_are_told_from_the_users_code() -> None:
     assert package_of(StackSampler.start.__code__.co_filename) == "drumline"
     assert package_of("<frozen importlib._bootstrap>") == "python"
     assert package_of(__file__) == ""
+
+
+def test_a_hook_on_gradients_is_code_of_the_users_in_backward() -> None:
+    weights = torch.ones(4, requires_grad=True)
+
+    def slow_hook(gradient: torch.Tensor) -> None:
+        sleeping_hook()
+
+    weights.register_hook(slow_hook)  # type: ignore[no-untyped-call]
+    loss = weights.sum()
+    stacks = sampled(lambda: loss.backward())  # type: ignore[no-untyped-call]
+    slept_s, _ = seconds_of(stacks)[IN_BACKWARD, "sleeping_hook"]
+    assert slept_s >= 0.8 * LASTS_S
+
+
+def test_the_backward_pass_of_a_function_of_the_users_is_no_hook() -> None:
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            sleeping_hook()
+            return gradient
+
+    loss = Slow.apply(torch.ones(4, requires_grad=True)).sum()  # type: ignore[no-untyped-call]
+    stacks = sampled(lambda: loss.backward())
+    slept_s, _ = seconds_of(stacks)["backward", "sleeping_hook"]
+    assert slept_s >= 0.8 * LASTS_S
+
+
+def test_a_sampler_and_gradients_of_gradients_are_phases() -> None:
+    class Slow(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            sleeping_hook()
+            return iter(range(4))
+
+    samples = torch.utils.data.TensorDataset(torch.rand(4, 2))
+    loader = torch.utils.data.DataLoader(samples, batch_size=4, sampler=Slow())
+    stacks = sampled(lambda: next(iter(loader)))
+    assert seconds_of(stacks)[SAMPLER, "sleeping_hook"][0] >= 0.8 * LASTS_S
+
+    inputs = torch.ones(4, requires_grad=True)
+    inputs.register_hook(lambda gradient: sleeping_hook())  # type: ignore[no-untyped-call]
+    squares = inputs.square().sum()
+    stacks = sampled(lambda: print(torch.autograd.grad(squares, inputs)[0].shape))
+    assert seconds_of(stacks)[GRADIENTS, "sleeping_hook"][0] >= 0.8 * LASTS_S

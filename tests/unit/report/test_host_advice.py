@@ -10,7 +10,7 @@ import pytest
 
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice
-from drumline.runs.profile_files import OptimizerFacts, WorkerUse
+from drumline.runs.profile_files import GRADIENTS, SAMPLER, OptimizerFacts, WorkerUse
 from drumline.runs.profile_result import (
     BusyThread,
     Collections,
@@ -287,6 +287,48 @@ def test_a_thread_that_computes_makes_collectives_long() -> None:
     result = sampled({"forward": 0.06}, threads=(thread,), parts=parts)
     assert advise(result)[0].bottleneck == "thread"
     assert advise(result)[0].cost_s == pytest.approx(0.05)
+
+
+def test_more_threads_of_operations_than_cores_wait_for_one() -> None:
+    result = sampled({"forward": 0.09}, num_threads=16, cores_per_rank=2.0)
+    ranks = tuple(replace(rank, cpu_wait_s=0.04) for rank in result.ranks)
+    advice = only(as_script(replace(result, ranks=ranks)))
+    assert advice.bottleneck == "threads"
+    assert advice.text == (
+        "operations use 16 threads, a rank has 2 cores: it waits 40 ms of each 100 ms step for one"
+    )
+    assert advice.remedy == "torch.set_num_threads(2), or OMP_NUM_THREADS=2"
+    assert advise(result) == (), "no rank waits"
+    assert advise(replace(result, ranks=ranks, num_threads=2)) == ()
+
+
+def test_a_sampler_is_not_loaded_by_workers() -> None:
+    line_of_sampler = line(SAMPLER, 0.04, cpu=1.0)
+    result = sampled({SAMPLER: 0.04, "forward": 0.05}, line_of_sampler, parts={"data": 0.04})
+    advice = only(result)
+    assert advice.bottleneck == "sampler"
+    assert advice.text.startswith(
+        "the sampler takes 40 ms of each 100 ms step, mostly at task.py:7"
+    )
+    assert not advice.settings
+
+
+def test_operations_that_are_no_layers_have_a_line() -> None:
+    copies = line("forward", 0.04)
+    result = sampled({"forward": 0.06}, special_lines=(copies,))
+    advice = only(result)
+    assert (advice.bottleneck, advice.cost_s) == ("operations", 0.04)
+    assert "operations that are no layers (copies, sorts, sums)" in advice.text
+    assert "mostly at task.py:7, in f: work()" in advice.text
+    for other in (replace(copies, seconds=0.01), replace(copies, phase="optimizer")):
+        assert advise(replace(result, special_lines=(other,))) == ()
+
+
+def test_gradients_of_gradients_count_with_their_backward_pass() -> None:
+    penalty = replace(line(GRADIENTS, 0.03, own=0.0), backward_s=0.02)
+    advice = only(sampled({GRADIENTS: 0.03, "backward": 0.04}, penalty))
+    assert (advice.bottleneck, advice.cost_s) == ("gradients_of_gradients", 0.05)
+    assert advise(sampled({GRADIENTS: 0.03}, penalty)) == (), "it is the backward pass"
 
 
 def test_more_workers_than_cores_are_too_many() -> None:

@@ -30,14 +30,8 @@ from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.tools.profile.breakdown import divide_steps, divided, matched
 from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
 from drumline.tools.profile.profile_analysis import analyse, reductions_of
-from drumline.tools.profile.trace_file import (
-    ColumnBuilder,
-    RankTrace,
-    TraceEntry,
-    from_events,
-    read_events,
-    unpacked,
-)
+from drumline.tools.profile.rank_trace import RankTrace, from_events
+from drumline.tools.profile.trace_file import ColumnBuilder, TraceEntry, read_events, unpacked
 from tests.unit.tools.scale.profiles import (
     AUTOGRAD,
     Entry,
@@ -528,3 +522,24 @@ def test_how_often_a_step_reduces_all_gradients() -> None:
     for num_optimizers in (2, None):
         facts = replace(facts, num_optimizers=num_optimizers)
         assert reductions_of(facts, 12) == 1, "each optimizer may have its own backward pass"
+
+
+def test_the_reduction_of_which_parameters_were_used_is_no_bucket(tmp_path: Path) -> None:
+    """DDP makes it with find_unused_parameters=True."""
+    steps = [gloo_step(n, (n - 2) * 100, bucket_at=30, reduced_at=60) for n in (2, 3)]
+    entries = [*steps[0], *steps[1], mark("drumline.end", 200, 200)]
+    for start in (0, 100):
+        entries += [
+            entry("c10d::allreduce_", start + 30.6, start + 30.9),
+            entry(
+                "gloo:all_reduce",
+                start + 60,
+                start + 61,
+                "user_annotation",
+                thread=9,
+                **{"In msg nelems": 10, "dtype": "Int"},
+            ),
+        ]
+    write_rank(tmp_path, 0, entries, world_size=1)
+    result = analyse(tmp_path)
+    assert (len(result.buckets), result.reductions, result.other_collectives) == (1, 1, 1)

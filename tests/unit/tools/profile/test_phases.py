@@ -24,7 +24,8 @@ from drumline.runs.profile_files import (
 )
 from drumline.runs.profile_result import LineCost, ProfileResult, read_profile
 from drumline.tools.profile.intervals import length_until, union
-from drumline.tools.profile.phases import mean_lines, usual_count
+from drumline.tools.profile.line_costs import usual_count
+from drumline.tools.profile.phases import mean_lines
 from drumline.tools.profile.profile_analysis import analyse
 from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
 
@@ -91,6 +92,14 @@ def test_phases_add_up_to_the_step_and_have_lines(tmp_path: Path) -> None:
     assert by_function["Mine.loss"].own_s == 0, "it was in torch, which computed"
     assert result.off_cpu_s == pytest.approx(0.009 + 0.008)
     assert read_profile(tmp_path).lines == result.lines
+
+
+def test_operations_that_are_no_layers_count_for_their_line(tmp_path: Path) -> None:
+    copies = [entry("aten::copy_", start + 12, start + 18) for start in (0, 100)]
+    sums = [entry("aten::add", start + 18, start + 19) for start in (0, 100)]
+    result = profiled(tmp_path, two_steps(), *copies, *sums)
+    seconds = {line.function: line.seconds for line in result.special_lines}
+    assert seconds == {"Mine.loss": pytest.approx(0.006)}, "what makes a batch is data"
 
 
 def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(tmp_path: Path) -> None:
@@ -290,4 +299,6 @@ def test_lines_are_means_over_ranks_for_each_caller() -> None:
 def test_operations_that_a_long_sample_has_in_few_steps_are_not_the_lines(
     num_steps: int, usual: float
 ) -> None:
-    assert usual_count({0: 400, 1: 410}, num_steps) == usual
+    counts = np.array([400, 410, 0])
+    steps = np.array([0, 1, num_steps - 1])
+    assert usual_count(counts, steps, np.array([0, 1])) == usual

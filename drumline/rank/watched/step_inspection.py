@@ -1,0 +1,344 @@
+"""What a step computes in vain: the calls of modules in one step before those that are recorded.
+
+Arithmetic on padding, or for an output that nothing uses, looks as any other in a trace. Here the
+inputs, the outputs and the gradients of modules are looked at, which a recorded step could not pay
+for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+
+from drumline.rank.torch_internals import has_compiled, is_in_backward
+from drumline.rank.watched.stack_sampler import line_of_user
+from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
+
+MOST_CALLS = 10_000
+MOST_DEPTH = 3
+"""Of containers, in which tensors are looked for."""
+WIDE = 256
+"""A linear layer with so many inputs may have one-hot rows."""
+MOSTLY_ZEROS = 0.95
+FEW_ROWS = 0.2
+"""Where a linear layer's gradient has no more rows than this, the others are computed in vain."""
+MANY_CALLS = 8
+SHORTEST = 8
+"""A dimension with fewer places is not looked at for padding."""
+HALF_TYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class _Call:
+    """One call of a module."""
+
+    module: nn.Module
+    line: SampledLine
+    outer: _Call | None
+    waste: WasteKind | None = None
+    num_samples: int = 0
+    """The first dimension of its first input; 0: not known."""
+    began_s: float = 0.0
+    seconds: float = 0.0
+    is_differentiated: bool = False
+    """Whether its output has a gradient, if anything uses it."""
+    used: float | None = None
+    """Which part of the gradient's rows is not zero; None: there was no gradient."""
+
+    @property
+    def wasted(self) -> tuple[WasteKind | None, float]:
+        """The kind, and which part of the call."""
+        if self.waste or not self.is_differentiated:
+            return self.waste, 1.0
+        if self.used is None:
+            return "unused_output", 1.0
+        return ("zero_gradients", 1 - self.used) if self.used <= FEW_ROWS else (None, 0.0)
+
+    def is_inside_wasted(self) -> bool:
+        """Whether a call that it is a part of is wasted."""
+        outer = self.outer
+        while outer is not None:
+            if outer.wasted[0]:
+                return True
+            outer = outer.outer
+        return False
+
+
+@dataclass
+class _ThreadCalls(threading.local):
+    """The calls that are open, the innermost last: a GPU's backward pass has a thread of its own."""
+
+    calls: list[_Call] = field(default_factory=list)
+
+
+class StepInspection:
+    """Call `start` before the step and `stop` after it. `modules`: those that are trained."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._names = dict(_names_of(modules))
+        self._open = _ThreadCalls()
+        self._calls: list[_Call] = []
+        self._inputs: dict[int, list[list[tuple[Any, int]]]] = defaultdict(list)
+        """By the `id` of the module: a reference to each tensor of a call, with its version."""
+        self._padding: list[float] = []
+        self._hooks: list[Any] = []
+
+    def start(self) -> None:
+        """A compiled step is left alone: it would be compiled again for the hooks."""
+        if has_compiled():
+            return
+        # Checkpointing ends what it computes again with an exception.
+        self._hooks = [
+            module_hooks.register_module_forward_pre_hook(self._before),
+            module_hooks.register_module_forward_hook(self._after, always_call=True),
+        ]
+        for root in self._modules:
+            self._hooks.append(
+                root.register_forward_pre_hook(self._look_at_batch, with_kwargs=True)
+            )
+
+    def stop(self) -> tuple[WastedWork, ...]:
+        """What was seen; all is as before `start`."""
+        is_inspected = bool(self._hooks)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if not is_inspected:
+            return ()
+        self._mark_single_samples()
+        return (*self._wasted_calls(), *self._padded(), *self._embeddings())
+
+    # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
+    # left out: an inspection never ends a training.
+
+    def _before(self, module: nn.Module, inputs: Any) -> None:
+        """The module is called."""
+        with suppress(Exception):
+            self._open_call(module, inputs)
+
+    def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """The module returns."""
+        with suppress(Exception):
+            self._close_call(module, output)
+
+    def _look_at_batch(self, root: nn.Module, inputs: Any, named_inputs: Any) -> None:
+        """A model is called with a batch."""
+        with suppress(Exception):
+            if torch.is_grad_enabled() and not is_in_backward():
+                self._padding.append(padding_of(tensors_in([inputs, named_inputs])))
+
+    def _open_call(self, module: nn.Module, inputs: Any) -> None:
+        if not torch.is_grad_enabled() or len(self._calls) >= MOST_CALLS:
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+
+        calls = self._open.calls
+        call = _Call(module, line_of_user(sys._getframe(2)), calls[-1] if calls else None)
+        tensors = list(tensors_in(inputs))
+        call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
+        call.waste = self._known_waste(module, tensors)
+        calls.append(call)
+        self._calls.append(call)
+        call.began_s = time.perf_counter()
+
+    def _known_waste(self, module: nn.Module, tensors: Sequence[Tensor]) -> WasteKind | None:
+        """What is wasted, as far as the inputs tell."""
+        if is_in_backward():
+            return "recomputation"
+        if not tensors:
+            return None
+
+        previous = self._inputs[id(module)]
+        if any(_are_same(tensors, references) for references in previous):
+            return "repeated_work"
+        previous.append([(weakref.ref(tensor), tensor._version) for tensor in tensors])
+
+        first = tensors[0]
+        is_wide = isinstance(module, nn.Linear) and module.in_features >= WIDE
+        if is_wide and int(first.count_nonzero()) <= (1 - MOSTLY_ZEROS) * first.numel():
+            return "one_hot"
+        is_half = first.dtype in HALF_TYPES or torch.is_autocast_enabled("cpu")
+        return (
+            "half_precision"
+            if is_half and first.device.type == "cpu" and not has_fast_half()
+            else None
+        )
+
+    def _close_call(self, module: nn.Module, output: Any) -> None:
+        now_s = time.perf_counter()
+        calls = self._open.calls
+        if not any(call.module is module for call in calls):
+            return
+        call = calls.pop()
+        while call.module is not module:  # one that raised an error
+            call = calls.pop()
+
+        call.seconds = now_s - call.began_s
+        if call.waste == "recomputation":
+            return
+        for tensor in tensors_in(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                call.is_differentiated = True
+                tensor.register_hook(partial(_on_gradient, call))  # type: ignore[no-untyped-call]
+
+    # What was seen
+
+    def _mark_single_samples(self) -> None:
+        """A line that calls a module for one sample, again and again."""
+        by_line: dict[SampledLine, list[_Call]] = defaultdict(list)
+        for call in self._calls:
+            if self._is_forward(call) and call.num_samples == 1:
+                by_line[call.line].append(call)
+
+        for calls in by_line.values():
+            if len(calls) >= MANY_CALLS:
+                for call in calls:
+                    call.waste = call.waste or "single_samples"
+
+    def _wasted_calls(self) -> Iterator[WastedWork]:
+        """By kind, module and line, as parts of the forward passes."""
+        outermost_s = sum(call.seconds for call in self._calls if self._is_forward(call))
+        has_backward = any(call.used is not None for call in self._calls)
+        seconds: dict[tuple[WasteKind, str, SampledLine], float] = defaultdict(float)
+        for call in self._calls:
+            kind, part = call.wasted
+            is_known = call.waste or has_backward
+            if kind and is_known and not call.is_inside_wasted():
+                name = self._names.get(id(call.module), type(call.module).__name__)
+                seconds[kind, name, call.line] += part * call.seconds
+
+        for (kind, name, line), wasted_s in seconds.items():
+            yield WastedWork(kind=kind, part=wasted_s / outermost_s, module=name, line=line)
+
+    @staticmethod
+    def _is_forward(call: _Call) -> bool:
+        """Whether it is a forward pass of its own."""
+        return call.outer is None and call.waste != "recomputation"
+
+    def _padded(self) -> Iterator[WastedWork]:
+        """Of all batches."""
+        part = max(self._padding, default=0.0)
+        if part > 0:
+            yield WastedWork(kind="padding", part=part)
+
+    def _embeddings(self) -> Iterator[WastedWork]:
+        """Those of which a batch uses few rows, as parts of the bytes of all gradients."""
+        gradients = {
+            id(parameter): parameter.grad
+            for root in self._modules
+            for parameter in root.parameters()
+            if parameter.grad is not None
+        }
+        num_bytes = sum(gradient.nbytes for gradient in gradients.values())
+        tables = [
+            part
+            for root in self._modules
+            for part in root.modules()
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        ]
+        for table in tables:
+            gradient = gradients.get(id(table.weight))
+            if type(gradient) is Tensor and gradient.layout == torch.strided:
+                unused = 1 - _rows_with_numbers(gradient)
+                yield WastedWork(
+                    kind="sparse_gradients",
+                    part=unused * gradient.nbytes / num_bytes,
+                    module=self._names.get(id(table), ""),
+                )
+
+
+def _names_of(modules: Iterable[nn.Module]) -> Iterator[tuple[int, str]]:
+    """The name of each module in its model, by `id`."""
+    for root in modules:
+        model = getattr(root, "module", root)
+        for name, part in model.named_modules():
+            yield id(part), name or type(part).__name__
+
+
+def tensors_in(values: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Those in a value that may be a container."""
+    if isinstance(values, Tensor):
+        yield values
+    elif depth < MOST_DEPTH:
+        if isinstance(values, Mapping):
+            values = list(values.values())
+        if isinstance(values, list | tuple):
+            for value in values:
+                yield from tensors_in(value, depth + 1)
+
+
+def _are_same(tensors: Sequence[Tensor], references: Sequence[tuple[Any, int]]) -> bool:
+    """Whether these are the objects of an earlier call, unchanged."""
+    return len(tensors) == len(references) and all(
+        reference() is tensor and version == tensor._version
+        for tensor, (reference, version) in zip(tensors, references, strict=True)
+    )
+
+
+def _on_gradient(call: _Call, gradient: Tensor) -> None:
+    """The gradient of an output of the call."""
+    with suppress(Exception):
+        rows = gradient if isinstance(call.module, nn.Linear) else gradient.reshape(1, -1)
+        call.used = max(call.used or 0.0, _rows_with_numbers(rows))
+
+
+def _rows_with_numbers(rows: Tensor) -> float:
+    """Which part of the rows is not only zeros."""
+    is_used = rows.reshape(-1, rows.shape[-1]).any(1)
+    return int(is_used.count_nonzero()) / len(is_used)
+
+
+def padding_of(tensors: Iterable[Tensor]) -> float:
+    """Which part of a batch is padding: the same number, or the same row, from some place of a
+    sample to its end. Tensors of one length (words and their mask) have the same padding; of several
+    lengths, the largest part counts."""
+    ends: dict[int, Tensor] = {}
+    for tensor in tensors:
+        for dim in range(1, tensor.dim()):
+            length = tensor.shape[dim]
+            if length < SHORTEST:
+                continue
+            padded = _constant_ends(tensor.detach().movedim(dim, -1))
+            if padded is None:
+                continue
+            if length in ends and len(ends[length]) == len(padded):
+                padded = torch.minimum(padded, ends[length])
+            ends[length] = padded
+    parts = [float(padded.double().mean()) / length for length, padded in ends.items()]
+    return max(parts, default=0.0)
+
+
+def _constant_ends(samples: Tensor) -> Tensor | None:
+    """How many of the last places of each sample, in the last dimension, have all the same numbers;
+    None: that holds for whole samples, which is no padding."""
+    places = samples.reshape(len(samples), -1, samples.shape[-1])
+    is_as_last = (places == places[:, :, -1:]).all(1)
+    if bool(is_as_last.all()):
+        return None
+    num_same = is_as_last.flip(-1).long().cumprod(-1).sum(-1)
+    is_end = (num_same > 1) & (num_same < places.shape[-1])
+    return num_same.where(is_end, 0).cpu()
+
+
+@cache
+def has_fast_half() -> bool:
+    """Whether the CPU has instructions for bf16: without them torch computes it in float32, with
+    conversions."""
+    with suppress(OSError):
+        return "bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return True

@@ -1,0 +1,156 @@
+"""What the lines of the user's code cost a rank: samples of its stack, by the function that ran."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drumline.runs.profile_files import CLIPPING, IN_BACKWARD, SampledLine, StackSamples
+from drumline.runs.profile_result import LineCost
+
+Seconds = NDArray[np.float64]
+SampleCosts = Mapping[str, Seconds]
+"""What each sample costs, as means over the steps, by the fields of `LineCost`."""
+K = TypeVar("K")
+REST = "rest"
+OUR_LIBRARIES = ("torch", "drumline")
+"""What they do is not the user's Python."""
+MOST_LINES = 20
+DIFFERENTIATED_PHASES = ("forward", "to the device", IN_BACKWARD, REST)
+"""Where operations usually have a gradient."""
+DIFFERENTIATED = 0.2
+"""Of what code computes: with less in operations that have a gradient, it has none. Some of those
+before and after it are in its first and last sample."""
+
+
+def place_of(line: SampledLine) -> str:
+    """`train.py:7`."""
+    return f"{line.file}:{line.line}"
+
+
+def costliest_key(costs: Mapping[K, float]) -> K:
+    """The key with the largest cost; the first of equals."""
+    return max(costs, key=lambda key: costs[key])
+
+
+def is_user_s_own(stacks: StackSamples) -> NDArray[np.bool_]:
+    """In which samples neither torch nor Drumline runs."""
+    libraries = [stacks.lines[sample.line].library for sample in stacks.samples]
+    return ~np.isin(libraries, OUR_LIBRARIES)
+
+
+def costliest(
+    stacks: StackSamples,
+    costs: SampleCosts,
+    operations: NDArray[np.int64] | None = None,
+    steps: NDArray[np.int64] | None = None,
+) -> list[LineCost]:
+    """The functions of the user's code by their time in each phase, with the costliest line of
+    each. `operations`: how many begin in each sample; `steps`: its step, from 0."""
+    functions: dict[tuple[int, str, str], list[int]] = defaultdict(list)
+    for number, sample in enumerate(stacks.samples):
+        line = stacks.lines[sample.line]
+        if line.file and costs["seconds"][number] > 0:
+            functions[sample.phase, line.file, line.function].append(number)
+
+    lines = []
+    for (phase, _, _), samples in functions.items():
+        cost = _cost_of(stacks, costs, samples)
+        if operations is not None and steps is not None:
+            lines_of_samples = [stacks.lines[stacks.samples[number].line] for number in samples]
+            is_line = np.array([place_of(line) == cost.source for line in lines_of_samples])
+            is_call = np.array([not line.library for line in lines_of_samples])
+            is_call |= stacks.phases[phase] == CLIPPING
+            rows = np.array(samples)
+            counts = [
+                usual_count(operations, steps, rows[is_line & is_kind])
+                for is_kind in (is_call, ~is_call)
+            ]
+            cost = replace(cost, operations=counts[0], library_operations=counts[1])
+        lines.append(cost)
+
+    return costliest_first(lines)
+
+
+def _cost_of(
+    stacks: StackSamples, costs: SampleCosts, samples: Sequence[int], caller: str = ""
+) -> LineCost:
+    """The sums over some samples, at their costliest line."""
+    seconds = costs["seconds"]
+    lines_s: dict[tuple[int, str], float] = defaultdict(float)
+    for number in samples:
+        sample = stacks.samples[number]
+        lines_s[sample.phase, place_of(stacks.lines[sample.line])] += seconds[number]
+
+    phase, place = costliest_key(lines_s)
+    line = next(line for line in stacks.lines if place_of(line) == place)
+    sums = {name: float(values[samples].sum()) for name, values in costs.items()}
+    return LineCost(
+        phase=stacks.phases[phase],
+        source=place,
+        function=line.function,
+        text=line.source,
+        caller=caller,
+        **sums,
+    )
+
+
+def usual_count(
+    counts: NDArray[np.int64], steps: NDArray[np.int64], samples: NDArray[np.int64]
+) -> float:
+    """The median over all steps: a sample that lasts long on a busy machine may have the operations
+    of another line."""
+    num_steps = int(steps.max()) + 1
+    return float(np.median(np.bincount(steps[samples], counts[samples], num_steps)))
+
+
+def costliest_first(lines: Iterable[LineCost]) -> list[LineCost]:
+    """The MOST_LINES lines that take longest."""
+    return sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]
+
+
+def without_gradient(
+    stacks: StackSamples,
+    seconds: Seconds,
+    computes_s: Seconds,
+    differentiated_s: Seconds,
+) -> Iterator[LineCost]:
+    """The user's statements that compute with torch and have no gradient, and functions in the
+    others, by their costliest line. The times are of each sample."""
+    if not stacks.statements or not differentiated_s.any():  # a captured step has no operations
+        return
+
+    def has_gradient(samples: Sequence[int]) -> bool:
+        """Whether most of it is no computing, or enough of that has a gradient."""
+        computed_s = computes_s[samples].sum()
+        return bool(
+            computed_s < seconds[samples].sum() / 2
+            or differentiated_s[samples].sum() >= DIFFERENTIATED * computed_s
+        )
+
+    statements: dict[int, list[int]] = defaultdict(list)
+    for number, sample in enumerate(stacks.samples):
+        if stacks.phases[sample.phase] in DIFFERENTIATED_PHASES:
+            statements[stacks.statements[number]].append(number)
+
+    costs = {"seconds": seconds}
+    functions: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for statement, samples in statements.items():
+        line = stacks.lines[statement]
+        if not has_gradient(samples):
+            if line.file:
+                yield _cost_of(stacks, costs, samples, caller=place_of(line))
+            continue
+        for number in samples:
+            line = stacks.lines[stacks.samples[number].line]
+            if line.file:
+                functions[line.file, line.function].append(number)
+
+    for samples in functions.values():
+        if not has_gradient(samples):
+            yield _cost_of(stacks, costs, samples)

@@ -1,0 +1,52 @@
+"""Advice about what a step computes in vain, as one inspected step showed it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from drumline.report.profile.advice import advise
+from drumline.report.profile.arithmetic_advice import WASTE
+from drumline.report.profile.bottleneck import Advice
+from drumline.report.profile.profile_words import headline
+from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
+from drumline.runs.profile_result import ProfileResult
+from tests.unit.report.test_advice import first, profile
+
+CALL = SampledLine(file="train.py", line=7, function="main", source="scores = model(words)")
+PHASES = {"forward": 0.03, "backward": 0.05, "optimizer": 0.01}
+
+
+def wasting(*works: WastedWork) -> ProfileResult:
+    return profile(parts={"exposed_communication": 0.01}, phases_s=PHASES, wasted=works)
+
+
+def test_every_kind_has_words() -> None:
+    assert WASTE.keys() == set(get_args(WasteKind))
+
+
+@pytest.mark.parametrize("kind", WASTE)
+def test_a_kind_of_waste_is_named_first_with_its_module_and_line(kind: WasteKind) -> None:
+    advice = first(wasting(WastedWork(kind=kind, part=0.6, module="encoder", line=CALL)))
+    assert advice.bottleneck == kind
+    assert "train.py:7, in main: scores = model(words): " in advice.text
+    assert kind == "padding" or "encoder" in advice.text
+    assert advice.saved_s.least <= advice.saved_s.likely <= advice.saved_s.most <= advice.cost_s
+
+
+def test_padding_costs_its_part_of_both_passes() -> None:
+    result = wasting(WastedWork(kind="padding", part=0.75))
+    advice: Advice = first(result)
+    assert advice.cost_s == pytest.approx(0.75 * 0.08)
+    assert advice.text == "75% of a batch is padding: 60 ms of each 100 ms step"
+    assert headline(result) == "60% of the step goes to padding"
+
+
+def test_parts_of_one_kind_are_added_up_and_little_of_it_is_usual() -> None:
+    layers = [WastedWork(kind="recomputation", part=0.5, module=f"layer{n}") for n in (1, 2)]
+    advice = first(wasting(*layers))
+    assert advice.cost_s == pytest.approx(0.03)
+    assert "layer1" in advice.text
+    for kind in get_args(WasteKind):
+        assert advise(wasting(WastedWork(kind=kind, part=0.1))) == advise(wasting())
