@@ -229,6 +229,9 @@ class RankFacts:
     num_threads: int | None = None
     """That an operation on the CPU uses; None: not known."""
     wasted: tuple[WastedWork, ...] = ()
+    own_profiler: SampledLine | None = None
+    """The line that runs a profiler of torch in the steps before; in the profiled ones that records
+    nothing."""
     stacks: StackSamples = field(default_factory=StackSamples)
     job: JobFacts
 

@@ -20,7 +20,7 @@ from drumline.base.untrusted import (
 )
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
-from drumline.runs.profile_files import OptimizerFacts, WastedWork, WorkerUse
+from drumline.runs.profile_files import OptimizerFacts, SampledLine, WastedWork, WorkerUse
 from drumline.runs.step_times import StepTimes
 
 PART_NAMES = {
@@ -256,6 +256,8 @@ class ProfileResult:
     num_threads: int | None = None
     """How many an operation on the CPU uses; None: not known."""
     wasted: tuple[WastedWork, ...] = ()
+    own_profiler: SampledLine | None = None
+    """The line of the user's that runs a profiler of torch; None: none does."""
     """What rank 0 computes in vain."""
     off_cpu_s: float | None = None
     """How long the thread that takes the steps could not run while it neither computed nor was in

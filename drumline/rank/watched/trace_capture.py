@@ -41,6 +41,7 @@ from drumline.rank.torch_internals import (
     recorded_collectives,
     uses_gloo,
 )
+from drumline.rank.watched.other_profilers import OtherProfilers
 from drumline.rank.watched.stack_sampler import (
     BUSY_THREAD,
     NEW_THREAD,
@@ -133,6 +134,7 @@ class TraceCapture:
         self._worker_use: WorkerUse | None = None
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
+        self._others = OtherProfilers()
         self._inspection: StepInspection | None = None
         self._wasted: tuple[WastedWork, ...] = ()
         self._backend = "none"
@@ -146,6 +148,7 @@ class TraceCapture:
         if not self._began_s:
             self._began_s = time.perf_counter()
             self._threads_before = other_threads_ns()
+            self._others.observe()
 
         if self.is_recording:
             self._range.__exit__(None, None, None)
@@ -237,8 +240,10 @@ class TraceCapture:
 
         # Not with acc_events: torch would make a Python object of every event, for a minute where a
         # step has 20,000 operations.
-        self._profiler = profile(activities=activities)
-        self._profiler.prepare_trace()
+        self._others.silence()
+        with self._others.ours():
+            self._profiler = profile(activities=activities)
+            self._profiler.prepare_trace()
         self._inspection = StepInspection(self.modules)
         self._inspection.start()
 
@@ -252,7 +257,8 @@ class TraceCapture:
             self._wasted = self._inspection.stop()
             self._inspection = None
         self._synchronize()
-        self._profiler.start_trace()
+        with self._others.ours():
+            self._profiler.start_trace()
         self._cpu_wait = CpuWait()
         self._workers = ChildTimes()
         self.is_recording = True
@@ -291,7 +297,9 @@ class TraceCapture:
         if self._sync_lines is not None:
             self._sync_lines.stop()
         if is_closed:
-            self._profiler.stop_trace()
+            with self._others.ours():
+                self._profiler.stop_trace()
+            self._others.resume()
             self._write()
         else:
             UNSTOPPED.append(self._profiler)
@@ -311,7 +319,9 @@ class TraceCapture:
             if has_open_collectives():
                 self._next_try_s = time.perf_counter() + LATER_S
             else:
-                UNSTOPPED.pop().stop_trace()
+                with self._others.ours():
+                    UNSTOPPED.pop().stop_trace()
+                self._others.resume()
         return not UNSTOPPED
 
     # Files
@@ -375,6 +385,7 @@ class TraceCapture:
             ),
             num_threads=torch.get_num_threads(),
             wasted=self._wasted,
+            own_profiler=self._others.line,
             stacks=self._stacks,
             job=job,
         )

@@ -17,6 +17,7 @@ from drumline.report.profile.bottleneck import (
     Advice,
     Savings,
     SlowRank,
+    at_sampled,
     blame,
     by_setting,
     crowding_s,
@@ -24,6 +25,7 @@ from drumline.report.profile.bottleneck import (
     is_gpu,
     mostly_at,
     of_step,
+    removable,
     slower_line,
 )
 from drumline.report.profile.communication_advice import communication_rules
@@ -39,8 +41,10 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck
     first. What changes the training is last, unless it is all that helps against that one."""
     result = _without_profiler(result)
+    result = _with_own_profiler(result)
     result = replace(result, step_s=result.step_s + sum(result.pauses_s.values()))
     rules = (
+        _own_profiler,
         data_rules,
         _ranks,
         communication_rules,
@@ -81,6 +85,26 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
     return replace(
         result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra}
     )
+
+
+def _with_own_profiler(result: ProfileResult) -> ProfileResult:
+    """A step with the user's own profiler, which records nothing in profiled steps."""
+    step_s = max(result.step_s, result.unprofiled_step_s or 0.0)
+    return result if result.own_profiler is None else replace(result, step_s=step_s)
+
+
+def _own_profiler(result: ProfileResult) -> Iterator[Advice]:
+    """What steps before the profiled ones take longer."""
+    line = result.own_profiler
+    if line is not None:
+        cost_s = result.step_s - sum(result.parts_s.values())
+        where = f", at {at_sampled(line)}" if line.file else ""
+        yield removable(
+            "own_profiler",
+            f"a profiler (torch.profiler) takes {of_step(result, cost_s)}{where}",
+            "leave it out, or let a schedule record a few steps",
+            cost_s,
+        )
 
 
 def _ranks(result: ProfileResult) -> Iterator[Advice]:

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from drumline.base.text import one_line
-from drumline.report.profile.bottleneck import Advice, Savings, by_setting, is_gpu, of_step
+from drumline.report.profile.bottleneck import (
+    Advice,
+    Savings,
+    at_sampled,
+    by_setting,
+    is_gpu,
+    of_step,
+)
 from drumline.runs.profile_result import ProfileResult
 
 MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
@@ -110,8 +117,7 @@ def _wasted(result: ProfileResult) -> Iterator[Advice]:
         text = waste.text.format(part=part, module=one_line(most.module))
         line = most.line
         if line is not None and line.file:
-            place = f"{line.file}:{line.line}, in {line.function}: {line.source}"
-            text += f", at {one_line(place)}"
+            text += f", at {at_sampled(line)}"
         yield Advice(
             bottleneck=most.kind,
             text=f"{text}: {of_step(result, cost_s)}",

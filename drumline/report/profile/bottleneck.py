@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from drumline.base.text import latency, one_line
-from drumline.runs.profile_files import WasteKind
+from drumline.runs.profile_files import SampledLine, WasteKind
 from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, RankSteps
 
 Bottleneck = Literal[
@@ -37,6 +37,7 @@ Bottleneck = Literal[
     "operations",
     "gradients_of_gradients",
     "anomaly_detection",
+    "own_profiler",
     "on_device",
     "hook",
     "garbage_collection",
@@ -281,6 +282,11 @@ def at_line(line: LineCost) -> str:
     """`train.py:7, in forward: x = x.cpu()`."""
     text = f": {one_line(line.text)}" if line.text else ""
     return f"{one_line(line.source)}, in {one_line(line.function)}{text}"
+
+
+def at_sampled(line: SampledLine) -> str:
+    """The same, of a line that was not sampled."""
+    return one_line(f"{line.file}:{line.line}, in {line.function}: {line.source}")
 
 
 def mostly_at(line: LineCost | None) -> str:

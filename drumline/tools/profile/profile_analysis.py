@@ -232,6 +232,7 @@ def result_of(
         has_sync_batchnorm=first.has_sync_batchnorm,
         num_threads=first.num_threads,
         wasted=first.wasted,
+        own_profiler=first.own_profiler,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
 

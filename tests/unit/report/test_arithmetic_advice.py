@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -50,3 +51,15 @@ def test_parts_of_one_kind_are_added_up_and_little_of_it_is_usual() -> None:
     assert "layer1" in advice.text
     for kind in get_args(WasteKind):
         assert advise(wasting(WastedWork(kind=kind, part=0.1))) == advise(wasting())
+
+
+def test_a_profiler_of_the_users_costs_what_steps_without_ours_take_longer() -> None:
+    result = replace(profile(), own_profiler=CALL, unprofiled_step_s=0.25)
+    advice = first(result)
+    assert (advice.bottleneck, advice.cost_s) == ("own_profiler", pytest.approx(0.15))
+    assert advice.predicted_step_s == pytest.approx(0.1)
+    assert advice.text == (
+        "a profiler (torch.profiler) takes 150 ms of each 250 ms step, at train.py:7, in main: "
+        "scores = model(words)"
+    )
+    assert advise(replace(result, unprofiled_step_s=0.1)) == ()
