@@ -31,6 +31,13 @@ MIRROR = "tests/attacks/test_hostile_mirror.py"
 PODS = "tests/attacks/test_pod_templates.py"
 MUTANTS = [
     Mutant(
+        what="a process of another user may pass for a keeper",
+        file="drumline/base/processes.py",
+        code='return is_own and _read(f"/proc/{pid}/cmdline")',
+        instead='return _read(f"/proc/{pid}/cmdline")',
+        tests="tests/attacks/test_detached_jobs.py",
+    ),
+    Mutant(
         what="a pod template may have aliases",
         file="drumline/launch/pod_template.py",
         code='if kind == "AliasEvent" or getattr(event, "anchor", None):',

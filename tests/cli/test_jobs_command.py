@@ -53,6 +53,11 @@ try:
             filler.write(bytes(4096))
 except OSError as error:
     print(error)
+try:
+    make("late")
+except OSError as error:
+    print(error)
+assert not kept.path.parents[1].joinpath("late").exists(), "a launch that is refused leaves nothing"
 assert main(["stop", "kept"]) == 0
 assert stop_without_writing("stopped").returncode == 0
 assert [keeper.wait() for keeper in keepers] == [0, 0]

@@ -4,7 +4,8 @@
 
 Each round launches a task on two hosts, and then one thing happens at a random time: a host or both are
 rebooted, an agent, a rank or a keeper is killed, or nothing. The job is stopped with a save, or without, or
-it ends by itself. Afterwards no process, unit, port or folder in /dev/shm may be left on the hosts.
+it ends by itself. A job that reports a save must have saved. Afterwards no process, unit, port or folder in
+/dev/shm may be left on the hosts.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def play(cluster: Cluster, chance: random.Random, number: int) -> str:
     problem = ""
     if any(state["state"] != "ended" or state["code"] not in codes for state in states):
         problem = f"ended as {states}"
+    if any(state["code"] == 75 for state in states) and not (run / "preempted.json").exists():
+        problem = f"saved nothing, and ended as {states}"
     try:
         cluster.wait_for_nothing_left()
     except AssertionError as error:

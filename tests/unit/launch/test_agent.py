@@ -25,8 +25,12 @@ def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> N
     agent = NodeAgent.__new__(NodeAgent)
     agent.signals = RankSignals(list, SingleNodeRendezvous(NodePlan()), is_task=True)
     agent.signals.preempt_signal = signal.SIGUSR1
-    with pytest.raises(Preempted):
+    with pytest.raises(Preempted) as preempted:
         agent._start_workers(WorkerGroup.__new__(WorkerGroup))
+    assert not preempted.value.has_saved
+    with pytest.raises(Preempted) as preempted:
+        agent.signals.raise_if_ranks_stopped(signal.SIGUSR1, is_save_reported=True)
+    assert preempted.value.has_saved
 
 
 def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -> None:
