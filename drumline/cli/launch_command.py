@@ -17,7 +17,7 @@ from drumline.base.text import plural, print_message, show
 from drumline.cli.cloud_file import cloud_file_text
 from drumline.cli.command_line import check_command, check_no_rank, show_help
 from drumline.cli.kubernetes_file import apply, kubernetes_text
-from drumline.cli.launch_flags import GROUPS, OF_SBATCH, OWN_FLAGS, wrong_flags, wrong_target
+from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
 from drumline.config import read_flags
 from drumline.launch.detached.commands import launch_detached
@@ -33,11 +33,9 @@ from drumline.launch.node_plan import (
     torchrun_command,
 )
 from drumline.launch.slurm import (
-    MAX_REQUEUES,
-    SIGNAL_BEFORE_S,
-    BatchJob,
     batch_text,
     check_sbatch,
+    log_name,
     node_of_step,
     sets_cores,
     submit,
@@ -249,32 +247,17 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
     name = verb_flags.job_name or request.name
     python = verb_flags.python or ("python3" if verb_flags.container else sys.executable)
-    sbatch_flags = shlex.split(verb_flags.get("sbatch", ""))
     num_cpus = verb_flags.cpus
     num_ranks = verb_flags.procs or verb_flags.gpus
-    if num_cpus is None and num_ranks and not sets_cores(sbatch_flags):
+    if num_cpus is None and num_ranks and not sets_cores(verb_flags.sbatch):
         num_cpus = num_ranks
         print_message(
             f"note: {plural(num_cpus, 'core')} for each node, one for each rank; "
             "--cpus N gives more to workers that load data"
         )
     command = [python, "-m", "drumline", "launch", "--srun", *_passed_on(request), "--"]
-    job = BatchJob(
-        name=name,
-        command=[*command, request.target, *request.arguments],
-        num_nodes=verb_flags.get("nodes", 1),
-        num_gpus=verb_flags.gpus,
-        num_cpus=num_cpus,
-        options={name: verb_flags[name] for name in OF_SBATCH if name in verb_flags},
-        further_flags=sbatch_flags,
-        srun_flags=shlex.split(verb_flags.get("srun-flags", "")),
-        container=verb_flags.container,
-        setup=Path(verb_flags.setup).absolute() if "setup" in verb_flags else None,
-        signal_before_s=verb_flags.get("signal-before", SIGNAL_BEFORE_S),
-        max_requeues=verb_flags.get("max-requeues", MAX_REQUEUES),
-        may_shrink="nnodes" in verb_flags,
-    )
-    text = batch_text(job)
+    command += [request.target, *request.arguments]
+    text = batch_text(name, command, verb_flags, num_cpus=num_cpus)
     if verb_flags.print:
         show(text, end="", is_data=True)
         return ExitCode.SUCCESS
@@ -283,7 +266,7 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     path = Path(verb_flags.out or f"{name}.sbatch")
     write_batch_file(path, text)
     number = submit(sbatch, path)
-    log = job.log.replace("%j", number)
+    log = log_name(name).replace("%j", number)
     print_message(
         *(line.format(path=path, job=number, log=log) for line in _SUBMITTED.splitlines())
     )

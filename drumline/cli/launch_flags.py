@@ -41,6 +41,7 @@ from drumline.launch.node_plan import (
 from drumline.launch.slurm import (
     CONTAINER,
     MAX_REQUEUES,
+    OF_SBATCH,
     SIGNAL_BEFORE_S,
     wrong_flag_words,
     wrong_values,
@@ -252,8 +253,6 @@ OF_SLURM: FlagTable = {
         "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`."
     ),
 }
-# Those that sbatch has under the same names.
-OF_SBATCH = ("partition", "time", "account", "qos", "mem")
 OF_CLUSTERS: FlagTable = {
     "nodes": (
         Count,

@@ -15,13 +15,13 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError, as_list
 from drumline.base.rank_environment import first_host, node_names, rendezvous_port
 from drumline.base.untrusted import read_regular, replace_text
+from drumline.config import FlagValues
 from drumline.launch.node_plan import NodePlan
 
 WRITTEN = "# Written by `drumline launch --slurm`."
@@ -33,6 +33,8 @@ VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
 CONTAINER = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_.,:@%+=/#-]*")
 CORE_FLAGS = ("--cpus-per-task", "--cpus-per-gpu")
+# Flags of `drumline launch` that sbatch has under the same names.
+OF_SBATCH = ("partition", "time", "account", "qos", "mem")
 SETUP = """
 
 # Modules, a conda environment and the like, for srun and what it starts.
@@ -102,35 +104,9 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
 # The batch file
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchJob:
-    """What a batch file is made from."""
-
-    name: str
-    command: Sequence[str]
-    """What each node runs."""
-    num_nodes: int = 1
-    num_gpus: int | None = None
-    num_cpus: int | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    """sbatch's own flags by name, such as partition and time."""
-    further_flags: Sequence[str] = ()
-    """As they are."""
-    srun_flags: Sequence[str] = ()
-    """The same, for srun."""
-    container: str | None = None
-    """An OCI bundle, or an image for pyxis."""
-    setup: Path | None = None
-    """A file that is sourced before srun."""
-    signal_before_s: int = SIGNAL_BEFORE_S
-    max_requeues: int = MAX_REQUEUES
-    may_shrink: bool = False
-    """Whether the job continues when a node is lost; otherwise Slurm ends it."""
-
-    @property
-    def log(self) -> str:
-        """`%j` is the job's number."""
-        return f"{self.name}-%j.log"
+def log_name(name: str) -> str:
+    """The log of a job of this name; `%j` is the job's number."""
+    return f"{name}-%j.log"
 
 
 def wrong_values(options: Mapping[str, str]) -> Iterator[str]:
@@ -152,9 +128,14 @@ def wrong_flag_words(name: str, text: str) -> Iterator[str]:
             yield f"--{name}: {word!r} is not a flag for a batch file; give --name or --name=value"
 
 
-def sets_cores(flags: Iterable[str]) -> bool:
+def flag_words(text: str | None) -> list[str]:
+    """The words of --sbatch or --srun-flags, which were checked."""
+    return shlex.split(text or "")
+
+
+def sets_cores(sbatch: str | None) -> bool:
     """Whether these flags of sbatch say how many cores a task has."""
-    return any(flag.partition("=")[0] in CORE_FLAGS for flag in flags)
+    return any(flag.partition("=")[0] in CORE_FLAGS for flag in flag_words(sbatch))
 
 
 def container_flags(container: str) -> str:
@@ -166,32 +147,39 @@ def container_flags(container: str) -> str:
     return f'{image} --container-mounts="$PWD:$PWD" --container-workdir="$PWD"'
 
 
-def batch_text(job: BatchJob) -> str:
-    """The batch file that sbatch takes."""
-    setup = "" if job.setup is None else SETUP.format(file=shlex.quote(str(job.setup)))
-    cpus = [] if job.num_cpus is None else [f"--cpus-per-task={job.num_cpus}"]
-    no_kill = ["--no-kill"] if job.may_shrink else []
-    flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
-    flags += [f"--{name}={value}" for name, value in job.options.items()]
-    if job.num_gpus is not None:
-        flags.append(f"--gpus-per-node={job.num_gpus}")
-    flags += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{job.signal_before_s}"]
-    flags += [f"--output={job.log}", "--open-mode=append", *job.further_flags]
+def batch_text(
+    name: str, command: Sequence[str], flags: FlagValues, *, num_cpus: int | None = None
+) -> str:
+    """The batch file that sbatch takes. `command`: what each node runs; `flags`: of `drumline
+    launch`; `num_cpus`: of each node."""
+    setup = ""
+    if flags.setup:
+        setup = SETUP.format(file=shlex.quote(str(Path(flags.setup).absolute())))
+    cpus = [] if num_cpus is None else [f"--cpus-per-task={num_cpus}"]
+    # With --nnodes the job continues when a node is lost; otherwise Slurm ends it.
+    no_kill = ["--no-kill"] if flags.nnodes else []
+    directives = [f"--job-name={name}", f"--nodes={flags.nodes or 1}", "--ntasks-per-node=1"]
+    directives += [f"--{option}={flags[option]}" for option in OF_SBATCH if option in flags]
+    if flags.gpus is not None:
+        directives.append(f"--gpus-per-node={flags.gpus}")
+    signal_before_s = flags.get("signal-before", SIGNAL_BEFORE_S)
+    directives += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{signal_before_s}"]
+    directives += [f"--output={log_name(name)}", "--open-mode=append", *flag_words(flags.sbatch)]
     # srun does not inherit the job's number of cores. A node that is done must not end the others.
-    srun_flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus, *job.srun_flags]
-    srun_words = shlex.join(srun_flags)
-    if job.container is not None:
-        srun_words += f" {container_flags(job.container)}"
+    srun_flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]
+    srun_words = shlex.join([*srun_flags, *flag_words(flags.srun_flags)])
+    if flags.container is not None:
+        srun_words += f" {container_flags(flags.container)}"
     return TEXT.format(
         written=WRITTEN,
         # `module` and `conda activate` are functions, which a plain sh may not have.
         shell="bash" if setup else "sh",
         setup=setup,
-        directives="\n".join(f"#SBATCH {flag}" for flag in flags),
+        directives="\n".join(f"#SBATCH {directive}" for directive in directives),
         srun_flags=srun_words,
-        command=shlex.join(job.command),
+        command=shlex.join(command),
         preempted=int(ExitCode.PREEMPTED),
-        max_requeues=job.max_requeues,
+        max_requeues=flags.get("max-requeues", MAX_REQUEUES),
     )
 
 

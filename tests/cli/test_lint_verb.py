@@ -15,8 +15,9 @@ import pytest
 from benchmarks.lint_speed import generate, parts_of
 from drumline.base.errors import UsageError
 from drumline.cli import lint_command, main
+from drumline.config import FlagValues
 from drumline.launch.node_plan import NodePlan, Program, torchrun_command
-from drumline.launch.slurm import BatchJob, batch_text
+from drumline.launch.slurm import batch_text
 from drumline_lint.findings import Severity
 from drumline_lint.linter import Report, check, read_all
 from drumline_lint.reading.discovery import find_files
@@ -144,7 +145,7 @@ def test_what_our_launchers_write_is_clean(num_nodes: int) -> None:
     )
     line = " ".join(torchrun_command(node, Program(("train.py",))))
     command = ["drumline", "launch", "--srun", "--procs", "8", "digits"]
-    batch = batch_text(BatchJob(name="job", command=command, num_nodes=num_nodes, num_gpus=8))
+    batch = batch_text("job", command, FlagValues({"nodes": num_nodes, "gpus": 8}))
     assert "srun" in batch
     assert "torchrun" in line
     assert messages_of(line, batch) == []

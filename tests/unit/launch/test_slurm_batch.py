@@ -13,9 +13,9 @@ import pytest
 
 from drumline.base.errors import ConfigError, UsageError
 from drumline.cli import launch_command
+from drumline.config import FlagValues
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.slurm import (
-    BatchJob,
     batch_text,
     check_sbatch,
     node_of_step,
@@ -36,25 +36,20 @@ STEP = {
 
 
 def test_a_batch_file_has_all_that_was_asked_for() -> None:
-    job = BatchJob(
-        name="mine",
-        command=["python", "it's", "--x=$HOME"],
-        num_nodes=2,
-        num_gpus=8,
-        num_cpus=4,
-        options={"partition": "long", "time": "1-0"},
-        further_flags=["--exclusive"],
-        signal_before_s=60,
+    flags = FlagValues(
+        {"nodes": 2, "gpus": 8, "partition": "long", "time": "1-0", "sbatch": "--exclusive"}
+        | {"signal-before": 60}
     )
-    lines = batch_text(job).splitlines()
+    command = ["python", "it's", "--x=$HOME"]
+    lines = batch_text("mine", command, flags, num_cpus=4).splitlines()
     assert lines[0] == "#!/bin/sh"
     assert [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")] == [
         "job-name=mine", "nodes=2", "ntasks-per-node=1", "partition=long", "time=1-0", "gpus-per-node=8",
         "cpus-per-task=4", "requeue", "signal=USR1@60", "output=mine-%j.log", "open-mode=append", "exclusive",
     ]  # fmt: skip
     (srun,) = [line for line in lines if line.startswith("srun ")]
-    flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpus-per-task=4"]
-    assert shlex.split(srun) == ["srun", *flags, "python", "it's", "--x=$HOME"]
+    words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpus-per-task=4"]
+    assert shlex.split(srun) == [*words, *command]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +78,7 @@ def test_only_a_preempted_run_is_requeued(
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job").write_text(
-        batch_text(BatchJob(name="mine", command=["true"], max_requeues=3))
-    )
+    (tmp_path / "job").write_text(batch_text("mine", ["true"], FlagValues({"max-requeues": 3})))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"} | (
         {"SLURM_RESTART_COUNT": count} if count else {}
     )
@@ -198,8 +191,8 @@ def test_the_lines_of_setup_are_sourced_by_bash_before_srun(
 
 def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "mine.sbatch"
-    write_batch_file(path, batch_text(BatchJob(name="a", command=["true"])))
-    write_batch_file(path, batch_text(BatchJob(name="b", command=["true"])))
+    write_batch_file(path, batch_text("a", ["true"], FlagValues()))
+    write_batch_file(path, batch_text("b", ["true"], FlagValues()))
     assert "--job-name=b" in path.read_text()
     path.write_text("#!/bin/sh\n")
     with pytest.raises(UsageError, match="exists, and was not written by drumline launch"):
