@@ -24,7 +24,7 @@ from pathlib import Path
 
 from drumline.base.errors import Place, PreflightError, UsageError
 from drumline.base.job_secret import derived, secret_from
-from drumline.base.untrusted import read_json, replace_text, whole_number
+from drumline.base.untrusted import from_json, read_json, replace_text, whole_number
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # The number of processes, as Open MPI and MPICH set it.
@@ -50,11 +50,8 @@ with that."""
 COMMAND_START = "DRUMLINE_COMMAND_START"
 WATCH_FOLDER = "DRUMLINE_WATCH_DIR"
 WATCH_NODES = "DRUMLINE_WATCH_NODES"
-WATCH_RUN = "DRUMLINE_WATCH_RUN"
-ON_HANG = "DRUMLINE_WATCH_ON_HANG"
-HANG_S = "DRUMLINE_WATCH_HANG_S"
-LOST_S = "DRUMLINE_WATCH_LOST_S"
-PROMETHEUS = "DRUMLINE_WATCH_PROMETHEUS"
+SCRIPT_WATCH = "DRUMLINE_SCRIPT_WATCH"
+"""How a script is watched (ScriptWatch), as JSON."""
 LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
 """A file in which the supervisor of a host writes from which hosts the launcher gets heartbeats
 (LauncherLink)."""
@@ -327,7 +324,7 @@ def read_error(path: Path) -> ErrorRecord | None:
 
 @dataclass(frozen=True)
 class ScriptWatch:
-    run: str
+    run: str | None = None
     """The folder for diagnoses; a task uses its run folder."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
@@ -336,14 +333,6 @@ class ScriptWatch:
     """How long an unreachable host is waited for."""
     prometheus: str = ""
     """Where metrics are served; empty: nowhere."""
-
-    def variables(self) -> dict[str, str]:
-        variables = {WATCH_RUN: self.run, ON_HANG: self.on_hang, LOST_S: f"{self.lost_s:g}"}
-        if self.prometheus:
-            variables[PROMETHEUS] = self.prometheus
-        if self.hang_s is not None:
-            variables[HANG_S] = f"{self.hang_s:g}"
-        return variables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,13 +365,7 @@ class WatchSettings:
     nodes: tuple[tuple[str, int], ...] = ()
     """By node: the address, and the port that is reserved for its sidecar; empty on a single
     node."""
-    run: Path | None = None
-    """Only for a script: where diagnoses go."""
-    on_hang: str = DEFAULT_ON_HANG
-    hang_s: float | None = None
-    lost_s: float = float(LOST_AFTER_S)
-    prometheus: str = ""
-    """Only for a script: where metrics are served."""
+    script: ScriptWatch = field(default_factory=ScriptWatch)
     launcher_link: str = ""
     """Where the supervisor of this host writes a LauncherLink; empty: there is none."""
 
@@ -402,16 +385,11 @@ def _watch_nodes(endpoints: str) -> Iterator[tuple[str, int]]:
 def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
     """Only our own launcher sets these variables."""
     folder = environment.get(WATCH_FOLDER)
-    run = environment.get(WATCH_RUN)
-    hang_s = environment.get(HANG_S)
+    script = environment.get(SCRIPT_WATCH)
     return WatchSettings(
         folder=Path(folder) if folder else None,
         secret=sidecar_secret(secret_from(environment)),
         nodes=tuple(_watch_nodes(environment.get(WATCH_NODES, ""))),
-        run=Path(run) if run else None,
-        on_hang=environment.get(ON_HANG, DEFAULT_ON_HANG),
-        hang_s=float(hang_s) if hang_s else None,
-        lost_s=float(environment.get(LOST_S, LOST_AFTER_S)),
-        prometheus=environment.get(PROMETHEUS, ""),
+        script=from_json(ScriptWatch, json.loads(script)) if script else ScriptWatch(),
         launcher_link=environment.get(LAUNCHER_LINK, ""),
     )

@@ -24,7 +24,7 @@ SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 folder, rank = Path(os.environ["DRUMLINE_WATCH_DIR"]), os.environ["RANK"]
-names = ("DRUMLINE_WATCH_DIR", "DRUMLINE_SECRET", "DRUMLINE_WATCH_NODES", "DRUMLINE_WATCH_RUN")
+names = ("DRUMLINE_WATCH_DIR", "DRUMLINE_SECRET", "DRUMLINE_WATCH_NODES", "DRUMLINE_SCRIPT_WATCH")
 with open(f"starts-{rank}", "a") as starts:
     starts.write(json.dumps({name: os.environ.get(name) for name in names}) + "\\n")
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
@@ -95,9 +95,8 @@ def test_the_diagnosis_explains_the_end_and_decides_on_a_restart(
     )
     assert {len(start["DRUMLINE_SECRET"]) for start in starts} == {64}
     assert len({start["DRUMLINE_SECRET"] for start in starts}) == len(starts)
-    assert {(start["DRUMLINE_WATCH_NODES"], start["DRUMLINE_WATCH_RUN"]) for start in starts} == {
-        (None, None)
-    }
+    assert {start["DRUMLINE_WATCH_NODES"] for start in starts} == {None}
+    assert {start["DRUMLINE_SCRIPT_WATCH"] for start in starts} == {None}
     assert not any(Path(start["DRUMLINE_WATCH_DIR"]).parent.exists() for start in starts)
 
 
@@ -157,10 +156,10 @@ def test_a_restart_counts_only_against_the_same_step(tmp_path: Path, num_nodes: 
 
 def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "import os, sys\nfrom pathlib import Path\n"
-        "names = ('DRUMLINE_WATCH_ON_HANG', 'DRUMLINE_WATCH_HANG_S', 'DRUMLINE_WATCH_RUN')\n"
+        "import json, os, sys\nfrom pathlib import Path\n"
+        "watch = json.loads(os.environ['DRUMLINE_SCRIPT_WATCH'])\n"
         "is_there = Path(os.environ['DRUMLINE_WATCH_DIR'], 'rank-00000.heartbeat').exists()\n"
-        "print(__name__, sys.argv, is_there, *(os.environ[name] for name in names))\n"
+        "print(__name__, sys.argv, is_there, *(watch[name] for name in ('on_hang', 'hang_s', 'run')))\n"
     )
     words = [
         "--procs",

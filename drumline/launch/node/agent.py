@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
 import signal
 import sys
@@ -289,7 +290,8 @@ class NodeAgent(LocalElasticAgent):
         if folder is not None:
             variables[rank_environment.WATCH_FOLDER] = str(folder)
             if self.supervision.script_watch:
-                variables |= self.supervision.script_watch.variables()
+                script_watch = json.dumps(asdict(self.supervision.script_watch))
+                variables[rank_environment.SCRIPT_WATCH] = script_watch
             if self.rendezvous.sidecars:
                 variables[rank_environment.WATCH_NODES] = ",".join(self.rendezvous.sidecars)
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -127,11 +127,7 @@ def options_from_launcher(
         host=topology.host,
         ranks=tuple(range(first, first + topology.local_world_size)),
         world_size=topology.world_size,
-        run=None if settings.run is None else str(settings.run.absolute()),
-        on_hang=settings.on_hang,
-        hang_s=settings.hang_s,
-        lost_s=settings.lost_s,
-        prometheus=settings.prometheus,
+        **asdict(settings.script),
         launcher_link=settings.launcher_link,
         secret=settings.secret or "",
         peers=tuple(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -75,27 +77,26 @@ def test_a_host_is_lost_after_the_same_time_everywhere() -> None:
 def test_under_another_launcher_there_are_no_watch_settings() -> None:
     terms = watch_settings_from({})
     assert terms == WatchSettings()
-    assert (terms.folder, terms.secret, terms.nodes, terms.run) == (None, None, (), None)
-    assert (terms.on_hang, terms.hang_s) == ("restart", None)
+    assert (terms.folder, terms.secret, terms.nodes) == (None, None, ())
+    assert (terms.script.run, terms.script.on_hang, terms.script.hang_s) == (None, "restart", None)
 
 
 def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:
     secret = new_secret()
+    script = ScriptWatch(run="/runs/a", on_hang="stop", hang_s=7.5)
     terms = watch_settings_from(
         {
             rank_environment.WATCH_FOLDER: "/dev/shm/x",
             SECRET_ENV: secret,
             rank_environment.WATCH_NODES: "10.0.0.1:4000,fe80::1:4001",
-            **ScriptWatch(run="/runs/a", on_hang="stop", hang_s=7.5).variables(),
+            rank_environment.SCRIPT_WATCH: json.dumps(asdict(script)),
         }
     )
     assert terms == WatchSettings(
         folder=Path("/dev/shm/x"),
         secret=derived(secret, "sidecars"),
         nodes=(("10.0.0.1", 4000), ("fe80::1", 4001)),
-        run=Path("/runs/a"),
-        on_hang="stop",
-        hang_s=7.5,
+        script=script,
     )
     assert terms.secret is not None
     assert terms.secret not in repr(terms)
