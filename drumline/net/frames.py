@@ -33,7 +33,6 @@ SEAL_BYTES = 64
 NOT_JSON = "not a JSON object"
 TOO_LONG = "the line is too long"
 WRONG_SEAL = "the seal is wrong"
-WRONG_FIELD = "a field is wrong"
 
 
 class FrameError(PreflightError):
@@ -74,33 +73,6 @@ def _check_numbers(text: bytes) -> None:
 
     if b"NaN" in text or b"-Infinity" in text:  # unless it is in a string
         json.loads(text, parse_constant=refuse)
-
-
-def read_field(
-    message: Mapping[str, Any],
-    name: str,
-    kind: type[Any],
-    low: float | None = None,
-    high: float | None = None,
-) -> Any:
-    """A field of this type and within these bounds; FrameError otherwise."""
-    value: Any = message.get(name)
-    # bool is a subclass of int, but never valid as a number here.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise FrameError(WRONG_FIELD, f"{name} is {_shown(value)}; {kind.__name__} is needed")
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise FrameError(WRONG_FIELD, f"{name} is {_shown(value)}; {low} to {high} is allowed")
-    return value
-
-
-def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> list[Any]:
-    """A list of values of one type, with at most `most` entries."""
-    values = read_field(message, name, list)
-    if len(values) > most:
-        raise FrameError(
-            WRONG_FIELD, f"{name} has {len(values):,} entries; up to {most:,} are allowed"
-        )
-    return [read_field({name: value}, name, kind) for value in values]
 
 
 class Session:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.base.errors import DrumlineError, ExitCode, UsageError
+from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
 from drumline.base.job_secret import secret_from
 from drumline.cli import main
 from drumline.launch.hosts import Host
@@ -46,7 +46,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
     "address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"]
 )
 def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, address: str) -> None:
-    request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "others": []}
+    request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "other_addresses": []}
     share = {
         "first_rank": 0,
         "num_procs": 1,
@@ -57,10 +57,12 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, addres
     }
     for action, message in (
         (node._listen, request),
-        (node._listen, {**request, "address": OWN, "others": [address]}),
+        (node._listen, {**request, "address": OWN, "other_addresses": [address]}),
         (node._collectives, {**share, "address": address}),
     ):
-        with pytest.raises(FrameError, match="is not an address of this host that others reach"):
+        with pytest.raises(
+            PreflightError, match="is not an address of this host that others reach"
+        ):
             action(message)
     assert node.listeners is None
 
@@ -87,7 +89,7 @@ def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(
         target = {"node": 0, "address": address, "port": own_service.getsockname()[1]}
         node._token = lambda: bytes(16)  # type: ignore[method-assign]
         assert node._probe({"targets": [target]}) == [{"outcome": "no route to host"}]
-        with pytest.raises(FrameError, match="is not an address of another host"):
+        with pytest.raises(PreflightError, match="is not an address of another host"):
             node._measure({"target": target, "seconds": 0.1})
         with pytest.raises(BlockingIOError):
             own_service.accept()
@@ -213,7 +215,16 @@ def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.D
         "id": 1,
         "kind": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
     }
-    for name in ("token", "address", "ports", "others", "targets", "target", "first_rank", "node"):
+    for name in (
+        "token",
+        "address",
+        "ports",
+        "other_addresses",
+        "targets",
+        "target",
+        "first_rank",
+        "node",
+    ):
         request[name] = value
     node._answer(request)
     assert messages[0].keys() <= {"id", "ok", "error"}

@@ -33,7 +33,7 @@ from drumline.tools.doctor.pairs.examination import (
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
-from drumline.tools.doctor.ranks.rank_processes import HostRanks, collective_findings
+from drumline.tools.doctor.ranks.rank_processes import Backend, HostRanks, collective_findings
 
 Facts = Mapping[str, Any]
 MAX_VALUES = 4
@@ -270,7 +270,7 @@ class DoctorOptions:
     with_collectives: bool = True
     procs: int | None = None
     """Ranks of each host in the collectives; None: one for each GPU, or one."""
-    backend: str = "auto"
+    backend: Backend = "auto"
 
 
 @dataclass
@@ -348,13 +348,8 @@ async def _examine(
 ) -> DoctorResult:
     """The survey, then the collectives, if no pair of hosts has a problem."""
     settings = options.settings
-    sent = {
-        # Those that `drumline launch` passes to ranks on other hosts.
-        "variables": variables_for_ranks([], settings.environment),
-        "run_folder": settings.run_folder,
-        "code": settings.code,
-        "data": settings.data,
-    }
+    # The variables that `drumline launch` passes to ranks on other hosts.
+    sent = replace(settings, environment=variables_for_ranks([], settings.environment))
     coordinator = Coordinator(survey, clients, sent, progress)
     result = DoctorResult(survey)
     ending: dict[str, Any] = {}
@@ -382,7 +377,7 @@ async def _examine(
 
 
 async def collectives_on_hosts(
-    coordinator: Coordinator, procs: Mapping[int, int], backend: str
+    coordinator: Coordinator, procs: Mapping[int, int], backend: Backend
 ) -> list[dict[str, Any]]:
     """The outcome of each rank, in the order of ranks; `procs`: how many ranks each host has."""
     survey = coordinator.survey

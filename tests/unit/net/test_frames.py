@@ -8,7 +8,6 @@ import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,8 +22,6 @@ from drumline.net.frames import (
     Session,
     decode,
     encode,
-    read_field,
-    read_list,
     write_all,
 )
 
@@ -65,29 +62,6 @@ def test_a_number_that_is_none_is_not_sent_nor_taken() -> None:
             encode({"value": number})
         with pytest.raises(FrameError, match="is not a number"):
             decode(json.dumps({"value": number}).encode())
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ({}, "port is None; int is needed"),
-        ({"port": "80"}, "port is '80'; int is needed"),
-        ({"port": True}, "port is True; int is needed"),
-        ({"port": 70000}, "port is 70000; 1 to 65535 is allowed"),
-    ],
-)
-def test_arguments_are_checked(message: dict[str, Any], words: str) -> None:
-    with pytest.raises(FrameError) as caught:
-        read_field(message, "port", int, 1, 65535)
-    assert words == str(caught.value)
-
-
-def test_lists_are_checked() -> None:
-    assert read_list({"names": ["a"]}, "names", str, 2) == ["a"]
-    with pytest.raises(FrameError, match="names has 3 entries; up to 2 are allowed"):
-        read_list({"names": ["a", "b", "c"]}, "names", str, 2)
-    with pytest.raises(FrameError, match="names is 7; str is needed"):
-        read_list({"names": ["a", 7]}, "names", str, 2)
 
 
 def test_lines_are_whole_one_by_one_and_end_with_the_sender() -> None:

@@ -8,10 +8,11 @@ that takes over a second has no hashes, and is `slow`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,36 +49,15 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     """A short hash of each source and settings file, and one of them all.
 
     The first 2,000 files are read; of one over 1 MiB, the first MiB and the size are hashed."""
-    if not folder.is_dir():
-        return {"folder": str(folder), "missing": True}
-
     skipped = {str(path.resolve()) for path in skip}
-    files: dict[str, str] = {}
-    digest = hashlib.blake2b(digest_size=8)
-    deadline = time.monotonic() + TIME_LIMIT_S
+    entries = files_below(folder, enters=lambda below: _is_code_folder(below, skipped))
+    code = (entry for entry in entries if entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS))
+    try:
+        files = {entry.name: _code_hash(entry) for entry in _in_time(code, MAX_CODE_FILES)}
+    except TimeoutError:
+        return {"folder": str(folder), "slow": True}
 
-    for entry in files_below(folder, enters=lambda below: _is_code_folder(below, skipped)):
-        if not entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS):
-            continue
-        if len(files) == MAX_CODE_FILES:
-            break
-        if time.monotonic() > deadline:
-            return {
-                "folder": str(folder),
-                "missing": False,
-                "slow": True,
-            }
-
-        short = _code_hash(entry)
-        files[entry.name] = short
-        digest.update(f"{entry.name}\0{short}\n".encode(errors="surrogateescape"))
-
-    return {
-        "folder": str(folder),
-        "missing": False,
-        "files": files,
-        "hash": digest.hexdigest(),
-    }
+    return {"folder": str(folder), "files": files, "hash": _hash(files)}
 
 
 def data_facts(folder: Path) -> dict[str, Any]:
@@ -85,39 +65,35 @@ def data_facts(folder: Path) -> dict[str, Any]:
 
     A changed file of the same size is not found. `complete`: whether all files were
     counted."""
-    if not folder.exists():
-        return {"folder": str(folder), "missing": True}
+    entries = files_below(folder, enters=lambda below: not below.name.startswith("."))
+    try:
+        listed = list(_in_time(entries, MAX_DATA_FILES + 1))
+    except TimeoutError:
+        return {"folder": str(folder), "slow": True}
 
-    digest = hashlib.blake2b(digest_size=8)
-    files = 0
-    size = 0
-    complete = True
-    deadline = time.monotonic() + TIME_LIMIT_S
-
-    for entry in files_below(folder, enters=lambda below: not below.name.startswith(".")):
-        if files == MAX_DATA_FILES:
-            complete = False
-            break
-
-        if time.monotonic() > deadline:
-            return {
-                "folder": str(folder),
-                "missing": False,
-                "slow": True,
-            }
-
-        files += 1
-        size += max(0, entry.size)
-        digest.update(f"{entry.name}\0{entry.size}\n".encode(errors="surrogateescape"))
-
+    files = listed[:MAX_DATA_FILES]
     return {
         "folder": str(folder),
-        "missing": False,
-        "files": files,
-        "bytes": size,
-        "complete": complete,
-        "hash": digest.hexdigest(),
+        "files": len(files),
+        "bytes": sum(max(0, entry.size) for entry in files),
+        "complete": len(files) == len(listed),
+        "hash": _hash({entry.name: entry.size for entry in files}),
     }
+
+
+def _in_time(entries: Iterable[FileEntry], most: int) -> Iterator[FileEntry]:
+    """The first ones; TimeoutError where reading them takes too long."""
+    deadline = time.monotonic() + TIME_LIMIT_S
+    for entry in itertools.islice(entries, most):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        yield entry
+
+
+def _hash(files: Mapping[str, object]) -> str:
+    """Of the names and what is known of each, in their order."""
+    text = "".join(f"{name}\0{value}\n" for name, value in files.items())
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def sort_key(name: str) -> list[str]:
@@ -127,7 +103,7 @@ def sort_key(name: str) -> list[str]:
 
 def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[FileEntry]:
     """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is
-    entered once."""
+    entered once. OSError where there is no such folder."""
     root = folder.stat()
     if folder.is_file():
         return iter([FileEntry(folder.name, str(folder), root.st_size)])

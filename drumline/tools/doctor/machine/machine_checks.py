@@ -293,9 +293,8 @@ def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
         return
 
     folder = folder_facts["folder"]
-    reason = folder_facts.get("unreachable")
-    if reason or folder_facts["missing"]:
-        what = f"cannot read the {name} folder {folder}: {reason or 'it does not exist'}"
+    if "unreachable" in folder_facts:
+        what = f"cannot read the {name} folder {folder}: {folder_facts['unreachable']}"
         fix = f"copy or mount it there, or choose another folder with --{name}"
         yield Fault("problem", what, fix)
     elif "slow" in folder_facts:

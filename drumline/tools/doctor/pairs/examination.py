@@ -19,16 +19,24 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import PreflightError
+from drumline.base.untrusted import from_json
 from drumline.launch.ssh.client import no_client, ssh_problem
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.net.dial import Reason
-from drumline.net.frames import FrameError, Message, read_field, read_list
-from drumline.tools.doctor.pairs.node_server import PROTOCOL
-from drumline.tools.doctor.pairs.probe import TOKEN_BYTES
+from drumline.net.frames import Message
+from drumline.tools.doctor.machine.machine_facts import HostSettings
+from drumline.tools.doctor.pairs.node_server import (
+    PROTOCOL,
+    Introduction,
+    ListenRequest,
+    OpenPorts,
+)
+from drumline.tools.doctor.pairs.probe import TOKEN_BYTES, Target
 from drumline.tools.doctor.pairs.survey import OPEN, Pair, Survey
 
 
@@ -153,7 +161,6 @@ class NodeClient:
 # at most.
 START_S = 8.0
 ANSWER_S = 6.0
-MAX_INTERFACES = 4096
 PROBE_S = 12.0
 # Folders have 2 s on the host itself; with a slow volume it takes a little longer, and its facts
 # are left out.
@@ -170,12 +177,12 @@ LONGEST_S = 0.15
 # A slow link is measured again: on a shared host a single short transfer may be slow by chance.
 AGAIN_SHARE = 0.3
 AGAIN_TIMES = 2
-# The open ports of each host, by their kinds.
-Ports = dict[int, dict[str, Any]]
+# Of each host.
+Ports = dict[int, OpenPorts]
 WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
 Progress = Callable[[str], None]
 # What reading an answer of another version or program raises.
-UNREADABLE = (FrameError, LookupError, TypeError, ValueError, AttributeError)
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
 
 
 class Coordinator:
@@ -185,11 +192,10 @@ class Coordinator:
         self,
         survey: Survey,
         clients: Sequence[NodeClient | None],
-        settings: Mapping[str, Any],
+        settings: HostSettings,
         progress: Progress,
     ) -> None:
-        """`clients`: of the hosts of the survey; None for one that is absent. `settings`: the
-        `HostSettings` for the hosts, as JSON."""
+        """`clients`: of the hosts of the survey; None for one that is absent."""
         self.survey = survey
         self.settings = settings
         self.progress = progress
@@ -241,19 +247,20 @@ class Coordinator:
         client = self.clients[number]
         try:
             await client.open()
-            self._introduce(number, await client.ask("begin", ANSWER_S, **self.settings))
+            answer = await client.ask("begin", ANSWER_S, **asdict(self.settings))
+            self._introduce(number, from_json(Introduction, answer))
         except (NodeLostError, NodeRequestError, *UNREADABLE) as error:
             self._lose(number, error)
 
-    def _introduce(self, number: int, answer: Message) -> None:
+    def _introduce(self, number: int, answer: Introduction) -> None:
         """Write into the survey what a host says of itself."""
         host = self.survey.hosts[number]
-        host.interfaces = read_list(answer, "interfaces", dict, MAX_INTERFACES)
-        host.gloo = answer.get("gloo")
-        host.nccl = answer.get("nccl")
-        host.variables = read_field(answer, "variables", dict)
-        host.address = host.address or answer.get("reached_at")
-        host.hostname = read_field(answer, "host", str)
+        host.interfaces = answer.interfaces
+        host.gloo = answer.gloo
+        host.nccl = answer.nccl
+        host.variables = answer.variables
+        host.address = host.address or answer.reached_at
+        host.hostname = answer.host
         if not self.survey.by_ssh:  # the user has not named the hosts
             host.name = f"{host.hostname} (node {number})"
             host.called = host.called or host.hostname
@@ -265,8 +272,7 @@ class Coordinator:
             host.absent = error.what
             host.absent_fix = error.next_step or host.absent_fix
         else:
-            reason = error.what if isinstance(error, FrameError) else repr(error)
-            host.absent = f"its answer is not that of the doctor: {reason}"
+            host.absent = f"its answer is not that of the doctor: {error!r}"
 
 
 async def examine(hosts: Coordinator) -> None:
@@ -275,7 +281,7 @@ async def examine(hosts: Coordinator) -> None:
     await hosts.start()
 
     def read_facts(number: int, facts: Any) -> None:
-        survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
+        survey.hosts[number].facts = from_json(dict[str, Any], facts)
 
     requests: dict[int, Message] = {number: {} for number in survey.present()}
     facts = asyncio.create_task(hosts.ask_all("facts", FACTS_S, requests, read_facts))
@@ -345,23 +351,24 @@ async def _open_ports(hosts: Coordinator) -> Ports:
     """Every host listens; returns the ports that each opened."""
     survey = hosts.survey
     token = secrets.token_hex(TOKEN_BYTES)
-    requests = {
-        number: {
-            "token": token,
-            "node": number,
-            "address": survey.hosts[number].address,
-            "ports": DATA_PORTS,
-            "others": other_addresses(survey, number),
-            "rendezvous_port": survey.rendezvous_port if number == 0 and survey.by_ssh else None,
-        }
-        for number in survey.present()
-    }
+    requests: dict[int, Message] = {}
+    for number in survey.present():
+        has_rendezvous = number == 0 and survey.by_ssh
+        request = ListenRequest(
+            token,
+            number,
+            survey.hosts[number].address or "none",
+            DATA_PORTS,
+            other_addresses(survey, number),
+            survey.rendezvous_port if has_rendezvous else None,
+        )
+        requests[number] = asdict(request)
+
     ports: Ports = {}
 
     def read(number: int, opened: Any) -> None:
-        survey.hosts[number].rendezvous_error = opened.get("rendezvous_error")
-        read_list(opened, "data", int, DATA_PORTS)
-        ports[number] = opened
+        ports[number] = from_json(OpenPorts, opened)
+        survey.hosts[number].rendezvous_error = ports[number].rendezvous_error
 
     await hosts.ask_all("listen", ANSWER_S, requests, read)
     return ports
@@ -370,13 +377,14 @@ async def _open_ports(hosts: Coordinator) -> Ports:
 async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     """Every host tries the ports of all others at the same moment."""
     plans = {number: list(targets_of(hosts.survey, number, ports)) for number in ports}
-    requests = {
-        number: {"targets": [target for _, target in plan]} for number, plan in plans.items()
+    requests: dict[int, Message] = {
+        number: {"targets": [asdict(target) for _, target in plan]}
+        for number, plan in plans.items()
     }
 
     def read(source: int, results: Any) -> None:
         for (kind, target), result in zip(plans[source], results, strict=True):
-            edge = hosts.survey.edge(source, target["node"])
+            edge = hosts.survey.edge(source, target.node)
             outcome = result["outcome"]
             if kind == "rendezvous":
                 edge.rendezvous = outcome
@@ -391,32 +399,23 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     await hosts.ask_all("probe", PROBE_S, requests, read)
 
 
-def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, dict[str, Any]]]:
+def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, Target]]:
     """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the
     target."""
     for number, opened in ports.items():
         if number == source:
             continue
 
-        address = survey.hosts[number].address
-        for place, port in enumerate(opened["data"]):
-            yield "data", {**_target(number, address, port), "large": place == 0}
+        address = survey.hosts[number].address or "none"
+        for place, port in enumerate(opened.data):
+            yield "data", Target(number, address, port, large=place == 0)
 
-        for other_address, port in opened["others"].items():
-            yield other_address, _target(number, other_address, port)
-        if "rendezvous_port" in opened:
+        for other_address, port in opened.other_ports.items():
+            yield other_address, Target(number, other_address, port)
+        if opened.rendezvous_port is not None:
             # At the address that the name resolves to there, as for a rank.
-            named = survey.edge(source, number).addresses or [address or ""]
-            yield "rendezvous", _target(number, named[0], opened["rendezvous_port"])
-
-
-def _target(node: int, address: str | None, port: int) -> dict[str, Any]:
-    """As `_target` of node_server.py reads it."""
-    return {
-        "node": node,
-        "address": address,
-        "port": port,
-    }
+            named = survey.edge(source, number).addresses or [address]
+            yield "rendezvous", Target(number, named[0], opened.rendezvous_port)
 
 
 # Speed
@@ -462,8 +461,8 @@ async def _measure_in_rounds(
                 edge.latency_s = min(edge.latency_s or result["latency_s"], result["latency_s"])
 
         receiver = survey.hosts[target]
-        place = _target(target, receiver.address, ports[target]["data"][0])
-        request = {"target": place, "seconds": seconds}
+        place = Target(target, receiver.address or "none", ports[target].data[0])
+        request = {"target": asdict(place), "seconds": seconds}
         if receiver.absent is None:
             await hosts.ask_all("measure", MEASURE_S, {source: request}, read)
 

@@ -2,9 +2,9 @@
 
 `python -m drumline.tools.doctor.pairs.node_server` is started over ssh, with frames on stdin and
 stdout: that works when every other port is closed. `drumline doctor --node-rank K` runs the same
-over a connection to node 0 (`without_ssh.py`). A frame names one of the fixed actions below, with
-checked arguments; nothing that is received is executed. torch is not imported here, only in the
-ranks of the collectives.
+over a connection to node 0 (`without_ssh.py`). A frame names one of the fixed actions below, and is
+read as the request of that action; nothing that is received is executed. torch is not imported here,
+only in the ranks of the collectives.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
-from drumline.base.errors import DrumlineError
+from msgspec import Meta, to_builtins
+
+from drumline.base.errors import DrumlineError, PreflightError
 from drumline.base.rank_environment import own_variables
 from drumline.base.text import print_message
+from drumline.base.untrusted import from_json
 from drumline.net.dial import Reason
-from drumline.net.frames import (
-    WRONG_FIELD,
-    FrameError,
-    FrameReader,
-    Message,
-    read_field,
-    read_list,
-    write_all,
-)
+from drumline.net.frames import FrameError, FrameReader, Message, write_all
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.pairs.probe import (
     TOKEN_BYTES,
     Listeners,
+    NodeNumber,
+    Port,
     Target,
     measure,
     probe_all,
@@ -47,12 +44,58 @@ from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
 # The caller sends a message every few seconds. If none arrives, the network is broken, and sshd
 # would keep us running for hours.
 SILENCE_S = 30.0
-MAX_NODES = 4096
-MAX_TARGETS = 16384
-MAX_DATA_PORTS = 8
-MAX_OTHER_ADDRESSES = 16
-PROTOCOL = 4
-BACKENDS = ("auto", "gloo", "nccl")
+PROTOCOL = 5
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a host says of itself: the answer to `begin`."""
+
+    host: str
+    interfaces: list[dict[str, Any]]
+    gloo: dict[str, Any] | None
+    nccl: dict[str, Any] | None
+    variables: dict[str, str]
+    reached_at: str | None
+
+
+@dataclass(frozen=True)
+class NamesRequest:
+    names: Annotated[list[str], Meta(max_length=4096)]
+
+
+@dataclass(frozen=True)
+class ListenRequest:
+    """High ports at the main address, one at every other address, and the rendezvous port."""
+
+    token: Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * TOKEN_BYTES}}}$")]
+    node: NodeNumber
+    address: str
+    ports: Annotated[int, Meta(ge=1, le=8)]
+    other_addresses: Annotated[list[str], Meta(max_length=16)]
+    rendezvous_port: Port | None = None
+    """None: it is on another host."""
+
+
+@dataclass
+class OpenPorts:
+    """The answer to it. `other_ports`: by the address."""
+
+    data: list[Port]
+    other_ports: dict[str, Port]
+    rendezvous_port: Port | None = None
+    rendezvous_error: str | None = None
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    targets: Annotated[list[Target], Meta(max_length=16384)]
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    target: Target
+    seconds: Annotated[float, Meta(ge=0.001, le=2.0)]
 
 
 class NodeServer:
@@ -80,7 +123,7 @@ class NodeServer:
         self._actions: dict[str, Callable[[Message], Any]] = {
             "begin": self._begin,
             "facts": lambda _: host_facts(self.settings),
-            "names": lambda message: resolve_all(read_list(message, "names", str, MAX_NODES)),
+            "names": lambda message: resolve_all(from_json(NamesRequest, message).names),
             "listen": self._listen,
             "probe": self._probe,
             "measure": self._measure,
@@ -117,11 +160,11 @@ class NodeServer:
         """Run the action of a message in this thread, and send its result."""
         number = message.get("id")
         try:
-            action = self._actions.get(read_field(message, "kind", str))
+            action = self._actions.get(str(message.get("kind")))
             if action is None:
-                raise FrameError(WRONG_FIELD, f"there is no action {message['kind']!r}")
+                raise PreflightError(f"there is no action {message.get('kind')!r}")
 
-            self._send("answer", id=number, ok=action(message))
+            self._send("answer", id=number, ok=to_builtins(action(message)))
         except DrumlineError as error:
             self._send("answer", id=number, error=error.what)
         except (OSError, ValueError) as error:
@@ -135,63 +178,43 @@ class NodeServer:
 
     # The actions
 
-    def _begin(self, message: Message) -> dict[str, Any]:
+    def _begin(self, message: Message) -> Introduction:
         """Over ssh, use the caller's settings; return the identity and interfaces of this host."""
         if self.here is None:
-            variables = read_field(message, "variables", dict)
-            if not all(isinstance(value, str) for value in variables.values()):
-                raise FrameError(WRONG_FIELD, "variables are not all strings")
-
-            self.settings = HostSettings(
-                environment={**self.settings.environment, **variables},
-                run_folder=read_field(message, "run_folder", str),
-                code=message.get("code") and read_field(message, "code", str),
-                data=message.get("data") and read_field(message, "data", str),
-            )
+            sent = from_json(HostSettings, message)
+            merged = {**self.settings.environment, **sent.environment}
+            self.settings = replace(sent, environment=merged)
 
         environment = self.settings.environment
         host_interfaces = interfaces()
         ssh = environment.get("SSH_CONNECTION", "").split()
-        return {
-            "host": socket.gethostname(),
-            "interfaces": [asdict(interface) for interface in host_interfaces],
-            "gloo": _as_json(gloo_interface(host_interfaces, environment)),
-            "nccl": _as_json(nccl_interface(host_interfaces, environment)),
-            "variables": {
-                name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")
-            },
-            "reached_at": ssh[2] if len(ssh) == 4 else None,
-        }
+        return Introduction(
+            socket.gethostname(),
+            [asdict(interface) for interface in host_interfaces],
+            _as_json(gloo_interface(host_interfaces, environment)),
+            _as_json(nccl_interface(host_interfaces, environment)),
+            {name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")},
+            ssh[2] if len(ssh) == 4 else None,
+        )
 
-    def _listen(self, message: Message) -> dict[str, Any]:
-        """Open high ports at the main address, one at every other address, and the rendezvous port
-        if it is here."""
-        token = bytes.fromhex(read_field(message, "token", str))
-        if len(token) != TOKEN_BYTES:
-            raise FrameError(WRONG_FIELD, f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
-
-        address = read_field(message, "address", str)
-        count = read_field(message, "ports", int, 1, MAX_DATA_PORTS)
-        other_addresses = read_list(message, "others", str, MAX_OTHER_ADDRESSES)
-
-        for listened in (address, *other_addresses):
+    def _listen(self, message: Message) -> OpenPorts:
+        """The ports that were opened."""
+        request = from_json(ListenRequest, message)
+        for listened in (request.address, *request.other_addresses):
             self._check_own(listened)
 
-        listeners = Listeners(token, read_field(message, "node", int, 0, MAX_NODES))
         self._close()
+        listeners = Listeners(bytes.fromhex(request.token), request.node)
         self.listeners = listeners
-        opened: dict[str, Any] = {
-            "data": [listeners.open(address) for _ in range(count)],
-            "others": {
-                other_address: listeners.open(other_address) for other_address in other_addresses
-            },
-        }
-        if message.get("rendezvous_port") is not None:
-            port = read_field(message, "rendezvous_port", int, 1, 65535)
+        opened = OpenPorts(
+            [listeners.open(request.address) for _ in range(request.ports)],
+            {address: listeners.open(address) for address in request.other_addresses},
+        )
+        if request.rendezvous_port is not None:
             try:
-                opened["rendezvous_port"] = listeners.open(address, port)
+                opened.rendezvous_port = listeners.open(request.address, request.rendezvous_port)
             except OSError as error:
-                opened["rendezvous_error"] = error.strerror or str(error)
+                opened.rendezvous_error = error.strerror or str(error)
 
         return opened
 
@@ -201,7 +224,7 @@ class NodeServer:
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
         """The results of all targets, in their order."""
-        targets = [_target(entry) for entry in read_list(message, "targets", dict, MAX_TARGETS)]
+        targets = from_json(ProbeRequest, message).targets
         addresses = {target.address for target in targets}
         allowed = {address for address in addresses if self._is_elsewhere(address)}
         tried = [target for target in targets if target.address in allowed]
@@ -210,24 +233,13 @@ class NodeServer:
 
     def _measure(self, message: Message) -> dict[str, Any]:
         """The speed and the latency of one link."""
-        seconds = read_field(message, "seconds", float, 0.001, 2.0)
-        target = _target(read_field(message, "target", dict))
-        self._check_elsewhere(target.address)
-        return measure(target, self._token(), seconds)
+        request = from_json(MeasureRequest, message)
+        self._check_elsewhere(request.target.address)
+        return measure(request.target, self._token(), request.seconds)
 
     def _collectives(self, message: Message) -> list[dict[str, Any]]:
         """Run the ranks of this host, and return what they print."""
-        ranks = HostRanks(
-            first_rank=read_field(message, "first_rank", int, 0, 1 << 20),
-            num_procs=read_field(message, "num_procs", int, 1, 1024),
-            world_size=read_field(message, "world_size", int, 1, 1 << 20),
-            address=read_field(message, "address", str),
-            port=read_field(message, "port", int, 1, 65535),
-            limit_s=read_field(message, "limit_s", float, 1.0, 600.0),
-            backend=read_field(message, "backend", str),
-        )
-        if ranks.backend not in BACKENDS:
-            raise FrameError(WRONG_FIELD, f"there is no backend {ranks.backend!r}")
+        ranks = from_json(HostRanks, message)
         if ranks.first_rank == 0:  # it runs the store
             self._check_own(ranks.address)
         else:
@@ -244,14 +256,12 @@ class NodeServer:
 
         own_addresses = [interface.address for interface in interfaces()]
         if address not in own_addresses or (_is_loopback(address) and not _is_loopback(self.here)):
-            raise FrameError(
-                WRONG_FIELD, f"{address!r} is not an address of this host that others reach"
-            )
+            raise PreflightError(f"{address!r} is not an address of this host that others reach")
 
     def _check_elsewhere(self, address: str) -> None:
         """Refuse an address of this host."""
         if not self._is_elsewhere(address):
-            raise FrameError(WRONG_FIELD, f"{address!r} is not an address of another host")
+            raise PreflightError(f"{address!r} is not an address of another host")
 
     def _is_elsewhere(self, address: str) -> bool:
         """Whether this host may connect to it: not one of its own addresses, unless all nodes are
@@ -280,7 +290,7 @@ class NodeServer:
 
     def _token(self) -> bytes:
         if self.listeners is None:
-            raise FrameError(WRONG_FIELD, "this node does not listen yet")
+            raise PreflightError("this node does not listen yet")
         return self.listeners.token
 
 
@@ -289,16 +299,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def _target(entry: Message) -> Target:
-    """The target of a message, with checked fields."""
-    return Target(
-        node=read_field(entry, "node", int, 0, MAX_NODES),
-        address=read_field(entry, "address", str),
-        port=read_field(entry, "port", int, 1, 65535),
-        large=read_field({"large": entry.get("large", False)}, "large", bool),
-    )
 
 
 def _as_json(interface: Interface | None) -> dict[str, Any] | None:

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from drumline.base.background import in_background, resolve_ipv4
 from drumline.net.dial import CONNECT_S, Reason, reason_of
@@ -57,13 +59,16 @@ PINGS_LIMIT_S = 0.3
 # is faster.
 MAX_SPEED_BYTES = 2 << 30
 CHUNK_BYTES = 1 << 20
+MAX_NODES = 4096
+NodeNumber = Annotated[int, Meta(ge=0, le=MAX_NODES)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 @dataclass(frozen=True)
 class Target:
-    node: int
+    node: NodeNumber
     address: str
-    port: int
+    port: Port
     large: bool = False  # whether to send a large message too
 
 

@@ -39,7 +39,8 @@ from drumline.net.handshake import (
 from drumline.net.interfaces import interfaces
 from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs.examination import NodeClient, NodeLostError
-from drumline.tools.doctor.pairs.node_server import MAX_NODES, NodeServer
+from drumline.tools.doctor.pairs.node_server import NodeServer
+from drumline.tools.doctor.pairs.probe import MAX_NODES
 
 PURPOSE = "doctor"
 RETRY_S = 0.3

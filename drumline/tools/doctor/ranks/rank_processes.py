@@ -15,7 +15,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from drumline.base.text import memory_size, plural, signal_name
 from drumline.launch.node import guard
@@ -30,19 +32,20 @@ AFTER_FAILURE_S = 12.0
 MAX_OUTPUT_BYTES = 1 << 18
 POLL_S = 0.05
 MAX_ERROR_LETTERS = 600
+Backend = Literal["auto", "gloo", "nccl"]
 
 
 @dataclass(frozen=True)
 class HostRanks:
     """Which ranks of the group run on this host, and where the rendezvous is."""
 
-    first_rank: int
-    num_procs: int
-    world_size: int
+    first_rank: Annotated[int, Meta(ge=0, le=1 << 20)]
+    num_procs: Annotated[int, Meta(ge=1, le=1024)]
+    world_size: Annotated[int, Meta(ge=1, le=1 << 20)]
     address: str
-    port: int
-    limit_s: float
-    backend: str = "auto"
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    limit_s: Annotated[float, Meta(ge=1.0, le=600.0)]
+    backend: Backend = "auto"
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """As torchrun sets them."""
@@ -214,7 +217,7 @@ def local_collectives(
     *,
     environment: Mapping[str, str],
     num_gpus: int,
-    backend: str = "auto",
+    backend: Backend = "auto",
     limit_s: float = LOCAL_LIMIT_S,
 ) -> tuple[list[Finding], Mapping[str, float]]:
     """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch

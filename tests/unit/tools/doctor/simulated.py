@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.net.dial import Reason
+from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs import examination
 from drumline.tools.doctor.pairs.examination import Coordinator, NodeLostError
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
@@ -85,7 +86,7 @@ class SimulatedClient:
         }
 
     def _listen(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        opened: dict[str, Any] = {"data": [40000, 40001], "others": {}}
+        opened: dict[str, Any] = {"data": [40000, 40001], "other_ports": {}}
         if arguments["rendezvous_port"] is not None:
             opened["rendezvous_port"] = arguments["rendezvous_port"]
         return opened
@@ -129,5 +130,5 @@ def examine(cluster: Cluster) -> Survey:
         [HostRecord(name(number), name(number)) for number in range(cluster.count)], 29500
     )
     clients: list[Any] = [SimulatedClient(cluster, number) for number in range(cluster.count)]
-    asyncio.run(examination.examine(Coordinator(survey, clients, {}, lambda _: None)))
+    asyncio.run(examination.examine(Coordinator(survey, clients, HostSettings({}), lambda _: None)))
     return survey

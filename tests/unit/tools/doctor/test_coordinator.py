@@ -6,11 +6,13 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import HostConnection
+from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs import examination, probe
 from drumline.tools.doctor.pairs.examination import (
     START_S,
@@ -21,6 +23,7 @@ from drumline.tools.doctor.pairs.examination import (
 )
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
+from drumline.tools.doctor.ranks.rank_processes import HostRanks
 from tests.unit.tools.doctor.simulated import Cluster, examine
 
 
@@ -74,8 +77,7 @@ def examined(*programs: str) -> Survey:
     hosts = [HostRecord(f"host{number}", "localhost") for number in range(len(programs))]
     survey = Survey(hosts, 29500)
     clients = [client(sys.executable, "-c", program) for program in programs]
-    settings = {"variables": {}, "run_folder": "."}
-    coordinator = Coordinator(survey, clients, settings, lambda _: None)
+    coordinator = Coordinator(survey, clients, HostSettings({}), lambda _: None)
 
     async def all_of_it() -> None:
         try:
@@ -87,7 +89,7 @@ def examined(*programs: str) -> Survey:
     return survey
 
 
-HELLO = """print('{"kind": "hello", "protocol": 4}', flush=True)\n"""
+HELLO = """print('{"kind": "hello", "protocol": 5}', flush=True)\n"""
 # The request `begin`, after a heartbeat.
 BEGIN = "while '\"begin\"' not in input(): pass\n"
 ANSWER = (
@@ -109,7 +111,7 @@ ANSWER = (
         ),
         (
             HELLO + ANSWER % '"ok": {"host": "b"}',
-            "its answer is not that of the doctor: interfaces is None; list is needed",
+            "its answer is not that of the doctor: ValueError('Object missing required field `interfaces`')",
         ),
         (HELLO + ANSWER % '"error": "no"', "no"),
     ],
@@ -186,18 +188,37 @@ def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not
 def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
     async def try_it() -> None:
         node = client(sys.executable, "-m", "drumline.tools.doctor.pairs.node_server")
+        target = {"node": 1, "address": "127.0.0.1", "port": 1}
+        ranks = asdict(HostRanks(0, 1, 1, "127.0.0.1", 1, 9.0))
         try:
             await node.open()
             for action, arguments, words in (
                 ("system", {"command": "true"}, "there is no action 'system'"),
-                ("measure", {"seconds": 99.0}, "seconds is 99.0; 0.001 to 2.0 is allowed"),
+                (
+                    "measure",
+                    {"target": target, "seconds": 99.0},
+                    "Expected `float` <= 2.0 - at `$.seconds`",
+                ),
                 ("probe", {"targets": []}, "this node does not listen yet"),
-                ("listen", {"token": "00"}, "token has 1 bytes; 16 are needed"),
-                ("begin", {"variables": {"A": 1}}, "variables are not all strings"),
+                (
+                    "listen",
+                    {"token": "00"},
+                    "Expected `str` matching regex '^[0-9a-f]{32}$' - at `$.token`",
+                ),
+                (
+                    "begin",
+                    {"environment": {"A": 1}},
+                    "Expected `str`, got `int` - at `$.environment[...]`",
+                ),
+                (
+                    "collectives",
+                    {**ranks, "backend": "mpi"},
+                    "Invalid enum value 'mpi' - at `$.backend`",
+                ),
             ):
                 with pytest.raises(NodeRequestError) as caught:
                     await node.ask(action, 20, **arguments)
-                assert str(caught.value) == words
+                assert str(caught.value).removeprefix("ValueError: ") == words
         finally:
             await node.close()
 

@@ -15,6 +15,7 @@ from drumline.tools.doctor.pairs.examination import (
     rounds,
     targets_of,
 )
+from drumline.tools.doctor.pairs.node_server import OpenPorts
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 
 LO, ETH0, DOCKER0, IB0 = (
@@ -61,19 +62,16 @@ def test_every_network_that_may_be_chosen_is_tried() -> None:
     assert other_addresses(result, 1) == ["172.17.0.1", "10.1.0.2"], (
         "those that gloo and NCCL would take come first"
     )
-    opened = {"data": [40000, 40001], "others": {"172.17.0.1": 40002}}
-    tried = list(
-        targets_of(result, 0, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}, 1: opened})
-    )
-    assert [(kind, target["port"], target.get("large")) for kind, target in tried] == [
+    first = OpenPorts([1], {}, rendezvous_port=29500)
+    second = OpenPorts([40000, 40001], {"172.17.0.1": 40002})
+    tried = list(targets_of(result, 0, {0: first, 1: second}))
+    assert [(kind, target.port, target.large) for kind, target in tried] == [
         ("data", 40000, True),
         ("data", 40001, False),
-        ("172.17.0.1", 40002, None),
+        ("172.17.0.1", 40002, False),
     ]
-    (back, rendezvous) = targets_of(
-        result, 1, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}}
-    )
-    assert (back[0], rendezvous[0], rendezvous[1]["port"]) == ("data", "rendezvous", 29500)
+    (back, rendezvous) = targets_of(result, 1, {0: first})
+    assert (back[0], rendezvous[0], rendezvous[1].port) == ("data", "rendezvous", 29500)
 
 
 @given(st.integers(min_value=0, max_value=65))

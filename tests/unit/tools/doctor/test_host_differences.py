@@ -113,14 +113,9 @@ def test_of_two_hosts_the_first_is_right() -> None:
 
 def test_what_one_host_lacks_is_not_compared() -> None:
     """Its own findings tell that the folder is not there."""
-    code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "hash": "x"}
-    missing = {"folder": "src", "missing": True}
-    assert (
-        findings(
-            a={"code": code}, b={"code": missing}, c={"code": {"folder": "src", "unreachable": "x"}}
-        )
-        == []
-    )
+    code = {"folder": "src", "files": {"a.py": "1"}, "hash": "x"}
+    unreachable = {"folder": "src", "unreachable": "x"}
+    assert findings(a={"code": code}, b={"code": unreachable}) == []
 
 
 def test_256_hosts_take_little_time_and_few_lines() -> None:
@@ -128,7 +123,7 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
     packages = {f"package-{number}": "1.0" for number in range(300)}
     hosts = {}
     for number in range(256):
-        code = {"folder": "src", "missing": False, "files": files, "hash": "x"}
+        code = {"folder": "src", "files": files, "hash": "x"}
         installed = {**packages, "drumline": "0.1.0"}
         if number >= 56:
             installed.update({f"package-{place}": "2.0" for place in range(14)})
@@ -213,7 +208,8 @@ def test_code_is_what_is_written_by_people(tmp_path: Path) -> None:
     before = facts["hash"]
     (folder / "train.py").rename(folder / "train2.py")
     assert code_facts(folder, skip=[folder / "out", folder / "data"])["hash"] != before
-    assert code_facts(folder / "none") == {"folder": str(folder / "none"), "missing": True}
+    with pytest.raises(FileNotFoundError):
+        code_facts(folder / "none")
 
 
 def test_of_much_code_the_first_files_are_compared(
@@ -275,7 +271,8 @@ def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
     assert (facts["files"], facts["bytes"]) == (1, 310_000)
     file.write_bytes(b"x" * 310_001)
     assert data_facts(file)["hash"] != facts["hash"]
-    assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
+    with pytest.raises(FileNotFoundError):
+        data_facts(tmp_path / "none")
 
 
 def test_of_much_data_the_first_files_are_compared(
@@ -304,7 +301,7 @@ def test_a_folder_that_takes_too_long_is_not_compared(
     facts = {"code": code_facts(a), "data": data_facts(a)}
     monkeypatch.setattr(folder_hashes, "TIME_LIMIT_S", -1)
     slow = {"code": code_facts(a), "data": data_facts(a)}
-    assert slow["code"] == slow["data"] == {"folder": str(a), "missing": False, "slow": True}
+    assert slow["code"] == slow["data"] == {"folder": str(a), "slow": True}
     assert findings(a=facts, b=slow) == []
     assert [finding.line() for finding in machine_findings(healthy("b", **slow))] == [
         f"note: b: reading {a} takes over a second: the {name} is not compared"

@@ -196,9 +196,9 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "choose a folder on a disk or a volume with --run PATH",
     ),
     (
-        {"data": {"folder": "/data", "missing": True}},
+        {"data": {"folder": "/data", "unreachable": "No such file or directory"}},
         "problem",
-        "cannot read the data folder /data: it does not exist",
+        "cannot read the data folder /data: No such file or directory",
         "copy or mount it there, or choose another folder with --data",
     ),
     (
@@ -208,7 +208,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "copy or mount it there, or choose another folder with --code",
     ),
     (
-        {"data": {"folder": "/data", "missing": False, "files": 0}},
+        {"data": {"folder": "/data", "files": 0}},
         "problem",
         "the data folder /data is empty",
         "copy the data there, or check that its volume is mounted",
