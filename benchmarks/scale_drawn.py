@@ -30,7 +30,7 @@ from drumline.tools.scale.scale_prediction import predict
 Row = dict[str, Any]
 CELLS = 30
 MOST_S = 2.5
-"""A cell has about 35 steps."""
+"""A cell has about 45 steps."""
 SIZES = (4096, 1 << 18, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
 ROUNDS = 9
 PROFILE_CAP_MB = 25.0
@@ -101,18 +101,24 @@ def _measured(cell: DrawnCell, ranks: Ranks) -> Row:
     points = ranks.order("calibrate", 2, sizes=sizes, rounds=ROUNDS)["points"]
     job = {"tensor_bytes": cell.tensor_bytes, "work": cell.work, "compute_s": cell.compute_s}
     folder = ranks.folder / f"profile-{ranks.number}"
+    # The machine's own speed drifts by some percent in a minute: half of the steps are before the
+    # profile, half behind it.
+    before = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)
     ranks.order("trace", 2, **job, cap_mb=PROFILE_CAP_MB, steps=PROFILED_STEPS, folder=str(folder))
     profile = analyse(folder)
-    measured = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)
+    behind = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)
+    halves = (before, behind)
+    measured_s = fmean(half["mean_s"] for half in halves)
     row = {
         "points": points,
         "profile": asdict(profile),
-        "measured_s": measured["mean_s"],
-        "step_s": measured["step_s"],
-        "cpu_s": measured["cpu_s"],
-        "cpu_wait_s": measured["cpu_wait_s"],
+        "measured_s": measured_s,
+        "halves_s": [half["mean_s"] for half in halves],
+        "step_s": [seconds for half in halves for seconds in half["step_s"]],
+        "cpu_s": fmean(half["cpu_s"] for half in halves),
+        "cpu_wait_s": fmean(half["cpu_wait_s"] for half in halves),
     }
-    return {**row, **prediction_of(cell, points, profile, measured["mean_s"])}
+    return {**row, **prediction_of(cell, points, profile, measured_s)}
 
 
 def prediction_of(

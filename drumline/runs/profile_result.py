@@ -286,6 +286,10 @@ class ProfileResult:
     """All steps of the run, not only those that were profiled; None: not recorded."""
 
 
+CROWDED = 0.02
+"""A wait for a CPU of less than this part of the steps is not mentioned."""
+
+
 class CrowdedRank(NamedTuple):
     """The rank that waited longest for a CPU."""
 

@@ -9,6 +9,7 @@ from drumline.base.text import bit_rate, file_size, named_ranks, one_line, plura
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, Bottleneck, at_line, find_slow_rank
 from drumline.runs.profile_result import (
+    CROWDED,
     PART_NAMES,
     PARTS,
     Bucket,
@@ -20,8 +21,6 @@ from drumline.runs.profile_result import (
 MOST_SHOWN = 5
 LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
-CROWDED = 0.02
-"""A wait for a CPU of less than this part of the steps is not mentioned."""
 SHORT = 0.01
 """Phases and lines of less than this part of the step are not shown."""
 MOST_NAME = 60

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from drumline.base.text import columns, duration, join_names, plural, two_digits
-from drumline.report.profile.profile_words import CROWDED
-from drumline.runs.profile_result import PART_NAMES
+from drumline.runs.profile_result import CROWDED, PART_NAMES
 from drumline.runs.scaling_result import (
     MeasuredSize,
     Measurement,
