@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import errno
 import io
-import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import closing, suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal
@@ -61,7 +61,66 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 4
 _DELETED_AT_ONCE = 1000
-_ANSWERS = Path(__file__).with_name("s3_answers.toml")
+# What an answer of S3 means, by its code (an answer to HEAD has only the number): what is wrong,
+# what to do, and the kind of error.
+_ANSWERS: dict[str, tuple[str, str, Kind]] = {
+    "NoSuchBucket": (
+        "there is no bucket {bucket}",
+        "correct the name, or make it: aws s3 mb s3://{bucket}",
+        "missing",
+    ),
+    "NoSuchKey": (
+        "there is no object {where}",
+        "list what there is with aws s3 ls --recursive",
+        "missing",
+    ),
+    "AccessDenied": (
+        "access to {where} was denied",
+        "give this user or role the right {right} there",
+        "denied",
+    ),
+    "InvalidAccessKeyId": (
+        "S3 does not accept the credentials for {where} ({code})",
+        "renew them: aws configure, or aws sso login",
+        "credentials",
+    ),
+    "PermanentRedirect": (
+        "the bucket {bucket} is in another region",
+        "set AWS_REGION to the bucket's",
+        "other",
+    ),
+    "RequestTimeTooSkewed": (
+        "the clock of this machine is wrong, and S3 refuses {where}",
+        "set it, with NTP",
+        "other",
+    ),
+    "SlowDown": (
+        "{where}: S3 answered {status} ({code}) to {attempts} attempts",
+        "try again later",
+        "busy",
+    ),
+    "other": (
+        "S3 refused {right} for {where}: {message} ({code})",
+        "correct what it names",
+        "other",
+    ),
+}
+_SAME_AS = {
+    "404": "NoSuchKey",
+    "403": "AccessDenied",
+    "ExpiredToken": "InvalidAccessKeyId",
+    "SignatureDoesNotMatch": "InvalidAccessKeyId",
+    "301": "PermanentRedirect",
+    "RequestTimeout": "SlowDown",
+}
+# The right that a call needs, where its name differs.
+_RIGHTS = {
+    "HeadObject": "GetObject",
+    "ListObjectsV2": "ListBucket",
+    "CreateMultipartUpload": "PutObject",
+    "UploadPart": "PutObject",
+    "CompleteMultipartUpload": "PutObject",
+}
 
 
 class S3Backend:
@@ -240,25 +299,20 @@ class S3Backend:
         answer = error.response.get("Error", {})
         code = str(answer.get("Code", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        answers = tomllib.loads(_ANSWERS.read_text(encoding="utf-8"))
         operation = error.operation_name
         facts = {
             "where": where,
             "bucket": self._bucket,
-            "right": f"s3:{answers['rights'].get(operation, operation)}",
+            "right": f"s3:{_RIGHTS.get(operation, operation)}",
             "code": code,
             "message": answer.get("Message", ""),
             "status": status,
             "attempts": MAX_ATTEMPTS,
         }
-        meaning = "503" if status >= 500 else code
-        refusals = (row for row in answers["refusal"] if meaning in row["codes"])
-        refusal = next(refusals, answers["other"])
-        return StoreError(
-            refusal["what"].format(**facts),
-            next_step=refusal["next_step"].format(**facts),
-            kind=refusal["kind"],
-        )
+        is_busy = status == HTTPStatus.TOO_MANY_REQUESTS or status >= 500
+        meaning = "SlowDown" if is_busy else _SAME_AS.get(code, code)
+        what, next_step, kind = _ANSWERS.get(meaning, _ANSWERS["other"])
+        return StoreError(what.format(**facts), next_step=next_step.format(**facts), kind=kind)
 
 
 ANSWER_S = 300.0
