@@ -10,6 +10,7 @@ depends on the free memory:
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from drumline.base.processes import cgroup_values
 from drumline.checkpoint import tensor_file
 from drumline.checkpoint.shard_files import Files, PartFiles
 from drumline.checkpoint.tensor_file import Staging, make_event
@@ -33,8 +35,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED_AS = (torch.float32, *_INTEGERS.values())
 _DEVICE_MARGIN = 1 << 29
 _HOST_MARGIN = 1 << 28
-_UNKNOWN = 1 << 62
-_GROUPS = Path("/sys/fs/cgroup")
+
 
 # The next step must never run out of memory because of a copy. So the free memory of a GPU is what
 # is left at the run's own peak, and on the host what the system and the limit of a container or a
@@ -54,27 +55,18 @@ def device_room(device: torch.device) -> int:
 
 def host_room() -> int:
     """Bytes that a copy may take in the host's memory."""
-    left = [_UNKNOWN]
-    with suppress(OSError, ValueError, LookupError):
-        left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
-
-    with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, not a number
-        name = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
-        group = _GROUPS / name
-        if not (group / "memory.max").is_file():
-            group = _GROUPS
-        limit = int((group / "memory.max").read_text(encoding="utf-8"))
-        used = int((group / "memory.current").read_text(encoding="utf-8"))
+    left = _numbers(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"] << 10
+    with suppress(LookupError, ValueError):  # there is no limit, or it is `max`
+        names = ("memory.max", "memory.current", "memory.stat")
+        limit, used, kinds = (cgroup_values(name)[-1] for name in names)
         # The group's file cache can be reclaimed.
-        left.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
+        left = min(left, int(limit) - int(used) + _numbers(kinds)["inactive_file"])
+    return left - _HOST_MARGIN
 
-    return min(left) - _HOST_MARGIN
 
-
-def _numbers(path: Path) -> dict[str, int]:
+def _numbers(text: str) -> dict[str, int]:
     """By name, from lines like `MemAvailable: 1234 kB`."""
-    rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-    return {row[0]: int(row[1]) for row in rows}
+    return {name: int(number) for name, number in re.findall(r"(?m)^(\w+):? +(\d+)", text)}
 
 
 @dataclass(frozen=True)

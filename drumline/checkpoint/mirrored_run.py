@@ -26,7 +26,6 @@ from typing import NamedTuple
 from drumline.base.errors import CheckpointError, UsageError, as_list
 from drumline.base.untrusted import (
     DOCUMENT_BYTES,
-    flush_folder,
     from_json,
     make_own_folder,
     parse_json,
@@ -117,7 +116,7 @@ class MirroredRun:
         with the manifest: a corrupt one is skipped for the one before it, and one that is not
         finite for one that is. Returns its step, and why others were skipped."""
         skipped = [
-            self._skipped(step, reason)
+            f"step {step} of {self.store} was skipped: {reason}"
             for step, reason in sorted(mirrored.corrupt.items(), reverse=True)
         ]
         newest_first = sorted(
@@ -130,7 +129,7 @@ class MirroredRun:
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
-                skipped.append(self._skipped(step, error.what))
+                skipped.append(f"step {step} of {self.store} was skipped: {error.what}")
 
         raise CheckpointError(
             as_list(f"no checkpoint in {self.store} can be restored", skipped),
@@ -138,33 +137,23 @@ class MirroredRun:
         )
 
     def fetch_checkpoint(self, step: int, checkpoint: Manifest, root: Path) -> Path:
-        """Fetch a checkpoint into a hidden folder, which gets its name when it is complete; nothing
-        is left of one that fails."""
+        """Fetch a checkpoint; nothing is left of one that fails."""
         from drumline.checkpoint import store  # it loads torch
 
         final = root / catalog.folder_name(step)
-        partial = store.hidden_folder(final, "partial")
         try:
-            store.make_folder(root)
-            store.delete_folder(partial)
-            partial.mkdir()
-            for name, record in checkpoint.files.items():
-                self.store.fetch(
-                    object_name(step, name),
-                    partial / name,
-                    size=record.size,
-                    checksum=record.blake3,
-                )
+            with store.new_folder(final) as partial:
+                for name, record in checkpoint.files.items():
+                    self.store.fetch(
+                        object_name(step, name),
+                        partial / name,
+                        size=record.size,
+                        checksum=record.blake3,
+                    )
 
-            store.write_file(partial / manifest.FILE_NAME, [manifest.render(checkpoint)])
-            flush_folder(partial)
-            store.put_in_place(partial, final)
-        except BaseException as error:
-            with suppress(OSError):
-                store.delete_folder(partial)
-            cause = (
-                error.__cause__ if isinstance(error, StoreError) and error.kind == "disk" else error
-            )
+                store.write_file(partial / manifest.FILE_NAME, [manifest.render(checkpoint)])
+        except (OSError, StoreError) as error:
+            cause = error.__cause__ if isinstance(error, StoreError) else error
             if not isinstance(cause, OSError):
                 raise
             needed = sum(record.size for record in checkpoint.files.values())
@@ -233,9 +222,6 @@ class MirroredRun:
                 most=None if grows else DOCUMENT_BYTES,
             )
             yield folder / name
-
-    def _skipped(self, step: int, reason: str) -> str:
-        return f"step {step} of {self.store} was skipped: {reason}"
 
 
 def object_name(step: int, file: str) -> str:
@@ -316,7 +302,14 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
         )
 
     aside = folder / f"before-{marker.id}"
-    _make_aside(aside)
+    try:
+        make_own_folder(aside)  # again after a move that was killed
+    except OSError as error:  # a link that came with the run folder is not followed
+        raise CheckpointError(
+            f"{aside} cannot be used: {error.strerror}",
+            next_step="move it away, or resume in another --run DIR",
+        ) from error
+
     with _writing(aside):
         # The marker last: without it, this folder is no part of the run.
         for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):
@@ -376,17 +369,6 @@ def _read_owners(run: MirroredRun) -> list[str]:
             return ids
 
     return []
-
-
-def _make_aside(aside: Path) -> None:
-    """A move that was killed is continued; a link that came with the run folder is not followed."""
-    try:
-        make_own_folder(aside)
-    except OSError as error:
-        raise CheckpointError(
-            f"{aside} cannot be used: {error.strerror}",
-            next_step="move it away, or resume in another --run DIR",
-        ) from error
 
 
 def _put_owners(run: MirroredRun, ids: list[str]) -> None:

@@ -205,7 +205,8 @@ def _keep_as_saved(
     """Undo what torch's loading changes: text, and state whose type differs from its parameter's.
     And give state the strides of its parameter: fused optimizers use memory order, not indices."""
     for name, entry in document["state"].items():
-        state = optimizer.state[parameters[name]]
+        parameter = parameters[name]
+        state = optimizer.state[parameter]
         own_type = document["parameters"][name]["type"]
         for key, saved in decode_state(entry, tensors.__getitem__).items():
             loaded = state.get(key)
@@ -219,15 +220,11 @@ def _keep_as_saved(
             ):
                 state[key] = saved.to(loaded.device, copy=True)
 
-            if isinstance(state[key], Tensor):
-                state[key] = _with_strides_of(parameters[name], state[key])
-
-
-def _with_strides_of(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor with the memory order of its parameter."""
-    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+            value = state[key]
+            is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+            if is_like and value.stride() != parameter.stride():
+                ordered = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                state[key] = ordered.copy_(value)
 
 
 def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -73,11 +73,15 @@ class Checkpoint:
             name: value for name, value in objects.items() if isinstance(value, nn.Module)
         }
         self._root = folder / "checkpoints"
-        self._keep_last = keep_last
         self._me = me
         self._world_size = world_size
         self._device = device
-        self._writer = CheckpointWriter(self._root, me, device, publish=self._prune)
+        self._writer = CheckpointWriter(
+            self._root,
+            me,
+            device,
+            publish=lambda newest: prune(self._root, Retention(keep_last), newest=newest),
+        )
         self._writer.rehearse()
         if me.rank == 0:
             self._make_folder()
@@ -275,9 +279,6 @@ class Checkpoint:
         )
 
         return next(holders, self._models)
-
-    def _prune(self, newest: Path) -> None:
-        prune(self._root, Retention(self._keep_last), newest=newest)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -102,28 +102,22 @@ def write(
         for name, document in documents.items()
     }
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
-    partial = hidden_folder(final, "partial")
     try:
-        make_folder(root)
-        _tidy(root)
-        partial.mkdir()
-        if part_writers is not None:
-            part_writers.begin()
-        files = write_tensors(partial, tensors, stream)
-        files |= {name: write_file(partial / name, [text]) for name, text in texts.items()}
-        if part_writers is not None:
-            files |= part_writers.collect(partial)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        numbers = {name: float(value) for name, value in metrics.items()}
-        record = Manifest(step, created, numbers, files, non_finite)
-        # The last file of a checkpoint, which is complete with it.
-        write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
-        flush_folder(partial)
-        put_in_place(partial, final)
+        with new_folder(final) as partial:
+            if part_writers is not None:
+                part_writers.begin()
+            files = write_tensors(partial, tensors, stream)
+            files |= {name: write_file(partial / name, [text]) for name, text in texts.items()}
+            if part_writers is not None:
+                files |= part_writers.collect(partial)
+            created = datetime.now(UTC).isoformat(timespec="seconds")
+            numbers = {name: float(value) for name, value in metrics.items()}
+            record = Manifest(step, created, numbers, files, non_finite)
+            # The last file of a checkpoint, which is complete with it.
+            write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
     except BaseException as error:
         if part_writers is not None:
             part_writers.cancel()
-        _undo(partial, final)
         if isinstance(error, OSError):
             reason, next_step = catalog.explain_os_error(error, folder=root, needed=needed)
             raise _not_saved(final, reason, next_step) from error
@@ -134,13 +128,25 @@ def write(
     return final
 
 
-def _undo(partial: Path, final: Path) -> None:
-    """Delete what a failed save has written, and put the earlier one of its step back."""
-    with contextlib.suppress(OSError):
-        delete_folder(partial)
-    with contextlib.suppress(OSError):
-        if not final.exists():
-            hidden_folder(final, "replaced").rename(final)
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A hidden folder, which gets the name of the checkpoint at the end of the block. After an error
+    it is deleted, and an earlier checkpoint of that step is back in its place."""
+    partial = hidden_folder(final, "partial")
+    try:
+        make_folder(final.parent)
+        _tidy(final.parent)
+        partial.mkdir()
+        yield partial
+        flush_folder(partial)
+        put_in_place(partial, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            delete_folder(partial)
+        with contextlib.suppress(OSError):
+            if not final.exists():
+                hidden_folder(final, "replaced").rename(final)
+        raise
 
 
 def write_tensors(partial: Path, files: Files, stream: Stream) -> dict[str, FileRecord]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drumline.base import processes
 from drumline.checkpoint import copying, store
 from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.state import capture
@@ -112,7 +113,7 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "memory.max").write_text("3000000000\n")
     (tmp_path / "memory.current").write_text("2900000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 400000000\n")
-    monkeypatch.setattr(copying, "_GROUPS", tmp_path)
+    monkeypatch.setattr(processes, "CGROUPS", str(tmp_path))
     assert copying.host_room() <= 500_000_000 - (1 << 28)
     (tmp_path / "memory.max").write_text("max\n")
     assert copying.host_room() > 0
