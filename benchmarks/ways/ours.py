@@ -24,7 +24,7 @@ from drumline.training.job.job import Job, Progress, build_job
 from drumline.training.loop import Loop
 from drumline.training.manager import RunManager
 from drumline.training.run import TrainingRun
-from drumline.training.run_context import RunContext, RunRequest
+from drumline.training.run_context import RunContext, RunRequest, make_hooks
 from drumline.training.steps.choice import make_step
 from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase
@@ -42,7 +42,8 @@ def engine_steps(
     job = build_job(config, task, ddp)
     reporter = Reporter([], rank=ddp.rank, host=ddp.host)
     request = RunRequest("", config, Path(), False, ())
-    context = RunContext(request, job, Progress(), reporter, total_steps=ENDLESS)
+    hooks = make_hooks(job, config, Path(), None, ENDLESS)
+    context = RunContext(request, job, Progress(), reporter, ENDLESS, hooks)
     loop = Loop(context, make_step(job, config), Ledger(), [])
     while True:
         for step in job.loader.steps() if batches is None else _steps_of(job, batches):

@@ -176,14 +176,13 @@ def keep_state(context: RunContext, facts: RunFacts, saver: Saver) -> KeptState:
 def _copy_to_host(context: RunContext) -> Snapshot:
     """What the rank would save, and what only it has measured, in the host's memory."""
     job = context.job
-    hooks = context.hooks
     progress = {
         "measured": {"sums": job.meter.peek().tolist(), "names": job.meter.names},
-        "stop_asked": None if hooks is None else hooks.run.stop_reason,
+        "stop_asked": context.hooks.run.stop_reason,
     }
     copies: dict[str, Mapping[str, Tensor]] = {}
     with job.shared_weights():
-        snapshot = live_state(job, hooks, progress)
+        snapshot = live_state(job, context.hooks, progress)
         for file, tensors in snapshot.tensors.items():
             copies[file] = {
                 name: own_part(tensor).detach().cpu().clone() for name, tensor in tensors.items()
@@ -227,9 +226,8 @@ def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState |
     for name in ("step", "cursor", "saved_step", "metrics"):
         setattr(context.progress, name, getattr(progress, name))
     job.loader.cursor = progress.cursor
-    if context.hooks is not None:
-        context.hooks.restore(snapshot)
-        context.hooks.run.stop_reason = saved.get("stop_asked")
+    context.hooks.restore(snapshot)
+    context.hooks.run.stop_reason = saved.get("stop_asked")
 
     if kept_state is not None:
         # Its own, not those of the rank that it may have got the shards from.

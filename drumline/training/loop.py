@@ -50,6 +50,8 @@ class RankCounts(NamedTuple):
     """Compilations since the last log line."""
     num_compiled_later: float
     """Of these, those after the first step."""
+    num_votes: float
+    """1: a hook has asked to end the run."""
     tokens: float
     waited_s: float
     exposed_s: float
@@ -61,8 +63,6 @@ class LogSums(NamedTuple):
     """What is summed over all ranks for a log line."""
 
     ranks: RankCounts
-    num_votes: float
-    """Ranks on which a hook has asked to end the run."""
     measured: list[float]
     """As `Meter.take` returns it."""
     num_bad: float
@@ -118,7 +118,7 @@ class LogTraining(Action):
         self._advise(context, speed, sums.blocked_s)
         if sums.ranks.num_compiled:
             report_recompilations(context, self._first_step)
-        context.end_if(sums.num_votes)
+        context.end_if(sums.ranks.num_votes)
 
     def _reduce(self, context: RunContext) -> LogSums:
         """Collective: one reduction for all that a log line needs."""
@@ -127,8 +127,7 @@ class LogTraining(Action):
         this_rank = self._counts(context)
         # Filled on the device: a copy from the host would wait for it, before the time is taken.
         counted = [counts.new_full((1,), number) for number in this_rank]
-        if context.hooks is not None:
-            counted.append(context.hooks.vote(counts))
+
         counted += [job.meter.take(), counts]
 
         began = time.perf_counter()
@@ -136,11 +135,11 @@ class LogTraining(Action):
         blocked_s = time.perf_counter() - began
 
         *measured, num_bad, _ = reduced[len(this_rank) :]
-        num_votes = 0.0 if context.hooks is None else measured.pop(0)
+
         if num_bad and not measured[1]:  # all were skipped
             measured = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
         ranks = RankCounts(*reduced[: len(this_rank)])
-        return LogSums(ranks, num_votes, measured, num_bad, blocked_s)
+        return LogSums(ranks, measured, num_bad, blocked_s)
 
     def _advise(self, context: RunContext, speed: Speed, blocked_s: float) -> None:
         """On rank 0, once, a note for a run that has waited for data in all log intervals of some
@@ -183,6 +182,7 @@ class LogTraining(Action):
         return RankCounts(
             num_compiled=len(compiled_at),
             num_compiled_later=sum(step > self._first_step for step in compiled_at),
+            num_votes=context.hooks.vote(),
             tokens=job.loader.num_tokens,
             waited_s=job.loader.waited_s,
             exposed_s=math.nan if measured is None else measured.exposed_s,
@@ -280,10 +280,11 @@ class Evaluate(Periodic):
             **metrics,
         )
         self._check_best_metric(context)
-        if context.hooks is not None:
+        if context.hooks.hooks:
             with context.throughput.paused("evaluation"):
                 context.call_hooks("after_evaluation")
-                context.end_if(all_sum(context.hooks.vote(context.job.finite.counts)).item())
+                vote = context.job.finite.counts.new_full((), context.hooks.vote())
+                context.end_if(all_sum(vote).item())
 
     def _check_best_metric(self, context: RunContext) -> None:
         """Once, on rank 0: at the first evaluation of this start, or at the start if there is no
@@ -367,11 +368,10 @@ def between_steps(
     their correctness."""
     evaluate = Evaluate(context, trace)
     compare = CompareReplicas(context, non_finite, saver)
-    hooks = [] if context.hooks is None else context.hooks.defining("after_step")
     return [
         # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a
         # hook asked for it.
-        *map(after_step, hooks),
+        *map(after_step, context.hooks.defining("after_step")),
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the
         # weights of the one rank whose loss was not finite, which would look like replicas that
         # differ.

@@ -459,7 +459,7 @@ def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFa
         context.warn(change)
 
 
-def restore(job: Job, path: Path, hooks: TaskHooks | None, *, with_optimizer: bool) -> None:
+def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> None:
     """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its
     optimizer stays new."""
     job.heartbeat.mark(Phase.START)
@@ -501,9 +501,8 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None, *, with_optimizer: bo
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
 
-    if hooks is not None:
-        hooks.restore(snapshot)
-        hooks.run.stop_reason = saved.get("stop_asked")
+    hooks.restore(snapshot)
+    hooks.run.stop_reason = saved.get("stop_asked")
 
     # Last: hooks may have drawn random numbers.
     restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=job.ddp.device)

@@ -432,7 +432,7 @@ class TrainingRun:
         kinds of steps."""
         if self.job.step_kind in ("eager", "compile"):
             return None
-        hooks = [] if self.context.hooks is None else self.context.hooks.hooks
+        hooks = self.context.hooks.hooks
         reason = find_unsafe(self.job, self.config, hooks, is_default=is_default)
         reasons = gather_json(reason)
         return next(filter(None, reasons), None)
@@ -457,7 +457,9 @@ class TrainingRun:
             live = self.regrouping.live
             if live is not None and isinstance(error, RuntimeError) and live.is_lost(error):
                 raise NodesChanged(self._keep_state()) from error
-            self._report_to_hooks(error)
+            if is_own(error):  # a rank that only lost another one does not report it
+                self.ddp.connection.note_failure(error)  # a hook may block
+                self.context.update_hooks().fail(error)
             raise
 
     def _run_steps(self, loop: Loop) -> None:
@@ -466,8 +468,7 @@ class TrainingRun:
         if self.regrouping.kept_state is not None:
             self.regrouping.kept_state.release()
         context.call_hooks("start")
-        if context.hooks is not None:
-            context.hooks.capture()  # what cannot be saved is refused before the first step
+        context.hooks.capture()  # what cannot be saved is refused before the first step
 
         loop.run()
 
@@ -476,12 +477,6 @@ class TrainingRun:
                 self.profiled.finish()
             self.saver.finish()
             context.call_hooks("end")
-
-    def _report_to_hooks(self, error: BaseException) -> None:
-        """Call the hooks of a rank that fails; not where it only lost another one."""
-        if self.context.hooks is not None and is_own(error):
-            self.ddp.connection.note_failure(error)  # a hook may block
-            self.context.update_hooks(self.context.hooks).fail(error)
 
     def _after_first_step(self, context: RunContext) -> None:
         """Collective: write the settings of the run and their history, when the device has finished the first

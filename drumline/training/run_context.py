@@ -57,8 +57,10 @@ class TaskHooks:
 
     def call(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of every hook, or of one. Collective where a hook's is."""
-        self.job.heartbeat.mark(Phase.BETWEEN)
         hooks = self.hooks if only is None else (only,)
+        if not hooks:
+            return
+        self.job.heartbeat.mark(Phase.BETWEEN)
         # The checkpoint of this step has the random numbers of the moment before.
         draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
         with draws, self._logging() as run:
@@ -89,13 +91,13 @@ class TaskHooks:
 
     # The end of the run: each rank has its own reason, or none, and all must end at the same step.
 
-    def vote(self, like: Tensor) -> Tensor:
+    def vote(self) -> float:
         """1 if a hook has asked this rank to end the run, else 0, to be summed over all ranks."""
-        return like.new_full((1,), float(self.run.stop_reason is not None))
+        return float(self.run.stop_reason is not None)
 
     def pending_reason(self) -> str | None:
         """Collective: the reason of the first rank that has one."""
-        reasons = gather_json(self.run.stop_reason)
+        reasons = gather_json(self.run.stop_reason) if self.hooks else ()
         return next((reason for reason in reasons if reason is not None), None)
 
     def defining(self, moment: str) -> list[Hook]:
@@ -112,7 +114,9 @@ class TaskHooks:
             with _named(hook, "state_dict"):
                 encoded = encode_state(hook.state_dict(), str(number), tensors)
             document.append({"name": type(hook).__name__, "state": encoded})
-        return Snapshot({HOOKS_FILE: tensors} if tensors else {}, {HOOKS_FILE: document})
+        return Snapshot(
+            {HOOKS_FILE: tensors} if tensors else {}, {HOOKS_FILE: document} if document else {}
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Give every hook the state that one of its class had, in order."""
@@ -148,9 +152,8 @@ def make_hooks(
     folder: Path,
     report: Callable[..., None] | None,
     total_steps: int,
-) -> TaskHooks | None:
-    """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for
-    `Run`."""
+) -> TaskHooks:
+    """Collective: the task's hooks, compared across ranks. `report`: as for `Run`."""
     hooks: list[Any] = list(job.task.hooks())
     ddp = job.ddp
     where = f"{type(job.task).__name__}.hooks()"
@@ -168,8 +171,6 @@ def make_hooks(
         host=ddp.host,
         next_step="return the same hooks in the same order on every rank; a hook may use run.rank",
     )
-    if not hooks:
-        return None
     run = Run(
         task=job.task,
         model=job.model,
@@ -230,8 +231,7 @@ class RunContext:
     progress: Progress
     reporter: Reporter
     total_steps: int
-    hooks: TaskHooks | None = None
-    """None: the task has none."""
+    hooks: TaskHooks
     throughput: Throughput = field(default_factory=Throughput)
 
     def __post_init__(self) -> None:
@@ -258,18 +258,17 @@ class RunContext:
 
     def call_hooks(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of the task's hooks, or of one of them."""
-        if self.hooks is not None:
-            self.update_hooks(self.hooks).call(moment, only)
+        self.update_hooks().call(moment, only)
 
-    def update_hooks(self, hooks: TaskHooks) -> TaskHooks:
+    def update_hooks(self) -> TaskHooks:
         """The hooks, which know where the run is."""
-        hooks.update(step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
-        return hooks
+        self.hooks.update(step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
+        return self.hooks
 
     def end_if(self, num_votes: float) -> None:
         """Collective: end the run after this step if `num_votes`, the number of ranks that ask for
         it, is not 0."""
-        if self.hooks is None or not num_votes:
+        if not num_votes:
             return
         progress = self.progress
         if progress.step < progress.last_step:

@@ -407,7 +407,7 @@ def capture_run(
     job: Job,
     progress: Progress,
     facts: RunFacts,
-    hooks: TaskHooks | None = None,
+    hooks: TaskHooks,
     *,
     is_writer: bool,
 ) -> CapturedState | None:
@@ -428,12 +428,10 @@ def capture_run(
         "saved_step": progress.saved_step,
         "measured": measured,
         "facts": dict(facts),
+        "stop_asked": hooks.pending_reason(),
+        "stopped": progress.stopped,
+        "metrics": progress.metrics,
     }
-    if hooks is not None:
-        document["stop_asked"] = hooks.pending_reason()
-        document["stopped"] = progress.stopped
-        document["metrics"] = progress.metrics
-
     snapshot = live_state(job, hooks, document)  # on every rank: a hook's may be collective
     if not is_writer:
         return None
@@ -446,16 +444,15 @@ def capture_run(
     )
 
 
-def live_state(job: Job, hooks: TaskHooks | None, document: Mapping[str, Any]) -> Snapshot:
+def live_state(job: Job, hooks: TaskHooks, document: Mapping[str, Any]) -> Snapshot:
     """The state of the job and its hooks, with this document of the progress. The tensors are those
     in use."""
     progress = {**document, "group_state": group_state(job.optimizer, job.group_settings)}
     snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=progress)
 
-    if hooks is not None:
-        of_hooks = hooks.capture()
-        snapshot.tensors.update(of_hooks.tensors)
-        snapshot.documents.update(of_hooks.documents)
+    of_hooks = hooks.capture()
+    snapshot.tensors.update(of_hooks.tensors)
+    snapshot.documents.update(of_hooks.documents)
 
     if job.sync is not None and (outer := job.sync.outer_state()):
         snapshot.tensors[OUTER_FILE] = outer

@@ -91,7 +91,7 @@ class ProfiledStep:
 
 def phases_of(context: RunContext) -> dict[CodeType | None, str]:
     """Where the phases of the loop begin."""
-    hooks = [] if context.hooks is None else context.hooks.defining("after_step")
+    hooks = context.hooks.defining("after_step")
     return {
         code_of(Loop.run): END,
         code_of(Delivery.deliver): "to the device",

@@ -275,8 +275,6 @@ def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
 
     run = saved.checkpoint.parents[1]
     hooks = make_hooks(job, saved.config, run, None, saved.step)
-    if hooks is None:
-        return
     hooks.restore(snapshot)
     hooks.update(step=saved.step, epoch=saved.epoch, metrics={})
     for hook in hooks.defining("before_evaluation"):

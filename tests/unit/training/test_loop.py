@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ CONFIG = Config(
 )
 
 
-def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunContext:
+def make_context(config: Config, total_steps: int, hooks: Sequence[Hook] = ()) -> RunContext:
     ddp = SimpleNamespace(
         is_main_process=lambda: True, rank=0, world_size=2, host="a", device=torch.device("cpu")
     )
@@ -61,7 +62,8 @@ def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunCont
     )
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())
-    return RunContext(request, job, Progress(), reporter, total_steps, hooks)
+    run: Any = SimpleNamespace()
+    return RunContext(request, job, Progress(), reporter, total_steps, TaskHooks(hooks, run, job))
 
 
 def make_actions(context: RunContext) -> list[Action]:
@@ -125,9 +127,7 @@ class AtTheEnd(Hook):
 
 
 def test_hooks_that_define_after_step_come_first_in_their_order() -> None:
-    unused: Any = None
-    hooks = TaskHooks([EveryThird(), AtTheEnd(), EveryStep()], unused, unused)
-    context = make_context(CONFIG, 10, hooks)
+    context = make_context(CONFIG, 10, [EveryThird(), AtTheEnd(), EveryStep()])
     first, *after_step = make_actions(context)[:3]
     assert first.name == "first_step"
     assert [action.name for action in after_step] == [
