@@ -46,7 +46,9 @@ WasteKind = Literal[
     "recomputation",
     "unused_output",
     "zero_gradients",
-    "one_hot",
+    "zeros",
+    "denormals",
+    "float64",
     "half_precision",
     "sparse_gradients",
 ]
@@ -107,11 +109,10 @@ class StackSample(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """One garbage collection, by Unix time."""
+    """One garbage collection of all objects, by Unix time."""
 
     began_ns: int
     ended_ns: int
-    generation: int
     line: int
     """A number in `StackSamples.lines`: what ran then."""
 
@@ -154,8 +155,6 @@ class OptimizerFacts:
     """Of the parameters."""
     is_fused: bool
     is_foreach: bool
-    float64_bytes: int = 0
-    """Of `num_bytes`."""
     unused_gradients: float = 0.0
     """Which part of the bytes of gradients no optimizer uses: of weights that none has, or whose
     rate is 0."""
@@ -185,6 +184,15 @@ class WorkerUse:
     """How many of them waited for a core, on average."""
 
 
+class ProcessUse(NamedTuple):
+    """A process that a rank has started, and that is no DataLoader worker."""
+
+    name: str
+    """Of multiprocessing, or its command."""
+    cores: float
+    """How much of a core it could use: on a CPU, or in the queue for one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
     """What one rank knows about its trace."""
@@ -206,8 +214,10 @@ class RankFacts:
     known."""
     unprofiled_step_s: float | None = None
     """The mean of the steps before the first one that is profiled."""
-    cores: float | None = None
-    """CPU cores for this rank: its part of those that it may use."""
+    cpus: tuple[int, ...] = ()
+    """The numbers of those that it may use, as taskset sets them."""
+    host_cpus: int | None = None
+    """How many its host has."""
     loading_cores: float | None = None
     """How many of them were busy while the loop waited for a batch; None: not known."""
     cpu_wait_s: float | None = None
@@ -225,13 +235,19 @@ class RankFacts:
     """How many take steps; None: not known."""
     workers: WorkerUse | None = None
     """None: there are none, or they are not known."""
+    process: ProcessUse | None = None
+    """The busiest that it has started."""
     has_sync_batchnorm: bool = False
+    checks_collectives: bool = False
+    """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     num_threads: int | None = None
     """That an operation on the CPU uses; None: not known."""
     wasted: tuple[WastedWork, ...] = ()
     own_profiler: SampledLine | None = None
     """The line that runs a profiler of torch in the steps before; in the profiled ones that records
     nothing."""
+    tracers: tuple[str, ...] = ()
+    """What follows the calls of Python, as a debugger does."""
     stacks: StackSamples = field(default_factory=StackSamples)
     job: JobFacts
 

@@ -20,7 +20,13 @@ from drumline.base.untrusted import (
 )
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
-from drumline.runs.profile_files import OptimizerFacts, SampledLine, WastedWork, WorkerUse
+from drumline.runs.profile_files import (
+    OptimizerFacts,
+    ProcessUse,
+    SampledLine,
+    WastedWork,
+    WorkerUse,
+)
 from drumline.runs.step_times import StepTimes
 
 PART_NAMES = {
@@ -226,6 +232,9 @@ class ProfileResult:
     """How many of these a step has."""
     other_kinds: Mapping[str, float] = field(default_factory=dict)
     """How many of each kind, as in `broadcast`; empty: not recorded."""
+    growth: float = 0.0
+    """Which part of a step's operations have been added since the first step: each step has more
+    than the one before."""
     kernels: tuple[Kernel, ...]
     syncs: tuple[HostSync, ...]
     network_bytes_per_s: float | None
@@ -233,6 +242,8 @@ class ProfileResult:
     measured."""
     cores_per_rank: float | None = None
     """The CPU cores that each rank may use, its part of those of its host."""
+    host_cpus: int | None = None
+    """How many its host has; None: not known."""
     loading_cores: float | None = None
     """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for
     storage. None: unknown."""
@@ -252,13 +263,19 @@ class ProfileResult:
     """That of rank 0; None: not known."""
     workers: WorkerUse | None = None
     """The DataLoader workers of rank 0; None: there are none, or they are not known."""
+    process: ProcessUse | None = None
+    """The busiest that any rank has started, besides those; None: there is none."""
     has_sync_batchnorm: bool = False
+    checks_collectives: bool = False
+    """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     num_threads: int | None = None
     """How many an operation on the CPU uses; None: not known."""
     wasted: tuple[WastedWork, ...] = ()
+    """What rank 0 computes in vain."""
     own_profiler: SampledLine | None = None
     """The line of the user's that runs a profiler of torch; None: none does."""
-    """What rank 0 computes in vain."""
+    tracers: tuple[str, ...] = ()
+    """What follows each call of Python on rank 0, as a debugger does."""
     off_cpu_s: float | None = None
     """How long the thread that takes the steps could not run while it neither computed nor was in
     a collective: it slept, or waited for data, a lock, the GIL. None: not known."""
@@ -279,7 +296,7 @@ class ProfileResult:
     """None: no workers start, or it is not known."""
     collections: Collections | None = None
     threads: tuple[BusyThread, ...] = ()
-    """Threads of any rank that competed with its steps."""
+    """Those of any rank that ran code of the user's."""
     missing_ranks: Mapping[str, str] = field(default_factory=dict)
     """Ranks without a trace that can be read, and why; the means are over the others."""
     run_steps: StepTimes | None = None

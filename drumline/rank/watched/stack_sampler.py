@@ -409,15 +409,14 @@ class StackSampler:
     def _on_collection(self, event: str, info: Mapping[str, int]) -> None:
         """Python calls it at the start and the end of each collection."""
         now_ns = time.time_ns()
+        if info["generation"] < 2:  # they take microseconds
+            return
         if event == "start":
-            is_full = info["generation"] == 2  # the others take microseconds
-            view = self._describe(sys._getframe().f_back) if is_full else None
+            view = self._describe(sys._getframe().f_back)
             self._collection_began = (now_ns, NO_LINE if view is None else view.line)
         elif self._collection_began is not None and len(self._collections) < MOST_COLLECTIONS:
             began_ns, line = self._collection_began
-            self._collections.append(
-                Collection(began_ns, now_ns, info["generation"], self._number_of(line))
-            )
+            self._collections.append(Collection(began_ns, now_ns, self._number_of(line)))
 
     # Other threads
 

@@ -12,8 +12,8 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules import module as module_hooks
+from torch.overrides import TorchFunctionMode
 
 from drumline.rank.torch_internals import has_compiled, is_in_backward
 from drumline.rank.watched.stack_sampler import line_of_user
@@ -31,21 +33,40 @@ MOST_CALLS = 10_000
 MOST_DEPTH = 3
 """Of containers, in which tensors are looked for."""
 WIDE = 256
-"""A linear layer with so many inputs may have one-hot rows."""
+"""A matrix with so many columns may have one-hot rows."""
 MOSTLY_ZEROS = 0.95
+SOME_DENORMALS = 0.05
 FEW_ROWS = 0.2
 """Where a linear layer's gradient has no more rows than this, the others are computed in vain."""
 MANY_CALLS = 8
 SHORTEST = 8
 """A dimension with fewer places is not looked at for padding."""
 HALF_TYPES = (torch.bfloat16, torch.float16)
+PRODUCTS = {
+    functional.linear,
+    functional.conv1d,
+    functional.conv2d,
+    functional.conv3d,
+    functional.scaled_dot_product_attention,
+    torch.matmul,
+    torch.mm,
+    torch.bmm,
+    torch.addmm,
+    torch.baddbmm,
+    torch.einsum,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.mm,
+    Tensor.bmm,
+}
+"""Where nearly all arithmetic is."""
 
 
 @dataclass
 class _Call:
-    """One call of a module."""
+    """One call of a module, or of a product of matrices."""
 
-    module: nn.Module
+    module: Any
     line: SampledLine
     outer: _Call | None
     waste: WasteKind | None = None
@@ -84,6 +105,28 @@ class _ThreadCalls(threading.local):
     calls: list[_Call] = field(default_factory=list)
 
 
+class _ProductMode(TorchFunctionMode):
+    """Calls back before and after each product of matrices, also those inside torch's modules."""
+
+    def __init__(
+        self, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
+    ) -> None:
+        super().__init__()
+        self._before = before
+        self._after = after
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_product = function in PRODUCTS
+        if is_product:
+            self._before(function, args)
+        output = function(*args, **(kwargs or {}))
+        if is_product:
+            self._after(function, args, output)
+        return output
+
+
 class StepInspection:
     """Call `start` before the step and `stop` after it. `modules`: those that are trained."""
 
@@ -96,11 +139,16 @@ class StepInspection:
         """By the `id` of the module: a reference to each tensor of a call, with its version."""
         self._padding: list[float] = []
         self._hooks: list[Any] = []
+        self._inspected_s = 0.0
+        """How long this inspection took, which no call counts."""
+        self._now_s = 0.0
+        self._mode = _ProductMode(self._before, self._after)
 
     def start(self) -> None:
         """A compiled step is left alone: it would be compiled again for the hooks."""
         if has_compiled():
             return
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         # Checkpointing ends what it computes again with an exception.
         self._hooks = [
             module_hooks.register_module_forward_pre_hook(self._before),
@@ -113,35 +161,44 @@ class StepInspection:
 
     def stop(self) -> tuple[WastedWork, ...]:
         """What was seen; all is as before `start`."""
-        is_inspected = bool(self._hooks)
+        if not self._hooks:
+            return ()
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if not is_inspected:
-            return ()
         self._mark_single_samples()
         return (*self._wasted_calls(), *self._padded(), *self._embeddings())
 
     # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
     # left out: an inspection never ends a training.
 
-    def _before(self, module: nn.Module, inputs: Any) -> None:
-        """The module is called."""
-        with suppress(Exception):
+    def _before(self, module: Any, inputs: Any) -> None:
+        """The module, or the product, is called."""
+        with self._aside():
             self._open_call(module, inputs)
 
-    def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """The module returns."""
-        with suppress(Exception):
+    def _after(self, module: Any, inputs: Any, output: Any) -> None:
+        """It returns."""
+        with self._aside():
             self._close_call(module, output)
 
     def _look_at_batch(self, root: nn.Module, inputs: Any, named_inputs: Any) -> None:
         """A model is called with a batch."""
-        with suppress(Exception):
+        with self._aside():
             if torch.is_grad_enabled() and not is_in_backward():
                 self._padding.append(padding_of(tensors_in([inputs, named_inputs])))
 
-    def _open_call(self, module: nn.Module, inputs: Any) -> None:
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Nothing of it may fail the training."""
+        began_s = time.perf_counter()
+        self._now_s = began_s - self._inspected_s
+        with suppress(Exception):
+            yield
+        self._inspected_s += time.perf_counter() - began_s
+
+    def _open_call(self, module: Any, inputs: Any) -> None:
         if not torch.is_grad_enabled() or len(self._calls) >= MOST_CALLS:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -154,33 +211,24 @@ class StepInspection:
         call.waste = self._known_waste(module, tensors)
         calls.append(call)
         self._calls.append(call)
-        call.began_s = time.perf_counter()
+        call.began_s = self._now_s
 
-    def _known_waste(self, module: nn.Module, tensors: Sequence[Tensor]) -> WasteKind | None:
+    def _known_waste(self, module: Any, tensors: Sequence[Tensor]) -> WasteKind | None:
         """What is wasted, as far as the inputs tell."""
         if is_in_backward():
             return "recomputation"
         if not tensors:
             return None
+        if module in PRODUCTS or isinstance(module, nn.RNNBase):
+            return _slow_numbers(tensors)
 
         previous = self._inputs[id(module)]
         if any(_are_same(tensors, references) for references in previous):
             return "repeated_work"
         previous.append([(weakref.ref(tensor), tensor._version) for tensor in tensors])
+        return None
 
-        first = tensors[0]
-        is_wide = isinstance(module, nn.Linear) and module.in_features >= WIDE
-        if is_wide and int(first.count_nonzero()) <= (1 - MOSTLY_ZEROS) * first.numel():
-            return "one_hot"
-        is_half = first.dtype in HALF_TYPES or torch.is_autocast_enabled("cpu")
-        return (
-            "half_precision"
-            if is_half and first.device.type == "cpu" and not has_fast_half()
-            else None
-        )
-
-    def _close_call(self, module: nn.Module, output: Any) -> None:
-        now_s = time.perf_counter()
+    def _close_call(self, module: Any, output: Any) -> None:
         calls = self._open.calls
         if not any(call.module is module for call in calls):
             return
@@ -188,8 +236,8 @@ class StepInspection:
         while call.module is not module:  # one that raised an error
             call = calls.pop()
 
-        call.seconds = now_s - call.began_s
-        if call.waste == "recomputation":
+        call.seconds = self._now_s - call.began_s
+        if call.waste == "recomputation" or module in PRODUCTS:
             return
         for tensor in tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
@@ -219,11 +267,17 @@ class StepInspection:
             kind, part = call.wasted
             is_known = call.waste or has_backward
             if kind and is_known and not call.is_inside_wasted():
-                name = self._names.get(id(call.module), type(call.module).__name__)
-                seconds[kind, name, call.line] += part * call.seconds
+                seconds[kind, self._name_of(call), call.line] += part * call.seconds
 
         for (kind, name, line), wasted_s in seconds.items():
             yield WastedWork(kind=kind, part=wasted_s / outermost_s, module=name, line=line)
+
+    def _name_of(self, call: _Call) -> str:
+        """The name of its module, or of that which computes the product."""
+        if call.module in PRODUCTS and call.outer is not None:
+            call = call.outer
+        usual = getattr(call.module, "__name__", type(call.module).__name__)
+        return self._names.get(id(call.module), usual)
 
     @staticmethod
     def _is_forward(call: _Call) -> bool:
@@ -288,6 +342,37 @@ def _are_same(tensors: Sequence[Tensor], references: Sequence[tuple[Any, int]]) 
         reference() is tensor and version == tensor._version
         for tensor, (reference, version) in zip(tensors, references, strict=True)
     )
+
+
+def _slow_numbers(tensors: Sequence[Tensor]) -> WasteKind | None:
+    """Why a product of these takes longer than it needs to."""
+    if any(tensor.dtype == torch.float64 for tensor in tensors):
+        return "float64"
+    if any(map(_is_mostly_zeros, tensors)):
+        return "zeros"
+    if tensors[0].device.type != "cpu":
+        return None
+
+    if any(map(_has_denormals, tensors)):
+        return "denormals"
+    is_half = tensors[0].dtype in HALF_TYPES or torch.is_autocast_enabled("cpu")
+    return "half_precision" if is_half and not has_fast_half() else None
+
+
+def _is_mostly_zeros(tensor: Tensor) -> bool:
+    """As one-hot rows are, or a graph's matrix; not only zeros, as new weights may be."""
+    if tensor.dim() < 2 or tensor.shape[-1] < WIDE:
+        return False
+    return 0 < int(tensor.count_nonzero()) <= (1 - MOSTLY_ZEROS) * tensor.numel()
+
+
+def _has_denormals(tensor: Tensor) -> bool:
+    """Numbers that are so close to 0 that a CPU computes them many times slower."""
+    if not tensor.is_floating_point():
+        return False
+    sizes = tensor.detach().abs()
+    is_denormal = (sizes > 0) & (sizes < torch.finfo(tensor.dtype).tiny)
+    return int(is_denormal.count_nonzero()) > SOME_DENORMALS * tensor.numel()
 
 
 def _on_gradient(call: _Call, gradient: Tensor) -> None:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from drumline.base.processes import ThreadTimes, thread_times
+from drumline.base.processes import ThreadTimes, descendants, read_stat, thread_times
 from drumline.base.rank_environment import Topology
 from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB, print_message
@@ -41,7 +41,7 @@ from drumline.rank.torch_internals import (
     recorded_collectives,
     uses_gloo,
 )
-from drumline.rank.watched.other_profilers import OtherProfilers
+from drumline.rank.watched.other_profilers import OtherProfilers, python_tracers
 from drumline.rank.watched.stack_sampler import (
     BUSY_THREAD,
     NEW_THREAD,
@@ -61,6 +61,7 @@ from drumline.runs.profile_files import (
     JobFacts,
     OptimizerFacts,
     Pause,
+    ProcessUse,
     RankFacts,
     StackSamples,
     WastedWork,
@@ -76,6 +77,9 @@ MOST_SYNC_LINES = 10_000
 MOST_PAUSES = 5_000
 FEWEST_TIMED = 3
 """Steps without the profiler that are compared with those with it."""
+MOST_COMMAND = 100
+WORKER_NAME = "pt_data_worker"
+"""That torch gives the processes of a DataLoader."""
 MOST_OPEN_S = 10.0
 """For so long the end of a profile waits for collectives that are still open."""
 POLL_S = 0.02
@@ -132,11 +136,13 @@ class TraceCapture:
         self.num_optimizers = 1
         self._workers: ChildTimes
         self._worker_use: WorkerUse | None = None
+        self._process_use: ProcessUse | None = None
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
         self._others = OtherProfilers()
         self._inspection: StepInspection | None = None
         self._wasted: tuple[WastedWork, ...] = ()
+        self._tracers: tuple[str, ...] = ()
         self._backend = "none"
         self._next_try_s = 0.0
         self.is_recording = self.is_done = self._is_written = False
@@ -259,6 +265,7 @@ class TraceCapture:
         self._synchronize()
         with self._others.ours():
             self._profiler.start_trace()
+        self._tracers = python_tracers()
         self._cpu_wait = CpuWait()
         self._workers = ChildTimes()
         self.is_recording = True
@@ -292,7 +299,7 @@ class TraceCapture:
         self.is_recording = False
         self.is_done = True
         self._stacks = self._sampler.stop()
-        self._worker_use = self._workers.use()
+        self._worker_use, self._process_use = self._workers.use()
         self._cpu_use = self._cpu_wait.stop()
         if self._sync_lines is not None:
             self._sync_lines.stop()
@@ -369,7 +376,8 @@ class TraceCapture:
             num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
-            cores=len(os.sched_getaffinity(0)) / self._topology.local_world_size,
+            cpus=tuple(os.sched_getaffinity(0)),
+            host_cpus=os.cpu_count(),
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
             cpu_wait_s=None if cpu_use is None else cpu_use.waited_s / max(1, num_steps),
             cpu_run_s=None if cpu_use is None else cpu_use.ran_s / max(1, num_steps),
@@ -378,14 +386,17 @@ class TraceCapture:
             optimizer=self._optimizer_facts(),
             num_optimizers=self.num_optimizers,
             workers=self._worker_use,
+            process=self._process_use,
             has_sync_batchnorm=any(
                 isinstance(part, torch.nn.SyncBatchNorm)
                 for module in self.modules
                 for part in module.modules()
             ),
             num_threads=torch.get_num_threads(),
+            checks_collectives=dist.get_debug_level() == dist.DebugLevel.DETAIL,
             wasted=self._wasted,
             own_profiler=self._others.line,
+            tracers=self._tracers,
             stacks=self._stacks,
             job=job,
         )
@@ -432,30 +443,50 @@ class CpuWait:
 
 
 class ChildTimes:
-    """What the child processes of a rank use from now on: its DataLoader workers."""
+    """What the processes that a rank has started use from now on: its DataLoader workers, and
+    others."""
 
     def __init__(self) -> None:
         self._before = self._now()
         self._began_ns = time.monotonic_ns()
 
-    def use(self) -> WorkerUse | None:
-        """None: there are none that have been there from the beginning."""
-        now = self._now()
-        pids = self._before.keys() & now.keys()
-        if not pids:
-            return None
+    def use(self) -> tuple[WorkerUse | None, ProcessUse | None]:
+        """Of the workers, and of the other process that used most. Those that have not been there
+        from the beginning are left out."""
         lasts_ns = time.monotonic_ns() - self._began_ns
-        run_ns = sum(now[pid].run_ns - self._before[pid].run_ns for pid in pids)
-        wait_ns = sum(now[pid].wait_ns - self._before[pid].wait_ns for pid in pids)
-        return WorkerUse(number=len(pids), cores=run_ns / lasts_ns, waiting=wait_ns / lasts_ns)
+        now = self._now()
+        before = self._before
+        names = {pid: _name_of(pid) for pid in before.keys() & now.keys()}
+        cores = {pid: (now[pid].run_ns - before[pid].run_ns) / lasts_ns for pid in names}
+        waiting = {pid: (now[pid].wait_ns - before[pid].wait_ns) / lasts_ns for pid in names}
+
+        workers = [pid for pid, name in names.items() if name == WORKER_NAME]
+        processes = [
+            ProcessUse(names[pid], cores[pid] + waiting[pid]) for pid in names.keys() - workers
+        ]
+        worker_use = WorkerUse(
+            number=len(workers),
+            cores=sum(cores[pid] for pid in workers),
+            waiting=sum(waiting[pid] for pid in workers),
+        )
+        busiest = max(processes, key=lambda use: use.cores, default=None)
+        return worker_use if workers else None, busiest
 
     def _now(self) -> dict[int, ThreadTimes]:
         """Of the main thread of each, which makes the batches."""
-        times = {}
-        for child in multiprocessing.active_children():
-            if child.pid is not None:
-                times[child.pid] = thread_times(child.pid).get(child.pid, NEW_THREAD)
-        return times
+        return {pid: thread_times(pid).get(pid, NEW_THREAD) for pid in descendants(os.getpid())}
+
+
+def _name_of(pid: int) -> str:
+    """That of a worker, a process of multiprocessing, or a command."""
+    stat = read_stat(pid)
+    if stat is not None and stat.name == WORKER_NAME:
+        return stat.name
+    names = {child.pid: child.name for child in multiprocessing.active_children()}
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        return names.get(pid) or command.replace("\0", " ")[:MOST_COMMAND].strip()
+    return ""
 
 
 def wait_for_collectives() -> bool:
@@ -490,9 +521,6 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
         num_bytes=sum(parameter.nbytes for parameter in parameters),
         is_fused=all(bool(group.get("fused")) for group in groups),
         is_foreach=all(bool(group.get("foreach")) for group in groups),
-        float64_bytes=sum(
-            parameter.nbytes for parameter in parameters if parameter.dtype == torch.float64
-        ),
     )
 
 

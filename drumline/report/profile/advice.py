@@ -33,6 +33,7 @@ from drumline.report.profile.data_advice import data_rules
 from drumline.report.profile.host_advice import host_rules
 from drumline.runs.profile_result import ProfileResult, RankSteps
 
+MIN_UNCERTAIN = 0.1
 MIN_COST_TO_TRAIN_OTHERWISE = 0.15
 """Of the step."""
 
@@ -66,10 +67,16 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
 
 
 def _is_worth(advice: Advice) -> bool:
-    """What changes the training has to be worth more, unless it is no bottleneck."""
-    least = MIN_COST_TO_TRAIN_OTHERWISE if advice.changes_training and advice.cost_s else 0.0
+    """What may bring nothing has to cost more, and so has what changes the training, unless it is
+    no bottleneck."""
+    least_cost = 0.0
+    if advice.changes_training and advice.cost_s:
+        least_cost = MIN_COST_TO_TRAIN_OTHERWISE
+    elif advice.saved_s.least <= 0:
+        least_cost = MIN_UNCERTAIN
     return (
-        advice.saved_s.likely > MIN_GAIN * advice.step_s and advice.cost_s >= least * advice.step_s
+        advice.saved_s.likely > MIN_GAIN * advice.step_s
+        and advice.cost_s >= least_cost * advice.step_s
     )
 
 

@@ -30,7 +30,6 @@ Bottleneck = Literal[
     "host_sync",
     "launches",
     "fp32",
-    "float64",
     "unused_gradients",
     "python",
     "no_gradients",
@@ -38,6 +37,11 @@ Bottleneck = Literal[
     "gradients_of_gradients",
     "anomaly_detection",
     "own_profiler",
+    "tracers",
+    "process",
+    "cores",
+    "growth",
+    "debug_level",
     "on_device",
     "hook",
     "garbage_collection",
@@ -51,8 +55,6 @@ Bottleneck = Literal[
 ]
 MIN_GAIN = 0.03
 """Advice that promises less of the step is not given."""
-MIN_PYTHON = 0.06
-"""Of the step: a function of the user's that computes less in Python is not worth a change."""
 CRITICAL_SHARE = 0.7
 """Of the time in which ranks wait: they wait for this one, not for whichever is late by chance."""
 OWN_PARTS = {

@@ -48,7 +48,7 @@ def _exposed_s(result: ProfileResult) -> tuple[float, float]:
 
 def communication_rules(result: ProfileResult) -> Iterator[Advice]:
     """About the reduction of gradients, and about other collectives."""
-    for rule in (_reductions, _buffers, _other_collectives):
+    for rule in (_checked, _reductions, _buffers, _other_collectives):
         yield from rule(result)
 
 
@@ -63,6 +63,23 @@ def _reductions(result: ProfileResult) -> Iterator[Advice]:
         if all(bucket.num_bytes for bucket in result.buckets):
             advice = [*_fewer_bytes(result, exposed), *advice, *_other_bucket_size(result, exposed)]
         yield from sorted(advice, key=_preference, reverse=True)
+
+
+def _checked(result: ProfileResult) -> Iterator[Advice]:
+    """Ranks compare each collective before they begin it."""
+    if not result.checks_collectives:
+        return
+
+    cost_s = result.parts_s["exposed_communication"] + _wait_in_collectives_s(result)
+    yield Advice(
+        bottleneck="debug_level",
+        text=f"TORCH_DISTRIBUTED_DEBUG is DETAIL: ranks compare each collective before they begin it, and "
+        f"{of_step(result, cost_s)} is exposed communication and the wait in it",
+        remedy="set it to OFF, or to DETAIL only to find an error",
+        cost_s=cost_s,
+        saved_s=Savings(cost_s / 2, cost_s, cost_s / 10),
+        derivation="a comparison takes about as long as a small collective",
+    )
 
 
 def _one_reduction(result: ProfileResult, exposed: float) -> Advice:

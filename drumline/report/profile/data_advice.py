@@ -12,7 +12,6 @@ from typing import Any
 from drumline.base.text import latency, plural
 from drumline.report.profile.bottleneck import (
     MIN_GAIN,
-    MIN_PYTHON,
     USUAL_CORES,
     Advice,
     Savings,
@@ -69,8 +68,6 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         text += f"; it {'waits' if is_waiting(line) else 'computes'} mostly at {at_line(line)}"
     likely = loading.saved_s(1.0 if loading.load is None else min(1.0, loading.load))
     if loading.more_workers <= loading.workers or likely < MIN_GAIN * result.step_s:
-        if waited < MIN_PYTHON * result.step_s:
-            return
         on = f"{loading.cores:.3g} core{'' if loading.cores == 1 else 's'} a rank"
         remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
         yield removable("data", text, remedy, waited, what="the wait")
@@ -93,14 +90,13 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
 def _sampler(result: ProfileResult) -> Iterator[Advice]:
     """It draws samples in the training process, whatever the number of workers."""
     cost_s = result.phases_s.get(SAMPLER, 0.0)
-    if cost_s >= MIN_PYTHON * result.step_s:
-        yield removable(
-            "sampler",
-            f"the sampler takes {of_step(result, cost_s)}{mostly_at(first_line(result, SAMPLER))}",
-            "draw the samples of an epoch in one operation (torch.randperm, torch.multinomial), not one by one; "
-            "workers do not take this over",
-            cost_s,
-        )
+    yield removable(
+        "sampler",
+        f"the sampler takes {of_step(result, cost_s)}{mostly_at(first_line(result, SAMPLER))}",
+        "draw the samples of an epoch in one operation (torch.randperm, torch.multinomial), not one by one; "
+        "workers do not take this over",
+        cost_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from drumline.base.text import file_size, one_line, plural
 from drumline.report.profile.bottleneck import (
-    MIN_GAIN,
-    MIN_PYTHON,
     USUAL_CORES,
     Advice,
     Bottleneck,
@@ -25,9 +23,18 @@ from drumline.report.profile.bottleneck import (
     slower_line,
 )
 from drumline.runs.profile_files import CLIPPING, GRADIENTS, IN_BACKWARD
-from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, most_crowded
+from drumline.runs.profile_result import (
+    PAUSES,
+    BusyThread,
+    LineCost,
+    ProfileResult,
+    most_crowded,
+)
 
 MIN_SPECIAL = 0.25
+MOST_THREADS = 3
+BUSY_THREAD = 0.2
+"""Of a core: threads that use less are no competition."""
 MANY_THREADS = 3
 """Times as many as cores."""
 MIN_PHASE = 0.1
@@ -67,6 +74,10 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _operations,
         _gradients_of_gradients,
         _anomaly_detection,
+        _tracers,
+        _cores,
+        _process,
+        _growth,
         _intra_op_threads,
         _on_device,
         _hooks,
@@ -85,7 +96,7 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
 def _threads(result: ProfileResult) -> Iterator[Advice]:
     """One thread at a time runs Python: each return of the training thread from torch waits for
     the other one, also that from a collective, and so do the ranks that wait for this one."""
-    for thread in result.threads[:1]:
+    for thread in busy_threads(result)[:1]:
         parts = ("gaps", "data", "exposed_communication", "waiting_for_rank")
         waited_s = sum(result.parts_s[part] for part in parts)
         cost_s = min(waited_s, thread.cores * result.step_s)
@@ -100,22 +111,26 @@ def _threads(result: ProfileResult) -> Iterator[Advice]:
         )
 
 
+def busy_threads(result: ProfileResult) -> list[BusyThread]:
+    """Those that compete with the steps for the GIL."""
+    return [thread for thread in result.threads if thread.cores >= BUSY_THREAD]
+
+
 def _python(result: ProfileResult) -> Iterator[Advice]:
     """Python of the user's inside the step, or a wait in it."""
     slow = find_slow_rank(result)
     slower = None if slow is None else slower_line(slow)
     for line in result.lines:
         # A line that cannot run while another thread computes waits for the GIL.
-        cost_s = line.cpu_s if result.threads else line.own_s
+        cost_s = line.cpu_s if busy_threads(result) else line.own_s
         is_loop = _is_loop(result, line)
         if is_loop or cost_s > line.seconds * MOSTLY_PYTHON:
             cost_s = line.seconds  # with operations that Python calls one by one
         if is_loop:
             cost_s += line.backward_s
-        least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
         phase = line.phase
         is_named = slower is not None and (slower.phase, slower.function) == (phase, line.function)
-        if is_named or phase not in PYTHON_PHASES or cost_s < least * result.step_s:
+        if is_named or phase not in PYTHON_PHASES:
             continue
         where = "between the phases of the step" if phase == "rest" else f"in {phase}"
         if is_loop:
@@ -124,17 +139,25 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
             if line.backward_s > SOME_PYTHON * cost_s:
                 where += " and their backward pass"
         does = "waits" if is_waiting(line) else "runs Python"
+        meanwhile = _meanwhile(result) if is_waiting(line) else ""
         yield removable(
             "python",
-            f"your code {does} {of_step(result, cost_s)} {where}{mostly_at(line)}",
+            f"your code {does} {of_step(result, cost_s)} {where}{mostly_at(line)}{meanwhile}",
             _python_remedy(line),
             cost_s,
         )
 
 
+def _meanwhile(result: ProfileResult) -> str:
+    """What other threads do, for one of which a line may wait."""
+    threads = {row.name: row.source for row in result.threads[:MOST_THREADS]}
+    places = [f"the thread {one_line(name)} is at {one_line(threads[name])}" for name in threads]
+    return f" (meanwhile {', '.join(places)})" if places else ""
+
+
 def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     """Whether it calls many operations that are so short that Python takes a part of its time."""
-    python_s = line.cpu_s if result.threads else max(line.own_s, line.host_s)
+    python_s = line.cpu_s if busy_threads(result) else max(line.own_s, line.host_s)
     if python_s <= line.seconds * SOME_PYTHON:
         return False
     runs_layers = line.phase == "forward" and line.library_operations >= LOOPED
@@ -191,14 +214,13 @@ def _gradients_of_gradients(result: ProfileResult) -> Iterator[Advice]:
     if line is None or not result.phases_s.get("backward"):
         return
     cost_s = result.phases_s[GRADIENTS] + line.backward_s
-    if cost_s >= MIN_PHASE * result.step_s:
-        yield removable(
-            "gradients_of_gradients",
-            f"torch.autograd.grad takes {of_step(result, cost_s)}, with the backward pass through it{mostly_at(line)}",
-            "compute this term (a penalty on gradients) in one step of several, or for a part of the batch; without "
-            "create_graph=True where nothing is trained through it",
-            cost_s,
-        )
+    yield removable(
+        "gradients_of_gradients",
+        f"torch.autograd.grad takes {of_step(result, cost_s)}, with the backward pass through it{mostly_at(line)}",
+        "compute this term (a penalty on gradients) in one step of several, or for a part of the batch; without "
+        "create_graph=True where nothing is trained through it",
+        cost_s,
+    )
 
 
 def _intra_op_threads(result: ProfileResult) -> Iterator[Advice]:
@@ -226,6 +248,71 @@ def _intra_op_threads(result: ProfileResult) -> Iterator[Advice]:
     )
 
 
+def _tracers(result: ProfileResult) -> Iterator[Advice]:
+    """Each call of Python takes longer, wherever it is."""
+    if result.tracers:
+        gaps_s = result.parts_s["gaps"]
+        yield Advice(
+            bottleneck="tracers",
+            text=f"{one_line(', '.join(result.tracers))} follows each call of Python, which takes "
+            f"{of_step(result, gaps_s)}",
+            remedy="turn it off, or on for some steps only",
+            cost_s=gaps_s / 2,
+            saved_s=Savings(gaps_s / 2, gaps_s, 0.0),
+            derivation="half of the time in Python",
+        )
+
+
+def _cores(result: ProfileResult) -> Iterator[Advice]:
+    """Ranks that may only use some of the cores, and wait for those."""
+    crowded = most_crowded(result)
+    cores = result.cores_per_rank
+    if not cores or crowded is None or crowded.part < MIN_PHASE:
+        return
+
+    ranks = result.world_size / result.num_nodes
+    if cores * ranks < min(ranks, result.host_cpus or 0):
+        cost_s = min(1 - cores, crowded.part) * result.step_s
+        yield removable(
+            "cores",
+            f"{ranks:.3g} ranks may only use {cores * ranks:.3g} of the {result.host_cpus} cores of their host (their "
+            f"affinity, as taskset and os.sched_setaffinity set it), and wait {of_step(result, cost_s)} for a core",
+            "let each rank use cores of its own",
+            cost_s,
+        )
+
+
+def _process(result: ProfileResult) -> Iterator[Advice]:
+    """One that a rank has started, and that computes while the steps wait for a core."""
+    process = result.process
+    crowded = most_crowded(result)
+    if process is None or crowded is None or process.cores < BUSY_THREAD:
+        return
+
+    cost_s = min(0.5, process.cores, crowded.part) * result.step_s
+    yield removable(
+        "process",
+        f"a process that the training has started ({one_line(process.name)}) uses or waits for {process.cores:.0%} of "
+        f"a core, and a rank waits {of_step(result, cost_s)} for one",
+        "start it on another machine, less often, or let it sleep between its rounds",
+        cost_s,
+        what="the wait",
+    )
+
+
+def _growth(result: ProfileResult) -> Iterator[Advice]:
+    """A graph that is kept, hooks that are registered again, lists that are gone through."""
+    cost_s = result.growth * (result.parts_s["compute"] + result.parts_s["gaps"])
+    yield removable(
+        "growth",
+        f"each step has more operations than the one before: {of_step(result, cost_s)} goes to what was added since "
+        f"the first one{mostly_at(next(iter(result.lines), None))}",
+        "look for what is kept from step to step: a graph (detach(), no retain_graph=True), hooks that are "
+        "registered again, lists that grow",
+        cost_s,
+    )
+
+
 def _anomaly_detection(result: ProfileResult) -> Iterator[Advice]:
     """It is for finding a NaN, and slows each operation down."""
     passes_s = sum(result.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
@@ -244,11 +331,7 @@ def _on_device(result: ProfileResult) -> Iterator[Advice]:
     """What it computes with torch counts as well: it could be done beside the step."""
     line = first_line(result, "on_device")
     cost_s = result.phases_s.get("on_device", 0.0)
-    if line is None:
-        return
-
-    least = MIN_GAIN if line.own_s > cost_s / 2 and is_waiting(line) else MIN_PHASE
-    if cost_s >= least * result.step_s:
+    if line is not None:
         yield removable(
             "on_device",
             f"on_device() takes {of_step(result, cost_s)}{mostly_at(line)}",
@@ -270,10 +353,7 @@ def _hooks(result: ProfileResult) -> Iterator[Advice]:
     """Hooks of the task, by their phase's name."""
     for phase, seconds in result.phases_s.items():
         line = first_line(result, phase)
-        if not phase.startswith("hook ") or line is None:
-            continue
-        least = MIN_GAIN if is_waiting(line) else MIN_PYTHON
-        if seconds >= least * result.step_s:
+        if phase.startswith("hook ") and line is not None:
             yield removable(
                 "hook",
                 f"the {phase} takes {of_step(result, seconds)}{mostly_at(line)}",

@@ -93,7 +93,6 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
         "uneven_ranks": f"ranks wait for each other {share} of the step, and not always for the same one",
         "host_sync": host,
         "launches": f"the host is slow: the device waits {share} of the step for its launches",
-        "float64": f"the model computes in float64: that takes {share} of the step more than float32",
         "python": f"the host is slow: a function of yours takes {share} of the step",
         "workers": f"there are too many workers: the ranks wait {share} of the step for a core",
         "thread": f"another thread computes in Python: the steps wait {share} of their time for it",

@@ -53,8 +53,10 @@ WAITING = "waiting for a slower rank"
 COLLECTION = "garbage collection"
 ADDED = [field.name for field in fields(LineCost) if field.type == "float"]
 """What of the lines of several ranks is added up."""
-BUSY_THREAD = 0.2
-"""Of a core: threads that use less are not worth a word."""
+USUAL_CALL_S = 0.2e-3
+"""For an operation that it calls torch needs less Python."""
+TOOL_PHASES = ("forward", "to the device", REST)
+"""Where the user's code may call what is no operation; elsewhere torch's own code has its own phases."""
 TRACEBACKS = ("traceback", "linecache")
 NAN_CHECKS = ("aten::isnan", "aten::ne", "aten::any")
 """What anomaly detection calls for each operation."""
@@ -103,7 +105,7 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     unsampled_s = length(host.steps) / num_steps - sum(phases_s.values())
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
 
-    own_s = idle_s * is_user_s_own(stacks)
+    own_s = idle_s * is_user_s_own(stacks) + times.in_torch(trace, idle_s)
     cpu_shares = times.cpu_shares()
     backward_s = times.shares_of_backward(trace) * phases_s.get("backward", 0.0)
     costs = {
@@ -260,6 +262,16 @@ class SampleTimes:
         clippings = self._count(trace.clippings)
         return np.where(self.is_in([CLIPPING]), clippings, operations)
 
+    def in_torch(self, trace: RankTrace, idle_s: Seconds) -> Seconds:
+        """How long each sample is in Python of torch that calls no operations: it reads a file,
+        compiles, makes a process group."""
+        lines = [self._stacks.lines[sample.line] for sample in self._stacks.samples]
+        is_torch = np.array([line.library == "torch" for line in lines])
+        num_calls = self._count(trace.host_operations[:, 0])
+        longer_s = idle_s - USUAL_CALL_S * num_calls / len(trace.steps)
+        seconds: Seconds = np.maximum(0.0, longer_s) * is_torch * self.is_in(TOOL_PHASES)
+        return seconds
+
     def shares_of_backward(self, trace: RankTrace) -> Seconds:
         """Which part of the backward pass belongs to each sample, by the number of its operations
         that have a gradient."""
@@ -345,9 +357,8 @@ def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Coll
     if not stacks.collections:
         return None
 
-    full = [row for row in stacks.collections if row.generation == 2]
     lines_ns: dict[SampledLine, float] = defaultdict(float)
-    for row in full:
+    for row in stacks.collections:
         line = stacks.lines[row.line]
         if line.file:
             lines_ns[line] += row.ended_ns - row.began_ns
@@ -355,22 +366,21 @@ def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Coll
 
     return Collections(
         seconds=seconds,
-        full=len(full) / num_steps,
+        full=len(stacks.collections) / num_steps,
         source=place_of(costliest_line) if costliest_line else "",
         is_asked_for=costliest_line is not None and "collect(" in costliest_line.source,
     )
 
 
 def threads_of(facts: RankFacts, lasts_s: float) -> Iterator[BusyThread]:
-    """The threads that use much of a core in this time."""
+    """Those that ran code of the user's in this time."""
     for thread in facts.stacks.threads:
         line = facts.stacks.lines[thread.line]
-        cores = thread.cpu_s / max(lasts_s, 1e-9)
-        if cores >= BUSY_THREAD and line.file:
+        if line.file:
             yield BusyThread(
                 rank=facts.rank,
                 name=thread.name,
-                cores=cores,
+                cores=thread.cpu_s / max(lasts_s, 1e-9),
                 source=place_of(line),
             )
 

@@ -65,6 +65,8 @@ from drumline.tools.profile.trace_file import ON_DEVICE, Details, TraceEntry, re
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
+FEWEST_ADDED = 4
+"""Steps with more operations than the one before, until they are no chance."""
 MOST_SYNCS = 10
 MOST_RANKS = 4096
 LINE_AFTER_S = 0.05
@@ -221,20 +223,37 @@ def result_of(
         other_collectives_s=fmean(step.other_s for step in all_steps),
         other_collectives=fmean(step.num_other for step in all_steps),
         other_kinds=other_kinds(all_traces),
+        growth=fmean(map(growth_of, all_traces)),
         kernels=tuple(top_kernels(all_traces)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
         unprofiled_step_s=mean_known(rank_facts.unprofiled_step_s for rank_facts in facts.values()),
-        cores_per_rank=first.cores,
+        cores_per_rank=cores_per_rank(facts),
+        host_cpus=first.host_cpus,
         loading_cores=first.loading_cores if loads_itself else None,
         optimizer=first.optimizer,
         workers=first.workers,
+        process=max(
+            filter(None, (rank_facts.process for rank_facts in facts.values())),
+            key=lambda use: use.cores,
+            default=None,
+        ),
         has_sync_batchnorm=first.has_sync_batchnorm,
+        checks_collectives=first.checks_collectives,
         num_threads=first.num_threads,
         wasted=first.wasted,
         own_profiler=first.own_profiler,
+        tracers=first.tracers,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
+
+
+def cores_per_rank(facts: Mapping[int, RankFacts]) -> float | None:
+    """Those of the first host, which all its ranks share; None: not known."""
+    first_host = facts[min(facts)].host
+    ranks = [rank_facts for rank_facts in facts.values() if rank_facts.host == first_host]
+    cpus = {number for rank_facts in ranks for number in rank_facts.cpus}
+    return len(cpus) / len(ranks) if cpus else None
 
 
 def other_kinds(traces: Sequence[RankTrace]) -> dict[str, float]:
@@ -315,6 +334,20 @@ def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[f
     for steps in zip(*steps_of_peers, strict=False):
         means_s.append(fmean(step.waited_s.get(rank, 0.0) for step in steps))
     return tuple(means_s)
+
+
+def growth_of(trace: RankTrace) -> float:
+    """Which part of a step's operations have been added since the first step, where each step has
+    more than the one before; else 0."""
+    counts: Counter[int] = Counter()
+    for operation in trace.operations:
+        counts[operation.step] += operation.calls
+
+    steps = [step.number for step in trace.steps]
+    added = [counts[later] - counts[step] for step, later in pairwise(steps)]
+    if len(added) < FEWEST_ADDED or min(added) <= 0:
+        return 0.0
+    return min(1.0, fmean(added) * fmean(steps) / fmean(counts.values()))
 
 
 # Kernels and host synchronizations

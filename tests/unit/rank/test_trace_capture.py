@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +22,9 @@ from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.torch_hooks import ScriptProfile
 from drumline.rank.watched import trace_capture
 from drumline.rank.watched.trace_capture import (
+    ChildTimes,
     SyncLines,
     TraceCapture,
-    optimizer_facts,
     unused_gradients,
 )
 from drumline.runs.profile_files import JobFacts, facts_path, trace_path, where_to_look
@@ -194,12 +197,6 @@ def test_gradients_of_weights_that_no_optimizer_updates_are_unused() -> None:
         assert unused_gradients([model], [optimizer]) == 0.75
     frozen.requires_grad_(False)
     assert unused_gradients([model], [sgd(head.parameters())]) == 0.0
-
-
-def test_parameters_in_float64_are_counted() -> None:
-    model = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(3, 1).double()])
-    facts = optimizer_facts(sgd(model.parameters()))
-    assert (facts.num_bytes, facts.float64_bytes) == (16 + 32, 32)
 
 
 def test_gradients_that_may_have_a_use_are_not_called_unused() -> None:
@@ -385,3 +382,22 @@ def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
     assert where_to_look(Path("run"), 65).startswith(
         "the trace of the first 64 of 65 ranks: run/profile/merged"
     )
+
+
+def test_processes_of_a_rank_are_workers_or_others() -> None:
+    command = "import time\nwhile True: pass"
+    data: Any = torch.utils.data.DataLoader(range(1000), num_workers=2)  # type: ignore[arg-type]
+    with subprocess.Popen([sys.executable, "-c", command]) as process:
+        batches = iter(data)
+        next(batches)
+        time.sleep(0.1)  # until the workers have their name
+        times = ChildTimes()
+        time.sleep(0.3)
+        workers, busiest = times.use()
+        process.kill()
+    assert workers is not None
+    assert workers.number == 2
+    assert busiest is not None
+    assert busiest.name.endswith(f"-c {command}")
+    assert busiest.cores > 0.5
+    del batches

@@ -26,7 +26,7 @@ from drumline.report.profile.bucket_plan import (
     fit_costs,
     planned,
 )
-from drumline.runs.profile_files import BUFFERS, OptimizerFacts
+from drumline.runs.profile_files import BUFFERS
 from drumline.runs.profile_result import (
     PARTS,
     Bucket,
@@ -105,23 +105,13 @@ def as_script(result: ProfileResult) -> ProfileResult:
     return replace(result, batch_size=None, settings={}, precision=None)
 
 
-def test_a_model_in_float64_computes_half_as_much() -> None:
-    facts = OptimizerFacts(
-        name="SGD", num_tensors=4, num_bytes=80, is_fused=True, is_foreach=False, float64_bytes=80
-    )
-    result = profile(parts={"data": 0.02}, optimizer=facts)
+def test_collectives_that_torch_checks_are_half_as_long_without() -> None:
+    result = profile(parts={"exposed_communication": 0.04}, checks_collectives=True)
     advice = first(result)
-    assert (advice.bottleneck, advice.cost_s) == ("float64", pytest.approx(0.04))
-    assert advice.text == (
-        "the model's parameters are float64, in which it computes 80 ms of each 100 ms step"
+    assert (advice.bottleneck, advice.predicted_step_s) == ("debug_level", pytest.approx(0.08))
+    assert advice.text.startswith(
+        "TORCH_DISTRIBUTED_DEBUG is DETAIL: ranks compare each collective before they begin it, and 40 ms of each"
     )
-    assert advice.remedy.startswith("call .float() on the model and on its data")
-    assert advice.changes_training
-    products = (Kernel(name="dgemm", seconds=0.08, calls=1),)
-    on_gpu = advise(replace(result, device="NVIDIA H200", kernels=products))
-    assert "fp32" not in [item.bottleneck for item in on_gpu], "autocast leaves float64 as it is"
-    mixed = replace(facts, float64_bytes=8)
-    assert "float64" not in [item.bottleneck for item in advise(replace(result, optimizer=mixed))]
 
 
 def test_gradients_that_every_micro_batch_reduces_are_reduced_once() -> None:

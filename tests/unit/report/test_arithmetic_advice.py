@@ -12,7 +12,7 @@ from drumline.report.profile.arithmetic_advice import WASTE
 from drumline.report.profile.bottleneck import Advice
 from drumline.report.profile.profile_words import headline
 from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
-from drumline.runs.profile_result import ProfileResult
+from drumline.runs.profile_result import Kernel, ProfileResult
 from tests.unit.report.test_advice import first, profile
 
 CALL = SampledLine(file="train.py", line=7, function="main", source="scores = model(words)")
@@ -51,6 +51,15 @@ def test_parts_of_one_kind_are_added_up_and_little_of_it_is_usual() -> None:
     assert "layer1" in advice.text
     for kind in get_args(WasteKind):
         assert advise(wasting(WastedWork(kind=kind, part=0.1))) == advise(wasting())
+
+
+def test_float64_is_not_made_bf16() -> None:
+    products = (Kernel(name="dgemm", seconds=0.08, calls=1),)
+    result = replace(profile(), device="NVIDIA H200", kernels=products)
+    assert "fp32" in [item.bottleneck for item in advise(result)]
+    wasted = (WastedWork(kind="float64", part=0.9),)
+    advice = advise(replace(result, wasted=wasted, phases_s=PHASES))
+    assert [item.bottleneck for item in advice] == ["float64"], "autocast leaves float64 as it is"
 
 
 def test_a_profiler_of_the_users_costs_what_steps_without_ours_take_longer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_operations_that_are_no_layers_count_for_their_line(tmp_path: Path) -> N
 def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(tmp_path: Path) -> None:
     asked = SampledLine(file="task.py", line=40, function="f", source="gc.collect()")
     rows = tuple(
-        Collection(BASE_NS + begin * MS_NS, BASE_NS + (begin + 4) * MS_NS, 2, len(LINES))
+        Collection(BASE_NS + begin * MS_NS, BASE_NS + (begin + 4) * MS_NS, len(LINES))
         for begin in (83, 183)
     )
     result = profiled(tmp_path, two_steps(lines=(*LINES, asked), collections=rows))
@@ -238,8 +239,40 @@ def test_steps_that_all_have_a_pause_last_until_it(tmp_path: Path) -> None:
     assert result.pauses_s == {"save": pytest.approx(0.005)}
 
 
-def test_a_busy_thread_is_reported_and_an_idle_one_is_not(tmp_path: Path) -> None:
-    threads = (ThreadUse("hog", 0.1, 2), ThreadUse("idle", 0.001, 1))
+def test_torchs_python_counts_where_it_calls_no_operations(tmp_path: Path) -> None:
+    """From 88 ms on a step runs torch's Python between the phases."""
+    phases = (*PHASES, "rest")
+    rows = [
+        row._replace(phase=len(PHASES), line=LINES.index(REDUCE))
+        if row.phase == PHASES.index("optimizer")
+        else row
+        for row in two_steps().samples
+    ]
+    result = profiled(tmp_path, two_steps(phases=phases, samples=tuple(rows)))
+    line = next(line for line in result.lines if line.phase == "rest")
+    assert line.function == "Mine.loss"
+    assert line.own_s == pytest.approx(0.0068, abs=1e-3)
+
+
+def test_steps_that_grow_are_seen_by_their_operations(tmp_path: Path) -> None:
+    def grown(numbers: Sequence[int]) -> float:
+        marks = [mark(f"drumline.step#{n + 2}", n * 10, n * 10 + 10) for n in range(len(numbers))]
+        operations = [
+            entry("aten::add", step * 10 + place, step * 10 + place + 0.5)
+            for step, number in enumerate(numbers)
+            for place in range(number)
+        ]
+        end = len(numbers) * 10
+        write_rank(tmp_path, 0, [*marks, *operations, mark("drumline.end", end, end)], world_size=1)
+        return analyse(tmp_path).growth
+
+    assert grown([3, 4, 5, 6, 7]) == pytest.approx(0.8), "1 in each step, of which the 4th has 5"
+    assert grown([3, 4, 5, 5, 7]) == 0
+    assert grown([3, 3, 3, 3, 3]) == 0
+
+
+def test_a_thread_is_reported_with_its_line(tmp_path: Path) -> None:
+    threads = (ThreadUse("hog", 0.1, 2), ThreadUse("lineless", 0.1, 0))
     (thread,) = profiled(tmp_path, two_steps(threads=threads)).threads
     assert (thread.name, thread.source, thread.cores) == ("hog", "task.py:9", pytest.approx(0.5))
 
