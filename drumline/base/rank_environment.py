@@ -26,6 +26,7 @@ from drumline.base.errors import Place, PreflightError, UsageError
 from drumline.base.job_secret import derived, secret_from
 from drumline.base.untrusted import from_json, read_json, replace_text, whole_number
 
+Environment = Mapping[str, str]
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # The number of processes, as Open MPI and MPICH set it.
 OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -95,7 +96,7 @@ def own_variables() -> dict[str, str]:
     return dict(os.environ)
 
 
-def topology_from(environment: Mapping[str, str]) -> Topology | None:
+def topology_from(environment: Environment) -> Topology | None:
     """This process's rank and job, or None when no launcher started it."""
     variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
@@ -140,7 +141,7 @@ def let_first_rank_report(topology: Topology | None) -> None:
         time.sleep(FIRST_REPORT_S)
 
 
-def _check_not_mpi(variables: Mapping[str, str]) -> None:
+def _check_not_mpi(variables: Environment) -> None:
     """mpirun uses other names, so each process would believe that it is the only one."""
     for name in OF_MPI:
         if variables.get(name, "1") != "1":
@@ -151,7 +152,7 @@ def _check_not_mpi(variables: Mapping[str, str]) -> None:
             )
 
 
-def _integer(variables: Mapping[str, str], name: str) -> int:
+def _integer(variables: Environment, name: str) -> int:
     try:
         return int(variables[name])
     except ValueError:
@@ -161,7 +162,7 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
 # A step of srun
 
 
-def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def rank_variables(environment: Environment) -> dict[str, str]:
     """RANK and the other variables for a task of an srun step; empty elsewhere (a batch script is
     not an srun step)."""
     is_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
@@ -184,7 +185,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rendezvous_port(environment: Mapping[str, str]) -> int:
+def rendezvous_port(environment: Environment) -> int:
     job = int(environment.get("SLURM_JOB_ID", "0"))
     step = int(environment.get("SLURM_STEP_ID", "0"))
     return FIRST_PORT + (job * 7 + step) % NUM_PORTS
@@ -222,7 +223,7 @@ def _padded_numbers(numbers: str) -> Iterator[str]:
 # What a rank leaves for our launcher
 
 
-def _leave(environment: Mapping[str, str], name: str, text: str) -> None:
+def _leave(environment: Environment, name: str, text: str) -> None:
     """Write the file that this variable names, if a launcher has set it."""
     if path := environment.get(name):
         with contextlib.suppress(OSError):
@@ -252,7 +253,7 @@ class FailureRecord:
         return self.is_own and self == before
 
 
-def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None:
+def write_failure(environment: Environment, record: FailureRecord) -> None:
     """Does nothing under another launcher."""
     _leave(environment, FAILURE_FILE, json.dumps(asdict(record)))
 
@@ -265,7 +266,7 @@ def read_failure(path: Path) -> FailureRecord | None:
 # Which rank a process is now
 
 
-def write_rank(environment: Mapping[str, str], rank: int) -> None:
+def write_rank(environment: Environment, rank: int) -> None:
     """Does nothing where no launcher shows the lines of ranks."""
     _leave(environment, RANK_FILE, str(rank))
 
@@ -281,14 +282,14 @@ def read_rank(path: Path) -> int | None:
 # How a rank was preempted
 
 
-def grace_from(environment: Mapping[str, str]) -> float | None:
+def grace_from(environment: Environment) -> float | None:
     """How many seconds after a SIGTERM the launcher kills this rank; None: another launcher, which
     does not say."""
     grace_s = environment.get(GRACE_S)
     return float(grace_s) if grace_s else None
 
 
-def note_saved(environment: Mapping[str, str]) -> None:
+def note_saved(environment: Environment) -> None:
     """Report to the launcher that the preempted run has saved: the same command resumes it,
     whatever ends this rank."""
     _leave(environment, SAVED_FILE, "")
@@ -308,7 +309,7 @@ class ErrorRecord:
     """The traceback of an error that is not ours."""
 
 
-def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
+def write_error(environment: Environment, record: ErrorRecord) -> None:
     """Does nothing in a command that a user has typed. A later failure, after a restart, replaces
     an earlier one."""
     _leave(environment, ERROR_FILE, json.dumps(asdict(record)))
@@ -382,7 +383,7 @@ def _watch_nodes(endpoints: str) -> Iterator[tuple[str, int]]:
         yield address, int(port)
 
 
-def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
+def watch_settings_from(environment: Environment) -> WatchSettings:
     """Only our own launcher sets these variables."""
     folder = environment.get(WATCH_FOLDER)
     script = environment.get(SCRIPT_WATCH)

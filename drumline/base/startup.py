@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from drumline.base.errors import ExitCode, UsageError
+from drumline.base.processes import TICKS_PER_S, parse_stat
 from drumline.base.rank_environment import COMMAND_START, LAUNCH_START
 from drumline.base.text import paragraph
 from drumline.base.untrusted import check_own_folder
@@ -55,8 +56,8 @@ def process_start() -> float:
     """When this process began, including Python's own start."""
     if _task_began is not None:
         return _task_began
-    after_name = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    return int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    stat = parse_stat(Path("/proc/self/stat").read_bytes())
+    return stat.start_ticks / TICKS_PER_S
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:

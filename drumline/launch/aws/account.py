@@ -36,6 +36,10 @@ _NOT_IN_A_TAG = re.compile(r"[^\w .:/=+@-]")
 _TAG_LENGTH = 256
 
 
+Described = Mapping[str, Any]
+"""Something, as AWS describes it."""
+
+
 class AwsError(PreflightError):
     """AWS refused a call; `code` is its own word for why."""
 
@@ -78,7 +82,7 @@ class Account:
 
         return self._clients[service]
 
-    def call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
+    def call(self, service: str, operation: str, **arguments: Any) -> Described:
         """One request; a refusal is an AwsError."""
         answer = self._explained(
             service,

@@ -9,7 +9,7 @@ from typing import Any
 
 from drumline.base.errors import UsageError, as_list
 from drumline.launch.aws import stack as stacks
-from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.account import Account, AwsError, Described
 from drumline.launch.aws.cluster_plan import MOVING, ClusterPlan
 from drumline.launch.aws.teardown import finish_rollback, take_down
 
@@ -68,7 +68,7 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
+def _check_same(stack: Described, plan: ClusterPlan) -> None:
     """Raise if the cluster that exists was made with other settings."""
     before = stacks.parameters_of(stack)
     # By default these are the versions that are installed here, which may have been updated since.
@@ -125,7 +125,7 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
             )
 
 
-def _failed_nodes(account: Account, stack: stacks.Stack, name: str) -> list[str]:
+def _failed_nodes(account: Account, stack: Described, name: str) -> list[str]:
     """Instances of this stack that ended themselves, the oldest first."""
     values = {f"tag:{stacks.TAG}": name, "state-reason-code": ENDED_ITSELF}
     filters = [{"Name": key, "Values": [value]} for key, value in values.items()]
@@ -147,7 +147,7 @@ def _reason_of(account: Account, node: str) -> str:
     return reasons[-1].strip() if reasons else f"{node}: its console output has no reason (yet)"
 
 
-def _refused_launch(account: Account, stack: stacks.Stack) -> str:
+def _refused_launch(account: Account, stack: Described) -> str:
     """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier
     stack of the same name had a group of the same name, whose activities AWS may still list."""
     try:

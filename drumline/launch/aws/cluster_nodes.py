@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from drumline.base.text import duration, file_size, plural
-from drumline.launch.aws.account import Account
+from drumline.launch.aws.account import Account, Described
 from drumline.launch.aws.stack import (
     TAG,
-    Stack,
     is_cluster,
     kept_volumes,
     made_at,
@@ -35,7 +34,7 @@ class CloudNode:
     public_address: str | None
 
 
-def _clusters(account: Account) -> list[Stack]:
+def _clusters(account: Account) -> list[Described]:
     """Their stacks, the oldest first."""
     stacks = account.all("cloudformation", "describe_stacks", "Stacks")
     existing = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
@@ -77,7 +76,7 @@ def status_lines(account: Account) -> Iterator[str]:
     yield f"{plural(len(clusters), 'cluster')} in {account.region}"
 
 
-def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
+def _cluster_lines(account: Account, stack: Described) -> Iterator[str]:
     """One cluster: its state, what it has cost, who made it, and its nodes."""
     parameters = parameters_of(stack)
     name = tags_of(stack)[TAG]

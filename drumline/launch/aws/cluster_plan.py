@@ -23,7 +23,7 @@ from typing import Any
 from drumline.base.errors import UsageError
 from drumline.base.text import columns, join_names, plural
 from drumline.launch.aws import prices
-from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.account import Account, AwsError, Described
 from drumline.launch.aws.cluster_settings import ME, ClusterSettings
 from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
 from drumline.launch.templates import render
@@ -370,9 +370,7 @@ def make_plan(
     )
 
 
-def _named_zone(
-    settings: ClusterSettings, subnet: Mapping[str, Any], reservation: Mapping[str, Any]
-) -> str | None:
+def _named_zone(settings: ClusterSettings, subnet: Described, reservation: Described) -> str | None:
     """That of the subnet, the reservation or the flag; None: any."""
     places = [subnet.get("AvailabilityZone"), reservation.get("AvailabilityZone"), settings.zone]
     zones = sorted({zone for zone in places if zone is not None})
@@ -405,8 +403,8 @@ def _notes(
     account: Account,
     settings: ClusterSettings,
     image: Image,
-    subnet: Mapping[str, Any],
-    reservation: Mapping[str, Any],
+    subnet: Described,
+    reservation: Described,
 ) -> Iterator[str]:
     """What was checked of what exists already."""
     if settings.disk < image.size:
@@ -428,9 +426,7 @@ def _notes(
         yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
 
 
-def find_reservation(
-    account: Account, settings: ClusterSettings, *, is_up: bool
-) -> Mapping[str, Any]:
+def find_reservation(account: Account, settings: ClusterSettings, *, is_up: bool) -> Described:
     """As AWS describes it; empty without --reservation. Raises if the nodes cannot use it. `is_up`:
     they do already."""
     if settings.reservation is None:
@@ -458,7 +454,7 @@ def find_reservation(
     return reservation
 
 
-def _reservation_note(reservation: Mapping[str, Any]) -> str:
+def _reservation_note(reservation: Described) -> str:
     """What is left of it, and until when."""
     ends = reservation.get("EndDate")
     until = f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before" if ends else ""
@@ -506,7 +502,7 @@ def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
     return hardware.num_cards == 1 or not hardware.num_efas or settings.efa is False
 
 
-def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
+def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Described) -> bool:
     """Whether the instances get public addresses. `subnet`: an existing one, or empty."""
     gives_public_addresses = not subnet or bool(subnet.get("MapPublicIpOnLaunch"))
     return _has_one_card(settings, hardware) and gives_public_addresses
@@ -516,7 +512,7 @@ def _parameters(
     account: Account,
     settings: ClusterSettings,
     hardware: Hardware,
-    subnet: Mapping[str, Any],
+    subnet: Described,
 ) -> dict[str, str]:
     """Those of the stack that follow from the settings."""
     has_one_card = _has_one_card(settings, hardware)
@@ -589,7 +585,7 @@ def own_network() -> str:
         ) from error
 
 
-def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
+def _subnet(account: Account, subnet: str | None) -> Described:
     """As AWS describes an existing one; empty for a new VPC."""
     if subnet is None:
         return {}
@@ -706,7 +702,7 @@ def check_session_manager(why: str) -> None:
 def check_way_out(
     account: Account,
     settings: ClusterSettings,
-    subnet: Mapping[str, Any],
+    subnet: Described,
     *,
     is_public: bool,
 ) -> None:
@@ -726,7 +722,7 @@ def check_way_out(
         )
 
 
-def _default_route(account: Account, subnet: Mapping[str, Any]) -> str | None:
+def _default_route(account: Account, subnet: Described) -> str | None:
     """Where the subnet sends what is for the internet: `igw-...`, or another gateway; None:
     nowhere."""
     by_subnet = {"association.subnet-id": subnet["SubnetId"]}

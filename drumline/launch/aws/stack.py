@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from drumline.base.errors import UsageError, as_list
-from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.account import Account, AwsError, Described
 from drumline.launch.aws.cluster_settings import STACK_PREFIX, ClusterSettings
 from drumline.launch.aws.prices import Cost, dollars, total
 
@@ -18,10 +17,9 @@ NODES_PRICE_TAG = "drumline:nodes-usd-per-hour"
 STACK_PRICE_TAG = "drumline:stack-usd-per-hour"
 POLL_S = 5.0
 Progress = Callable[[str], None]
-Stack = Mapping[str, Any]
 
 
-def find_stack(account: Account, stack: str) -> Stack | None:
+def find_stack(account: Account, stack: str) -> Described | None:
     """By its name, or by its id after it was deleted."""
     try:
         return dict(account.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"][0])
@@ -31,7 +29,7 @@ def find_stack(account: Account, stack: str) -> Stack | None:
         raise
 
 
-def find_cluster(account: Account, settings: ClusterSettings) -> Stack | None:
+def find_cluster(account: Account, settings: ClusterSettings) -> Described | None:
     """The stack of the cluster; a stack of that name that drumline did not make is refused."""
     stack = find_stack(account, settings.stack)
     if stack is None or is_cluster(stack):
@@ -44,28 +42,28 @@ def find_cluster(account: Account, settings: ClusterSettings) -> Stack | None:
     )
 
 
-def is_cluster(stack: Stack) -> bool:
+def is_cluster(stack: Described) -> bool:
     """Whether drumline made it: it has our tag, with the name that it has itself."""
     name = tags_of(stack).get(TAG)
     return name is not None and bool(stack["StackName"] == f"{STACK_PREFIX}{name}")
 
 
-def owner_of(described: Mapping[str, Any]) -> str:
+def owner_of(described: Described) -> str:
     """Who made a stack or a volume."""
     return tags_of(described).get(OWNER_TAG, "an unknown identity")
 
 
-def made_at(described: Mapping[str, Any]) -> str:
+def made_at(described: Described) -> str:
     """When a stack or a volume was made."""
     return f"{described['CreationTime'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+def tags_of(described: Described) -> dict[str, str]:
     """The tags of whatever AWS has described."""
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
 
 
-def parameters_of(stack: Stack) -> dict[str, str]:
+def parameters_of(stack: Described) -> dict[str, str]:
     """What the stack was made with."""
     return {
         parameter["ParameterKey"]: str(parameter["ParameterValue"])
@@ -73,14 +71,14 @@ def parameters_of(stack: Stack) -> dict[str, str]:
     }
 
 
-def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str, Any]]:
+def kept_volumes(account: Account, name: str | None = None) -> list[Described]:
     """Volumes that clusters (or this one) have made."""
     volumes = account.all("efs", "describe_file_systems", "FileSystems")
     tagged = [volume for volume in volumes if tags_of(volume).get(TAG)]
     return [volume for volume in tagged if name is None or tags_of(volume)[TAG] == name]
 
 
-def group_of(account: Account, stack: str) -> Mapping[str, Any]:
+def group_of(account: Account, stack: str) -> Described:
     """Its Auto Scaling group, which has the same name."""
     answer = account.call(
         "autoscaling",
@@ -90,7 +88,7 @@ def group_of(account: Account, stack: str) -> Mapping[str, Any]:
     return dict(answer["AutoScalingGroups"][0])
 
 
-def polls(account: Account, stack: str, progress: Progress) -> Iterator[Stack | None]:
+def polls(account: Account, stack: str, progress: Progress) -> Iterator[Described | None]:
     """The stack, again and again; its newest event is reported meanwhile. None: it is gone."""
     step = ""
     while True:
@@ -145,7 +143,7 @@ def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
     return {tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None}
 
 
-def price_words(stack: Stack, now: datetime) -> str:
+def price_words(stack: Described, now: datetime) -> str:
     """What the cluster has cost at most since it was made: its nodes until their end, and the rest
     until now."""
     tags = tags_of(stack)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from drumline.base.text import file_size
 from drumline.launch.aws import stack as stacks
-from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.account import Account, AwsError, Described
 from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.prices import dollars, listed_price
 from drumline.launch.aws.stack import TAG, kept_volumes
@@ -113,7 +113,7 @@ def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed
     )
 
 
-def _never_came_up(stack: stacks.Stack | None, volume: Mapping[str, Any]) -> bool:
+def _never_came_up(stack: Described | None, volume: Described) -> bool:
     """Whether the volume was made for a stack that was still being created: it has no data."""
     if stack is None or stack["StackStatus"] != "CREATE_IN_PROGRESS":
         return False
@@ -175,7 +175,7 @@ def _tagged_resources(account: Account, name: str, billed_kind: _BilledKind) -> 
     return resources
 
 
-def _state(described: Mapping[str, Any]) -> str:
+def _state(described: Described) -> str:
     state = described.get("State", "")
     return str(state["Name"] if isinstance(state, Mapping) else state)
 

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -121,7 +121,7 @@ class HostConnection:
     """Called with a message while the first frame does not come."""
     lease_s: float = LEASE_S
     """How long it may be silent."""
-    on_frame: Callable[[Mapping[str, Any]], None] = lambda _: None
+    on_frame: Callable[[Message], None] = lambda _: None
     """Called for each frame except heartbeats; set by the current attempt."""
     start_times: StartTimes | None = None
     """Of all hosts, where these set the limit in place of `start_timeout_s`."""
@@ -183,7 +183,7 @@ class HostConnection:
             self.hang_up()
         await self._reading
 
-    def send(self, frame: Mapping[str, Any]) -> None:
+    def send(self, frame: Message) -> None:
         """Nothing is sent once the connection is closed."""
         if self.writer is not None and not self.writer.is_closing():
             self.writer.write(self.session.encode(frame))

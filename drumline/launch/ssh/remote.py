@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
@@ -18,6 +17,7 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LOST_GRACE_S
 from drumline.net.dial import WaitNotice
+from drumline.net.frames import Message
 from drumline.watch.watch_folder import SidecarDiagnosis
 
 # How long a lost host may take to answer again.
@@ -53,9 +53,9 @@ class Remote:
     the connection."""
 
     connection: HostConnection
-    spec: Mapping[str, Any] = field(repr=False)
+    spec: Message = field(repr=False)
     screen: Screen
-    on_frame: Callable[[Remote, Mapping[str, Any]], None]
+    on_frame: Callable[[Remote, Message], None]
     """Called for each frame that is not about output."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -153,7 +153,7 @@ class Remote:
         what = f"the job failed on {self.name} ({how_it_ended(code)})"
         return (f"{what}:", *self.agent_lines) if self.agent_lines else (what,)
 
-    def _receive(self, frame: Mapping[str, Any]) -> None:
+    def _receive(self, frame: Message) -> None:
         """Each frame of the host: output goes to the screen, all others are noted and passed on."""
         if frame["kind"] == "lines":
             rank = frame["rank"]
@@ -168,7 +168,7 @@ class Remote:
             self._remember(frame)
             self.on_frame(self, frame)
 
-    def _remember(self, frame: Mapping[str, Any]) -> None:
+    def _remember(self, frame: Message) -> None:
         """Note what a frame says of the host."""
         match frame["kind"]:
             case "hello":
@@ -200,7 +200,7 @@ class Remote:
             case "failed":
                 self._remember_failure(frame)
 
-    def _remember_failure(self, frame: Mapping[str, Any]) -> None:
+    def _remember_failure(self, frame: Message) -> None:
         """An agent may report a failure again, with those that came after it."""
         if any(failure.rank == frame["rank"] for failure in self.failures):
             return

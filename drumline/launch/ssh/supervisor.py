@@ -17,13 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
-from drumline.base.background import in_background, resolve_ipv4
+from drumline.base.background import resolve_all
 from drumline.base.processes import Termination, descendants
 from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink
 from drumline.base.text import signal_name
@@ -33,7 +32,7 @@ from drumline.launch.node.guard import JOB_ENV, job_processes
 from drumline.launch.node.rank_logs import last_lines
 from drumline.launch.node_plan import silence_limit_s
 from drumline.launch.ssh.node_output import NodeOutput, Sink
-from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
+from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, Message, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
 PROTOCOL = 10
@@ -66,7 +65,7 @@ class Orders(Protocol):
     def waited_s(self) -> float: ...
     @property
     def is_closed(self) -> bool: ...
-    def read(self) -> list[dict[str, Any]]: ...
+    def read(self) -> list[Message]: ...
     def share(self, num_nodes: int) -> None: ...
 
 
@@ -109,7 +108,7 @@ class ControllerLink:
         os.close(self._lock)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Message]:
         """The frames that have arrived; waits a moment if there are none."""
         self.out.flush()
         select.select([] if self.frames.is_closed else [0], [], [], TICK_S)
@@ -137,7 +136,7 @@ class ControllerLink:
         """Whether the controller still sends."""
         return not self.is_closed and self.waited_s < self.lease_s
 
-    def wait_for_spec(self) -> dict[str, Any] | None:
+    def wait_for_spec(self) -> Message | None:
         """What to run; None when the connection to the controller has ended."""
         while self.is_alive:
             for frame in self.read():
@@ -158,7 +157,7 @@ class AgentProcess:
     """The process of an agent (agent_process.py): it loads torch at once, and runs ranks when
     `start` is called."""
 
-    def __init__(self, spec: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, spec: Message, log: Path) -> None:
         reading, writing = os.pipe()
         module = ["-m", "drumline.launch.ssh.agent_process", str(writing), str(os.getpid())]
         variables = {"PYTHONUNBUFFERED": "1", **spec["environment"], JOB_ENV: spec["job"]}
@@ -178,11 +177,11 @@ class AgentProcess:
         """Starts and failures of its ranks."""
         self._send({**spec, "environment": {}})
 
-    def start(self, spec: Mapping[str, Any], node: Mapping[str, Any]) -> None:
+    def start(self, spec: Message, node: Message) -> None:
         """All hosts have answered: it may start its ranks."""
         self._send({**spec, "environment": {}, "node": node})
 
-    def _send(self, frame: Mapping[str, Any]) -> None:
+    def _send(self, frame: Message) -> None:
         """A line to the agent's stdin."""
         assert self.process.stdin
         with contextlib.suppress(OSError):  # it was killed
@@ -193,7 +192,7 @@ class AgentProcess:
 class Supervisor:
     """One attempt on this node: its agent, the processes of its ranks, and what they write."""
 
-    def __init__(self, spec: dict[str, Any], link: Orders) -> None:
+    def __init__(self, spec: Message, link: Orders) -> None:
         self.spec = spec
         self.link = link
         self.out = link.out
@@ -265,7 +264,7 @@ class Supervisor:
         its environment."""
         return {*job_processes(self.spec["job"]), *descendants(os.getpid())}
 
-    def _handle(self, frames: list[dict[str, Any]]) -> None:
+    def _handle(self, frames: list[Message]) -> None:
         """Do what the controller asks for; end the attempt when it is lost."""
         for frame in frames:
             if frame["kind"] == "start":
@@ -308,7 +307,7 @@ def _reap_orphans(agent: int) -> None:
             child = os.waitid(os.P_ALL, 0, without_reaping)
 
 
-def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def refusals(spec: Message) -> Iterator[tuple[str, str]]:
     """Why the job cannot start on this node: what is wrong, and what to do."""
     words = spec["program"]["words"]
     if not spec["program"]["is_task"] and not Path(words[0]).is_file():
@@ -322,24 +321,19 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def hello(spec: dict[str, Any]) -> dict[str, Any]:
+def hello(spec: Message) -> Message:
     """The first frame: the address at which ssh has reached this host, and the hosts' names that it
     does not resolve."""
-    lookups = {name: in_background(partial(resolve_ipv4, name)) for name in spec["names"]}
-    deadline = time.monotonic() + RESOLVE_S
-    unknown_names = []
-    for name, lookup in lookups.items():
-        try:
-            lookup.result(max(0.0, deadline - time.monotonic()))
-        except (OSError, TimeoutError):
-            unknown_names += [] if ":" in name else [name]
-
+    answers = resolve_all(spec["names"], limit_s=RESOLVE_S)
+    unknown_names = [
+        name for name, answer in answers.items() if "error" in answer and ":" not in name
+    ]
     ends = os.environ.get("SSH_CONNECTION", "").split()
     address = ends[2] if len(ends) == 4 else ""
     return {"protocol": PROTOCOL, "address": address, "unknown_names": unknown_names}
 
 
-def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
+def await_space(spec: Message, link: ControllerLink) -> bool:
     """Wait until the disk that was full has space again, where there was one; False: the launcher
     is gone."""
     folder = spec["full_disk"]
@@ -371,7 +365,7 @@ def main() -> int:
     return 0
 
 
-def _run_attempt(spec: dict[str, Any], link: ControllerLink) -> None:
+def _run_attempt(spec: Message, link: ControllerLink) -> None:
     """Check what can be checked before all hosts have answered, then run it."""
     if spec["protocol"] != PROTOCOL:
         link.out.send("refused", problems=[])

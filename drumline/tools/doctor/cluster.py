@@ -21,7 +21,7 @@ from drumline.tools.doctor.finding import Finding, Level, has_problems
 from drumline.tools.doctor.machine.folder_hashes import MAX_DATA_FILES, sort_key
 from drumline.tools.doctor.machine.known_variables import MAY_DIFFER, MUST_AGREE
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
-from drumline.tools.doctor.machine.machine_facts import HostSettings
+from drumline.tools.doctor.machine.machine_facts import Facts, HostSettings
 from drumline.tools.doctor.pairs.examination import (
     ANSWER_S,
     START_S,
@@ -35,7 +35,6 @@ from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
 from drumline.tools.doctor.ranks.rank_processes import Backend, HostRanks, collective_findings
 
-Facts = Mapping[str, Any]
 MAX_VALUES = 4
 MAX_PACKAGES = 10
 MAX_FINDINGS = 5

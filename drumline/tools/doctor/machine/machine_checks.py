@@ -4,14 +4,14 @@ messages."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from drumline.base.text import GIB, MIB, join_names, memory_size, plural
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 from drumline.tools.doctor.finding import Fault, Finding, Level, VariableFix
 from drumline.tools.doctor.machine.known_variables import VISIBLE_GPUS, variable_faults
+from drumline.tools.doctor.machine.machine_facts import Facts
 
 MIN_TORCH = (2, 11)
 # The oldest driver for each major version of CUDA.
@@ -44,8 +44,6 @@ VOLATILE = {
 }
 # Bridges of containers and virtual machines, which do not reach other hosts.
 BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr")
-
-Facts = Mapping[str, Any]
 
 
 def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]:
@@ -156,7 +154,7 @@ def _words(value: str) -> list[str]:
     return [word.strip() for word in value.split(",")]
 
 
-def _num_known(words: list[str], gpus: list[dict[str, Any]]) -> int:
+def _num_known(words: list[str], gpus: list[Facts]) -> int:
     """How many of these come before the first that is not a GPU of this machine."""
     for place, word in enumerate(words):
         is_uuid = word.startswith("GPU-") and any(gpu["uuid"].startswith(word) for gpu in gpus)
@@ -191,7 +189,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         yield Fault("warning", f"already in use: {join_names(map(_use, busy))}", fix)
 
 
-def _use(gpu: Mapping[str, Any]) -> str:
+def _use(gpu: Facts) -> str:
     """`GPU 0 by python (pid 7)`."""
     users = join_names(f"{process['name']} (pid {process['pid']})" for process in gpu["processes"])
     hidden = f"a process that is not visible from here ({memory_size(gpu['used_bytes'] or 0)})"
@@ -361,13 +359,13 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
         yield Fault("warning", what, fix)
 
 
-def _outer_interface(facts: Facts) -> dict[str, Any] | None:
+def _outer_interface(facts: Facts) -> Facts | None:
     """The first interface that probably reaches other hosts."""
     for interface in facts["interfaces"]:
         address = interface["address"] or "127."
         is_inner = address.startswith("127.") or interface["name"].startswith(BRIDGES)
         if interface["is_up"] and not is_inner:
-            outer: dict[str, Any] = interface
+            outer: Facts = interface
             return outer
     return None
 

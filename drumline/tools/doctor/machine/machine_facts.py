@@ -66,6 +66,9 @@ NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 TEXT_CONSTANT = re.compile(r"""^(\w+)(?:\s*:[^=]*)?\s*=\s*['"]([^'"]*)['"]""", re.MULTILINE)
 
 
+Facts = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class HostSettings:
     environment: Mapping[str, str]
@@ -114,7 +117,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
 # Resources of a process
 
 
-def _process_facts() -> dict[str, Any]:
+def _process_facts() -> Facts:
     """`memory` with the container's `limit_bytes`, if that is lower than the machine's memory;
     `cpus`, with the container's `quota`; `shm`, or None; `open_files`, with the hard limit."""
     meminfo = dict(re.findall(r"(?m)^(\w+): +(\d+) kB", file_text(Path("/proc/meminfo"))))
@@ -165,7 +168,7 @@ def _is_clock_synchronized() -> bool | None:
 # GPUs, driver and the processes on the GPUs
 
 
-def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -> dict[str, Any]:
+def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -> Facts:
     """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
     from_kernel = _known_to_kernel()
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
@@ -206,7 +209,7 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
     return {**from_kernel, "gpu_error": f"nvidia-smi failed: {first_line}"}
 
 
-def _known_to_kernel() -> dict[str, Any]:
+def _known_to_kernel() -> Facts:
     """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
     processes."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
@@ -228,7 +231,7 @@ def _known_to_kernel() -> dict[str, Any]:
     return {"driver": driver[1] if driver else None, "gpus": gpus}
 
 
-def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
+def read_nvidia_smi(gpus: str, processes: str) -> Facts:
     """From its two outputs, in CSV without a header and units."""
     rows = _rows(gpus, GPU_FIELDS)
     apps = _rows(processes, PROCESS_FIELDS)
@@ -251,7 +254,7 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
     }
 
 
-def _process(row: Mapping[str, str]) -> dict[str, Any]:
+def _process(row: Mapping[str, str]) -> Facts:
     """A process on a GPU, as nvidia-smi lists it."""
     # Only the program's name: arguments may contain secrets.
     words = row["process_name"].split()
@@ -335,7 +338,7 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
 # Network cards, from /sys
 
 
-def card_facts(environment: Mapping[str, str], classes: Path = SYSTEM_CLASSES) -> dict[str, Any]:
+def card_facts(environment: Mapping[str, str], classes: Path = SYSTEM_CLASSES) -> Facts:
     """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
     kernel knows them; `nccl_plugin`: its path, or None."""
     return {
@@ -355,7 +358,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _active_ports(card: Path) -> list[dict[str, Any]]:
+def _active_ports(card: Path) -> list[dict[str, str]]:
     """A name and a kind for each active port of a card."""
     is_efa = (card / "device" / "driver").resolve().name == EFA_DRIVER
     active = []
@@ -367,7 +370,7 @@ def _active_ports(card: Path) -> list[dict[str, Any]]:
     return active
 
 
-def _interface(folder: Path) -> dict[str, Any]:
+def _interface(folder: Path) -> Facts:
     """The speed and the vendor of a network interface."""
     speed = file_text(folder / "speed").strip()  # in Mbit/s; -1: unknown
     gbit = int(speed) / 1000 if speed.isdigit() else None
@@ -384,7 +387,7 @@ def _plugin(library_path: str) -> str | None:
 # Network and folders
 
 
-def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str]) -> dict[str, Any]:
+def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str]) -> Facts:
     """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and
     NCCL would use."""
     addresses: list[str] = []
@@ -426,7 +429,7 @@ def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> An
     return {"folder": folder, "unreachable": reason}
 
 
-def disk_facts(folder: Path) -> dict[str, Any]:
+def disk_facts(folder: Path) -> Facts:
     """The disk of the folder, or of where it will be created; `error`: why nothing can be written
     there."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from drumline.base.text import join_names, memory_size
 from drumline.tools.doctor.machine.known_variables import meaning
+from drumline.tools.doctor.machine.machine_facts import Facts
 
 CLOCK = {
     True: "synchronized",
@@ -15,7 +15,7 @@ CLOCK = {
 }
 
 
-def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     """The most important facts first."""
     cpus = facts["cpus"]
     memory = facts["memory"]
@@ -64,7 +64,7 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
+def _gpu(gpu: Facts) -> str:
     """`NVIDIA H100, 80 GiB`; without the memory where it is unknown."""
     return (
         f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}"
@@ -73,12 +73,12 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
     )
 
 
-def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
+def _free(place: Facts, free: str = "free_bytes") -> str:
     """`100 GiB, 20 GiB free`."""
     return f"{memory_size(place['bytes'])}, {memory_size(place[free] or 0)} free"
 
 
-def _interface(interface: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+def _interface(interface: Facts, facts: Facts) -> str:
     """The address, the MTU, and which library would use it."""
     name = interface["name"]
     users = [user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name]
@@ -87,7 +87,7 @@ def _interface(interface: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     return f"{name} {interface['address']}, MTU {interface['mtu']}{down}{used}"
 
 
-def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _code_and_data(facts: Facts) -> Iterator[tuple[str, str]]:
     """A row for each folder that was read."""
     code = facts["code"]
     data = facts["data"]

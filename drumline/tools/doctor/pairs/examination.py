@@ -39,6 +39,9 @@ from drumline.tools.doctor.pairs.node_server import (
 from drumline.tools.doctor.pairs.probe import TOKEN_BYTES, Target
 from drumline.tools.doctor.pairs.survey import OPEN, Pair, Survey
 
+HELLO = 0
+"""The number of a node's first frame, among those of the requests."""
+
 
 class NodeLostError(PreflightError):
     """The node has exited, or does not answer any more."""
@@ -56,7 +59,6 @@ class NodeClient:
         self.python = python
         self.lost: NodeLostError | None = None
         self._numbers = itertools.count(1)
-        self._hello: asyncio.Future[Any] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     @property
@@ -67,8 +69,8 @@ class NodeClient:
 
     async def open(self) -> None:
         """Wait until the node has answered; at once if it has."""
-        if self._hello is None:
-            self._hello = self._waiting[0] = asyncio.get_running_loop().create_future()
+        if HELLO not in self._waiting:
+            self._waiting[HELLO] = asyncio.get_running_loop().create_future()
             self.connection.on_frame = self._receive
             try:
                 closed = await self.connection.open()
@@ -78,7 +80,7 @@ class NodeClient:
 
             closed.add_done_callback(self._closed)
 
-        await self._hello
+        await self._waiting[HELLO]
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
         """The answer to a request; NodeLostError without one, NodeRequestError for a refusal."""
@@ -117,8 +119,8 @@ class NodeClient:
         if frame["kind"] == "hello":
             if frame["protocol"] != PROTOCOL:
                 self._lose("its version of drumline is different")
-            elif not self._waiting[0].done():
-                self._waiting[0].set_result(None)
+            elif not self._waiting[HELLO].done():
+                self._waiting[HELLO].set_result(None)
 
             return
 

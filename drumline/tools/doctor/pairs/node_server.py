@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, to_builtins
 
+from drumline.base.background import resolve_all
 from drumline.base.errors import DrumlineError, PreflightError
 from drumline.base.rank_environment import own_variables
 from drumline.base.text import print_message
@@ -37,13 +38,14 @@ from drumline.tools.doctor.pairs.probe import (
     Target,
     measure,
     probe_all,
-    resolve_all,
 )
 from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
 
 # The caller sends a message every few seconds. If none arrives, the network is broken, and sshd
 # would keep us running for hours.
 SILENCE_S = 30.0
+# The resolver's own limit is 5 s or more per attempt, which is too long to wait for a name.
+RESOLVE_S = 3.0
 PROTOCOL = 5
 
 
@@ -123,7 +125,9 @@ class NodeServer:
         self._actions: dict[str, Callable[[Message], Any]] = {
             "begin": self._begin,
             "facts": lambda _: host_facts(self.settings),
-            "names": lambda message: resolve_all(from_json(NamesRequest, message).names),
+            "names": lambda message: resolve_all(
+                from_json(NamesRequest, message).names, limit_s=RESOLVE_S
+            ),
             "listen": self._listen,
             "probe": self._probe,
             "measure": self._measure,

@@ -1,6 +1,5 @@
 """Both sides of the tests between hosts: one opens ports (`Listeners`), the others connect. So each
-finds out what names resolve to, which ports are open, whether a large message arrives, and how fast
-the link is.
+finds out which ports are open, whether a large message arrives, and how fast the link is.
 
 Many are tried at once, each in its own thread: dropped packets get no answer, so a closed port
 takes the whole limit.
@@ -16,15 +15,13 @@ import statistics
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from drumline.base.background import in_background, resolve_ipv4
 from drumline.net.dial import CONNECT_S, Reason, reason_of
 from drumline.tools.doctor.pairs.survey import OPEN
 
@@ -44,8 +41,6 @@ STALLED_S = 1.2
 IDLE_S = 3.0
 MAX_CALLS = 2048
 BUFFER_BYTES = 1 << 20
-# The resolver's own limit is 5 s or more per attempt, which is too long to wait for a name.
-RESOLVE_S = 3.0
 # A few full-size packets, even of 9000 bytes; and small enough to be sent to 255 hosts at once.
 LARGE_BYTES = 1 << 16
 # Tried when large packets are lost, to find a size that passes: usual MTUs, also of tunnels and
@@ -178,27 +173,6 @@ def _receive(call: socket.socket, num_bytes: int, seconds: float) -> None:
     # Closing with unread bytes would reset the connection, and the answer could be lost.
     while call.recv_into(buffer):
         pass
-
-
-# Names
-
-
-def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str, dict[str, Any]]:
-    """For each name its `addresses` or an `error`."""
-    # The resolver cannot be interrupted; threads that hang in it are abandoned.
-    resolving = {name: in_background(partial(resolve_ipv4, name)) for name in set(names)}
-    deadline = time.monotonic() + limit_s
-    answers: dict[str, dict[str, Any]] = {}
-
-    for name, answer in resolving.items():
-        try:
-            answers[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
-        except TimeoutError:
-            answers[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
-        except (OSError, UnicodeError) as error:
-            answers[name] = {"error": str(getattr(error, "strerror", None) or error)}
-
-    return answers
 
 
 # Ports

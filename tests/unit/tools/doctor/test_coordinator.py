@@ -13,7 +13,7 @@ import pytest
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs import examination, probe
+from drumline.tools.doctor.pairs import examination, node_server, probe
 from drumline.tools.doctor.pairs.examination import (
     START_S,
     Coordinator,
@@ -38,7 +38,7 @@ def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> 
 def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
     # A host that is silent, names that nobody resolves, ports that are closed; what is left is for
     # measuring speed.
-    assert START_S + probe.RESOLVE_S + probe.CONNECT_S < 15 - 1
+    assert START_S + node_server.RESOLVE_S + probe.CONNECT_S < 15 - 1
 
 
 def test_a_way_that_looks_slow_is_measured_again() -> None:

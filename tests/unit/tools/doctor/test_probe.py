@@ -17,7 +17,6 @@ from drumline.tools.doctor.pairs.probe import (
     measure,
     probe,
     probe_all,
-    resolve_all,
 )
 from tests.ranks import free_port
 
@@ -113,21 +112,3 @@ def test_a_port_closes(port: int) -> None:
     again = Listeners(TOKEN, node=2)
     assert again.open(HERE, high_port) == high_port, "at once"
     again.close()
-
-
-def test_names() -> None:
-    resolved = resolve_all(["localhost", "10.1.2.3", "no-such-host.invalid"])
-    assert resolved["localhost"] == {"addresses": ["127.0.0.1"]}
-    assert resolved["10.1.2.3"] == {"addresses": ["10.1.2.3"]}
-    assert resolved["no-such-host.invalid"].keys() == {"error"}
-
-
-def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    held = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: held.wait(20) and [])
-    assert resolve_all(["a"], limit_s=0.05) == {
-        "a": {"error": "the resolver did not answer within 0.05 s"}
-    }
-    held.set()
