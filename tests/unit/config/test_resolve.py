@@ -12,6 +12,7 @@ import pytest
 
 from drumline.base.errors import ConfigError, ExitCode
 from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config.fields import FIELDS
 from drumline.config.flags import Layer
 from drumline.config.rules import RULES
 from drumline.config.schema import Config
@@ -636,3 +637,9 @@ def test_importing_config_imports_neither_torch_nor_numpy() -> None:
     loaded = run.stdout.split()
     assert "drumline.config.resolve" in loaded
     assert {"torch", "numpy", "rich"} & set(loaded) == set()
+
+
+def test_a_rule_is_about_settings_that_exist() -> None:
+    fields = [path for rule in RULES for path in rule.fields]
+    assert set(fields) <= FIELDS.keys()
+    assert "train.batch_size_per_rank" in fields
