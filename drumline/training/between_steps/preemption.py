@@ -528,7 +528,7 @@ TIMEOUT_S = 1.0
 METADATA_HOSTS = ("169.254.169.254", "fd00:ec2::254")
 TOKEN_PATH = "/latest/api/token"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
-TOKEN_LIFETIME = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+TOKEN_LIFETIME = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
 _MOST_BYTES = 4096
 _MOST_SHOWN = 160
 
@@ -571,7 +571,7 @@ def make_probe(notice: str) -> tuple[Probe, float]:
     """For a file, a web address, or `path/to/file.py:function`; and the seconds between two
     calls."""
     if notice.startswith(("http://", "https://")):
-        return WebNotice(notice), 5.0
+        return partial(ask_web, notice), 5.0
     if re.search(r"\.py:\w+$", notice):
         function = load_function(notice)
 
@@ -586,41 +586,33 @@ def make_probe(notice: str) -> tuple[Probe, float]:
     return lambda: f"a notice at {path}" if path.exists() else None, 1.0
 
 
-class WebNotice:
+def ask_web(url: str) -> str | None:
     """The notice is a response with status 200 and a body that is not empty."""
-
-    def __init__(self, url: str, *, token_url: str | None = None) -> None:
-        """`token_url`: where to fetch a token, should one be needed."""
+    headers = {}
+    try:
         parts = urllib.parse.urlsplit(url)
         if parts.hostname in METADATA_HOSTS:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
-        self._url = url
-        self._token_url = token_url
-        self._token = ""
-        # Without proxies and redirects: a response of a proxy or a login page is no notice.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+            headers = {TOKEN_HEADER: _request(token_url, "PUT", TOKEN_LIFETIME).strip()}
+        body = _request(url, "GET", headers)
+    except (OSError, http.client.HTTPException, ValueError):  # a network error is no notice
+        return None
+    return f"a notice at {url}: {_in_a_line(body)}" if body.strip() else None
 
-    def __call__(self) -> str | None:
-        """A network error is no notice."""
-        try:
-            if self._token_url is not None and not self._token:
-                self._token = self._request(self._token_url, "PUT", TOKEN_LIFETIME).strip()
-            headers = {TOKEN_HEADER: self._token} if self._token else {}
-            body = self._request(self._url, "GET", headers)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == http.HTTPStatus.UNAUTHORIZED:
-                    self._token = ""  # it has expired
-            return None
-        except (OSError, http.client.HTTPException, ValueError):
-            return None
-        return f"a notice at {self._url}: {_in_a_line(body)}" if body.strip() else None
 
-    def _request(self, url: str, method: str, headers: dict[str, str]) -> str:
-        request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - http(s), by the rules
-        with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-            body: bytes = answer.read(_MOST_BYTES) if answer.status == http.HTTPStatus.OK else b""
-        return body.decode(errors="replace")
+def _request(url: str, method: str, headers: dict[str, str]) -> str:
+    """The body of the response; empty if its status is not 200."""
+    # Without proxies and redirects: a response of a proxy or a login page is no notice.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+    request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - http(s), by the rules
+    body = b""
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            if answer.status == http.HTTPStatus.OK:
+                body = answer.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        error.close()
+    return body.decode(errors="replace")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -15,7 +15,7 @@ import pytest
 
 from drumline.base.errors import UsageError
 from drumline.training.between_steps import preemption as spot_notice
-from drumline.training.between_steps.preemption import WebNotice, make_probe
+from drumline.training.between_steps.preemption import ask_web, make_probe
 from tests.ranks import free_port
 
 TOKEN = "AQAEA-token"
@@ -107,39 +107,29 @@ def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words.endswith("x...")
         assert len(words) < 300
     assert probe() is None  # refused, now that it is closed
-    assert WebNotice("http://127.0.0.1:99999/")() is None
+    assert ask_web("http://127.0.0.1:99999/") is None
 
 
 def test_a_slow_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spot_notice, "TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert WebNotice(f"http://127.0.0.1:{silent.getsockname()[1]}/")() is None
+        assert ask_web(f"http://127.0.0.1:{silent.getsockname()[1]}/") is None
 
 
-def test_a_token_is_fetched_first_and_again_when_it_is_refused() -> None:
+def test_a_token_is_fetched_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "169.254.169.254" in spot_notice.METADATA_HOSTS
+    monkeypatch.setattr(spot_notice, "METADATA_HOSTS", ("127.0.0.1",))
     with metadata(gives_tokens=True) as server:
-        probe = WebNotice(
-            f"{server.url}/latest/meta-data/spot/instance-action",
-            token_url=server.url + spot_notice.TOKEN_PATH,
-        )
-        assert probe() is None
+        url = f"{server.url}/latest/meta-data/spot/instance-action"
+        assert ask_web(url) is None
         assert server.asked == [
-            ("PUT", "/latest/api/token", "21600"),
+            ("PUT", "/latest/api/token", "60"),
             ("GET", "/latest/meta-data/spot/instance-action", TOKEN),
         ]
         server.says = (200, "terminate")
-        probe._token = "old"
-        assert probe() is None
-        assert (
-            probe() == f"a notice at {server.url}/latest/meta-data/spot/instance-action: terminate"
-        )
-        assert [method for method, *_ in server.asked] == ["PUT", "GET", "GET", "PUT", "GET"]
-        server.gives_tokens = False
-        probe._token = ""
-        assert probe() is None
-    for address in ("169.254.169.254", "[fd00:ec2::254]"):
-        aws = WebNotice(f"http://{address}/latest/meta-data/spot/instance-action")
-        assert aws._token_url == f"http://{address}/latest/api/token"
+        assert ask_web(url) == f"a notice at {url}: terminate"
+        server.gives_tokens = False  # and needs none
+        assert ask_web(url) == f"a notice at {url}: terminate"
 
 
 def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
