@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError, as_list, log
 from drumline.base.text import join_names
-from drumline.base.untrusted import make_own_folder
+from drumline.base.untrusted import from_json, make_own_folder
 from drumline.checkpoint import store
 from drumline.checkpoint.finite import first_non_finite
 from drumline.checkpoint.optimizer_state import (
@@ -48,6 +49,14 @@ from drumline.runs.manifest import NAME, CorruptCheckpointError
 
 _OWN_FILES = ("manifest", "progress", "rng")
 _KINDS = {"model": "a model", "optimizer": "an optimizer", "state": "another object"}
+
+
+class _SavedProgress(msgspec.Struct):
+    """What `resume` reads in progress.json."""
+
+    step: int
+    world_size: int
+    objects: dict[str, Literal["model", "optimizer", "state"]]
 
 
 class Checkpoint:
@@ -370,18 +379,11 @@ def _check_same_objects(saved: Mapping[str, str], objects: Mapping[str, str]) ->
 def _check_contents(path: Path) -> None:
     """Check what checksums do not show: whoever wrote them may have written anything."""
     snapshot = store.read(path)
-    progress = snapshot.documents.get("progress")
-    objects = progress.get("objects") if isinstance(progress, dict) else None
-    if not isinstance(progress, dict) or not isinstance(objects, dict):
-        raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint")
-    is_complete = (
-        "rng" in snapshot.tensors
-        and progress.get("step") == catalog.check_sizes(path).step
-        and type(progress.get("world_size")) is int
-        and all(
-            kind in tuple(_KINDS) and name in snapshot.documents for name, kind in objects.items()
-        )
-    )
-    if not is_complete:
+    try:
+        progress = from_json(_SavedProgress, snapshot.documents.get("progress"))
+    except ValueError as error:
+        raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint") from error
+    has_all = "rng" in snapshot.tensors and progress.objects.keys() <= snapshot.documents.keys()
+    if not has_all or progress.step != catalog.check_sizes(path).step:
         raise CorruptCheckpointError(path, "it does not hold what progress.json names")
     check_rng_file(path, snapshot.tensors["rng"])

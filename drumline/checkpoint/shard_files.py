@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError
+from drumline.base.untrusted import from_json
 from drumline.parallel.shards import Rows, is_shard, like_shard, own_part, place_of, split_rows
 
 SHARDS_FILE = "sharded-tensors"
@@ -27,6 +29,9 @@ _PIECE = re.compile(r"(.*)\[(\d{1,18}):(\d{1,18})\]", re.DOTALL)
 Files = Mapping[str, Mapping[str, Tensor]]
 PartFiles = dict[str, dict[str, Tensor]]
 """What one rank writes."""
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+Shapes = dict[str, dict[str, Annotated[list[_Size], msgspec.Meta(min_length=1)]]]
+"""Of the whole tensors, by file and name."""
 
 
 def part_name(file: str, rank: int) -> str:
@@ -97,7 +102,7 @@ def is_in_shards(name: str, tensor: Tensor) -> bool:
         ) from error
 
 
-def shapes_of(files: Files) -> dict[str, dict[str, list[int]]]:
+def shapes_of(files: Files) -> Shapes:
     """The document: the shapes of what is saved in shards."""
     return {
         file: {
@@ -122,11 +127,8 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
 def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
     """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
     shape."""
-    by_file = shapes.values() if isinstance(shapes, dict) else [None]
-    if not all(isinstance(of_file, dict) for of_file in by_file):
-        raise ValueError("it has no shapes by file")
-
-    return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
+    by_file = from_json(Shapes, shapes)
+    return {file: ShardedTensors(group, by_file.get(file, {})) for file, group in files.items()}
 
 
 class ShardedTensors(Mapping[str, Tensor]):
@@ -134,7 +136,7 @@ class ShardedTensors(Mapping[str, Tensor]):
 
     def __init__(self, stored: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:
         self._whole = dict(stored)
-        self._shapes = {str(name): _checked_shape(shape) for name, shape in dict(shapes).items()}
+        self._shapes = shapes
         self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
 
         for stored_name in stored:
@@ -177,13 +179,6 @@ class ShardedTensors(Mapping[str, Tensor]):
             return torch.cat(parts)
 
         return parts[0] if parts else self._pieces[name][0][1][:0]
-
-
-def _checked_shape(shape: Any) -> list[int]:
-    sizes: list[Any] = shape if isinstance(shape, list) and shape else [None]
-    if not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError(f"it has a shape of {shape!r}")
-    return sizes
 
 
 def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:

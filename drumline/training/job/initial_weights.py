@@ -7,8 +7,7 @@ Rank 0 reads them, compares them with the model and sends them to the other rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
 
@@ -37,25 +36,6 @@ _MOST_NAMES = 20
 _GIVE = "give a .safetensors file, a folder with model.safetensors, or a run folder"
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How tensors that were read fit a model."""
-
-    fitting: dict[str, Tensor]
-    """By the model's names; a tensor that has several names there is here once."""
-    missing: list[str]
-    unexpected: list[str]
-    different: list[str]
-    """Tensors of another shape or type, each as a sentence."""
-
-    def problems(self) -> Iterator[str]:
-        if self.missing:
-            yield f"missing: {join_names(self.missing, most=_MOST_NAMES)}"
-        if self.unexpected:
-            yield f"not in the model: {join_names(self.unexpected, most=_MOST_NAMES)}"
-        yield from self.different[:_MOST_NAMES]
-
-
 def load_initial_weights(
     settings: ModelConfig,
     model: nn.Module,
@@ -67,9 +47,7 @@ def load_initial_weights(
     fitting = None
     if ddp.is_main_process():
         path, tensors = read_weights(Path(str(settings.init)))
-        fit = fit_weights(tensors, model)
-        fitting = fit.fitting
-        problems = list(fit.problems())
+        fitting, problems = fit_weights(tensors, model)
         advice = (
             "set the model up as for these weights, or load what fits, and list the rest, with "
             "--no-model.init_strict"
@@ -91,9 +69,12 @@ def load_initial_weights(
     model.load_state_dict(broadcast_tensors(fitting), strict=False)
 
 
-def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
-    """Compare them with the model by name, shape and type. One of the names of a tied weight is
-    enough; a DDP model's names, which all begin with `module.`, count without that."""
+def fit_weights(
+    read_tensors: Mapping[str, Tensor], model: nn.Module
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Those that fit the model by name, shape and type, and sentences about what does not. One of
+    the names of a tied weight is enough; a DDP model's names, which all begin with `module.`, count
+    without that. A tensor that has several names in the model is returned once."""
     tensors, aliases = model_state(model)
     stored = {**{name: name for name in tensors}, **aliases}
     is_of_ddp = all(name.startswith(DDP_PREFIX) for name in read_tensors)
@@ -119,12 +100,14 @@ def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
             )
 
     stored_names_read = {stored[name] for name in shared_names}
-    return Fit(
-        fitting={name: fitting[name] for name in tensors if name in fitting},
-        missing=[name for name in tensors if name not in stored_names_read],
-        unexpected=[name for name in read_tensors if name not in stored],
-        different=sorted(different),
-    )
+    missing = [name for name in tensors if name not in stored_names_read]
+    unexpected = [name for name in read_tensors if name not in stored]
+    problems = []
+    if missing:
+        problems.append(f"missing: {join_names(missing, most=_MOST_NAMES)}")
+    if unexpected:
+        problems.append(f"not in the model: {join_names(unexpected, most=_MOST_NAMES)}")
+    return fitting, problems + sorted(different)[:_MOST_NAMES]
 
 
 def _difference(read: Tensor, expected: Tensor) -> str | None:

@@ -5,9 +5,11 @@ compared, and a later recompilation is reported with its reason.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -185,17 +187,13 @@ def describe_recompilations(
     everyone: Sequence[Sequence[Mapping[str, Any]]], task: str
 ) -> Iterator[tuple[str, str]]:
     """The functions, each with a warning: where, why, and what to do."""
-    ranks_by_function: dict[str, set[int]] = {}
-    first_by_function: dict[str, Mapping[str, Any]] = {}
+    by_function = defaultdict[str, dict[int, Mapping[str, Any]]](dict)
     for rank, recompilations in enumerate(everyone):
         for record in recompilations:
-            function = record["function"]
-            ranks_by_function.setdefault(function, set()).add(rank)
-            first = first_by_function.setdefault(function, record)
-            if record["step"] < first["step"]:
-                first_by_function[function] = record
+            by_function[record["function"]].setdefault(rank, record)
 
-    for function, record in first_by_function.items():
+    for function, records in by_function.items():
+        record = min(records.values(), key=itemgetter("step"))
         reason = record["reason"]
         advice = "keep what changes from step to step in a tensor, not in a number or an attribute"
         if "size mismatch" in reason or ".size()" in reason or "stride" in reason:
@@ -203,7 +201,7 @@ def describe_recompilations(
         yield (
             function,
             f"torch compiled {function or f'{task}.loss()'} again at step {record['step']} on "
-            f"{named_ranks(sorted(ranks_by_function[function]))}: {reason}. "
+            f"{named_ranks(list(records))}: {reason}. "
             "All ranks wait while it compiles, and after several times torch runs it uncompiled. "
             f"Try: {advice}; TORCH_LOGS=recompiles shows every one",
         )

@@ -394,11 +394,11 @@ def write(folder: Path, progress: dict[str, Any]) -> Path:
             {"objects": {"net": "model", "ema": "model"}},
             "it does not hold what progress.json names",
         ),
-        ({"objects": {"net": ["model"]}}, "it does not hold what progress.json names"),
+        ({"objects": {"net": ["model"]}}, "it was not saved by ddp.checkpoint"),
         ({"objects": {"net": "model"}, "step": 7}, "it does not hold what progress.json names"),
         (
             {"objects": {"net": "model"}, "world_size": "2"},
-            "it does not hold what progress.json names",
+            "it was not saved by ddp.checkpoint",
         ),
     ],
 )

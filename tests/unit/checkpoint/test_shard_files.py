@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from drumline.checkpoint import store
-from drumline.checkpoint.shard_files import SHARDS_FILE, ShardedTensors
+from drumline.checkpoint.shard_files import SHARDS_FILE, ShardedTensors, assemble
 from drumline.parallel.shards import Rows
 from drumline.runs.manifest import CorruptCheckpointError
 
@@ -51,8 +51,9 @@ def test_whole_tensors_and_any_rows_of_them() -> None:
         ({"w[2:6]": WEIGHT[2:6]}, [7, 3], "rows 3 to 2 of w are missing or there twice"),
         ({"w[3:6]": WEIGHT[3:5]}, [7, 3], "rows 3 to 6 of w have another shape or type"),
         ({"w[3:6]": WEIGHT[3:6].double()}, [7, 3], "rows 3 to 6 of w have another shape or type"),
-        ({}, [7, 3.0], r"it has a shape of \[7, 3.0\]"),
-        ({}, "many", "it has a shape of 'many'"),
+        ({}, [7, -3], r"Expected `int` >= 0 - at `\$\[\.\.\.\]\[\.\.\.\]\[1\]`"),
+        ({}, [], r"Expected `array` of length >= 1"),
+        ({}, "many", "Expected `array`, got `str`"),
     ],
 )
 def test_gaps_and_nonsense_are_refused(
@@ -60,7 +61,7 @@ def test_gaps_and_nonsense_are_refused(
 ) -> None:
     stored = {name: tensor for name, tensor in {**PIECES, **changed}.items() if tensor is not None}
     with pytest.raises(ValueError, match=problem):
-        ShardedTensors(stored, {"w": shape})
+        assemble({"model": stored}, {"model": {"w": shape}})
 
 
 def write(root: Path, shapes: Any) -> Path:
