@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -28,13 +27,9 @@ from drumline.checkpoint.mirrored_run import (
     RUN_FILES,
     RUN_FOLDERS,
     MirroredRun,
-    check_owner,
-    claim,
     is_own_name,
     object_name,
     piece_name,
-    set_aside,
-    write_marker,
 )
 from drumline.checkpoint.retention import Retention, complete_checkpoints, prune, to_keep
 from drumline.runs import catalog, manifest
@@ -203,7 +198,7 @@ class Mirror:
         self._complete = mirrored.complete
         if not self._id:
             is_empty = not (mirrored.complete or mirrored.corrupt)
-            self._id = claim(self._run, self._folder, is_empty=is_empty, uploads=True)
+            self._id = self._run.claim(self._folder, is_empty=is_empty, uploads=True)
 
         self._check()
         if not self._has_begun:
@@ -232,7 +227,7 @@ class Mirror:
         """Before anything that another run could lose by it, or that needs what another run may
         have deleted."""
         self._check_open()
-        check_owner(self._run, self._id)
+        self._run.check_owner(self._id)
 
     def _check_open(self) -> None:
         # Where nodes continue without a lost one, the next mirror may have begun.
@@ -363,18 +358,10 @@ class Mirror:
             )
 
 
-class Restored(NamedTuple):
-    """What `restore_run` has to report."""
-
-    note: str
-    """Empty: nothing was restored."""
-    skipped: list[str]
-    """Why newer checkpoints were not."""
-
-
-def restore_run(run: MirroredRun, folder: Path) -> Restored:
+def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
     """Before a run starts: if its folder has no checkpoint, or the run has continued elsewhere,
-    fetch the newest one of its mirror, and its records; of a restore that fails nothing is left."""
+    fetch the newest one of its mirror, and its records; of a restore that fails nothing is left.
+    Returns a note, empty where nothing was restored, and why newer checkpoints were skipped."""
     records: list[Path] = []
     local = list(complete_checkpoints(folder / CHECKPOINTS))
     began = time.monotonic()
@@ -383,17 +370,17 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
         mirrored = run.checkpoints()
         is_empty = not (mirrored.complete or mirrored.corrupt)
         if local and mirrored.complete:
-            aside = set_aside(run, folder, newest=max(local), mirrored=max(mirrored.complete))
+            aside = run.set_aside(folder, newest=max(local), mirrored=max(mirrored.complete))
             if aside is not None:
                 local = []
                 explanation = f": the run has continued elsewhere; what was here is in {aside}"
 
         if local or is_empty:
-            claim(run, folder, is_empty=is_empty)
-            return Restored("", [])
+            run.claim(folder, is_empty=is_empty)
+            return "", []
 
         records.extend(run.fetch_files(folder))
-        write_marker(run, folder, continues=True)
+        run.write_marker(folder, continues=True)
         # Last: it makes the run folder one to resume.
         step, skipped = run.restore_newest(mirrored, folder / CHECKPOINTS)
     except DrumlineError as error:
@@ -402,7 +389,7 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
         if not isinstance(error, StoreError):
             raise
         if local:  # the thread that uploads warns of it
-            return Restored("", [])
+            return "", []
         error.what = (
             f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
         )
@@ -410,4 +397,4 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
 
     seconds = duration(time.monotonic() - began)
 
-    return Restored(f"restored step {step} from {run.store} in {seconds}{explanation}", skipped)
+    return f"restored step {step} from {run.store} in {seconds}{explanation}", skipped

@@ -21,7 +21,9 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from drumline.base.errors import CheckpointError, UsageError, as_list
 from drumline.base.untrusted import (
@@ -43,7 +45,7 @@ MARKER = "mirror.json"
 RUN_FILES = ("config.toml", "environment.json", "ledger.jsonl", "settings-history.jsonl")
 RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
 """Folders of a run whose files with this ending are mirrored."""
-_ID = re.compile(r"[0-9a-f]{16}")
+_Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 _OBJECT = re.compile(f"{CHECKPOINTS}/{catalog.STEP_NAME.pattern}/({manifest.NAME.pattern})")
 
 
@@ -52,9 +54,9 @@ class Marker:
     """What shows in a run folder that its run is mirrored."""
 
     url: str
-    id: str
+    id: _Id
     """Of the run in this folder; a folder gets its name from it."""
-    after: str | None = None
+    after: _Id | None = None
     """The id of the run folder that uploaded before it: the run was restored from there."""
 
 
@@ -223,6 +225,110 @@ class MirroredRun:
             )
             yield folder / name
 
+    # Whose it is
+
+    def claim(self, folder: Path, *, is_empty: bool, uploads: bool = False) -> str:
+        """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call
+        `check_owner` then, since another one may have been faster. Refuses the mirror of another run,
+        and one that a run has been restored from since."""
+        marker = self._read_marker(folder)
+        owners = self._read_owners()
+        owner = owners[-1] if owners else None
+        if is_empty:
+            marker = marker or self.write_marker(folder)
+        elif marker is None or owner not in (None, marker.id, marker.after):
+            raise UsageError(
+                f"{self.store} has checkpoints, and they are not of the run in {folder}",
+                next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
+            )
+
+        if uploads and owner != marker.id:
+            owners_before = owners if owner == marker.after else []
+            self._put_owners([*owners_before, marker.id])
+
+        return marker.id
+
+    def set_aside(self, folder: Path, *, newest: int, mirrored: int) -> Path | None:
+        """If the run in this folder was restored elsewhere, and has continued there: move its files to
+        a folder in it, where nothing is lost. Refuses if they hold a later step than the mirror.
+        `newest` is here, `mirrored` there."""
+        marker = self._read_marker(folder)
+        if marker is None or marker.id not in self._read_owners()[:-1]:
+            return None
+
+        if newest > mirrored:
+            raise UsageError(
+                f"the run in {folder} has continued elsewhere, up to step {mirrored} in {self.store}; "
+                f"step {newest} here is not there",
+                next_step="move this folder away to resume from there, or continue from here with another "
+                "--checkpoint.mirror",
+            )
+
+        aside = folder / f"before-{marker.id}"
+        try:
+            make_own_folder(aside)  # again after a move that was killed
+        except OSError as error:  # a link that came with the run folder is not followed
+            raise CheckpointError(
+                f"{aside} cannot be used: {error.strerror}",
+                next_step="move it away, or resume in another --run DIR",
+            ) from error
+
+        with _writing(aside):
+            # The marker last: without it, this folder is no part of the run.
+            for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):
+                with suppress(FileNotFoundError):
+                    (folder / name).rename(aside / name)
+
+        return aside
+
+    def check_owner(self, run_id: str) -> None:
+        """Raise if another run folder has claimed the mirror since."""
+        owners = self._read_owners()
+        if not owners:  # someone has emptied it
+            self._put_owners([run_id])
+        elif owners[-1] != run_id:
+            raise UsageError(
+                f"{self.store} has become the mirror of another run folder",
+                next_step="stop one of the two runs, or give one of them another --checkpoint.mirror",
+            )
+
+    def write_marker(self, folder: Path, *, continues: bool = False) -> Marker:
+        """A new id for the run in this folder. `continues`: it is restored from the mirror."""
+        owners = self._read_owners() if continues else []
+        marker = Marker(self.store.url, secrets.token_hex(8), after=owners[-1] if owners else None)
+        with _writing(folder / MARKER):
+            make_own_folder(folder, follow_links=True)
+            replace_text(folder / MARKER, json.dumps(asdict(marker)) + "\n")
+
+        return marker
+
+    def _read_marker(self, folder: Path) -> Marker | None:
+        """None: the run in this folder has no mirror at this address. Someone else may have written it."""
+        with suppress(OSError, ValueError):
+            marker = from_json(Marker, parse_json(read_regular(folder / MARKER)))
+            if marker.url == self.store.url:
+                return marker
+
+        return None
+
+    def _read_owners(self) -> list[str]:
+        """The ids of the run folders that have uploaded there, each restored from the one before; the
+        last does so now. Empty if there are none, or what a killed upload left."""
+        try:
+            content = self.store.read(MARKER)
+        except StoreError as error:
+            if not error.is_bad_copy:
+                raise
+            return []
+
+        with suppress(ValueError, LookupError):
+            return from_json(dict[str, list[_Id]], parse_json(content))["ids"]
+
+        return []
+
+    def _put_owners(self, ids: list[str]) -> None:
+        self.store.put(MARKER, json.dumps({"ids": ids}).encode())
+
 
 def object_name(step: int, file: str) -> str:
     return f"{CHECKPOINTS}/{catalog.folder_name(step)}/{file}"
@@ -261,118 +367,6 @@ def opened_run(url: str) -> Iterator[tuple[MirroredRun, Path]]:
         folder = Path(temporary, run.store.url.rpartition("/")[2])
         folder.mkdir()
         yield run, folder
-
-
-def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = False) -> str:
-    """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call
-    `check_owner` then, since another one may have been faster. Refuses the mirror of another run,
-    and one that a run has been restored from since."""
-    marker = _read_marker(run, folder)
-    owners = _read_owners(run)
-    owner = owners[-1] if owners else None
-    if is_empty:
-        marker = marker or write_marker(run, folder)
-    elif marker is None or owner not in (None, marker.id, marker.after):
-        raise UsageError(
-            f"{run.store} has checkpoints, and they are not of the run in {folder}",
-            next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
-        )
-
-    if uploads and owner != marker.id:
-        owners_before = owners if owner == marker.after else []
-        _put_owners(run, [*owners_before, marker.id])
-
-    return marker.id
-
-
-def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> Path | None:
-    """If the run in this folder was restored elsewhere, and has continued there: move its files to
-    a folder in it, where nothing is lost. Refuses if they hold a later step than the mirror.
-    `newest` is here, `mirrored` there."""
-    marker = _read_marker(run, folder)
-    if marker is None or marker.id not in _read_owners(run)[:-1]:
-        return None
-
-    if newest > mirrored:
-        raise UsageError(
-            f"the run in {folder} has continued elsewhere, up to step {mirrored} in {run.store}; step {newest} here is "
-            "not there",
-            next_step="move this folder away to resume from there, or continue from here with another "
-            "--checkpoint.mirror",
-        )
-
-    aside = folder / f"before-{marker.id}"
-    try:
-        make_own_folder(aside)  # again after a move that was killed
-    except OSError as error:  # a link that came with the run folder is not followed
-        raise CheckpointError(
-            f"{aside} cannot be used: {error.strerror}",
-            next_step="move it away, or resume in another --run DIR",
-        ) from error
-
-    with _writing(aside):
-        # The marker last: without it, this folder is no part of the run.
-        for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):
-            with suppress(FileNotFoundError):
-                (folder / name).rename(aside / name)
-
-    return aside
-
-
-def check_owner(run: MirroredRun, run_id: str) -> None:
-    """Raise if another run folder has claimed the mirror since."""
-    owners = _read_owners(run)
-    if not owners:  # someone has emptied it
-        _put_owners(run, [run_id])
-    elif owners[-1] != run_id:
-        raise UsageError(
-            f"{run.store} has become the mirror of another run folder",
-            next_step="stop one of the two runs, or give one of them another --checkpoint.mirror",
-        )
-
-
-def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> Marker:
-    """A new id for the run in this folder. `continues`: it is restored from the mirror."""
-    owners = _read_owners(run) if continues else []
-    marker = Marker(run.store.url, secrets.token_hex(8), after=owners[-1] if owners else None)
-    with _writing(folder / MARKER):
-        make_own_folder(folder, follow_links=True)
-        replace_text(folder / MARKER, json.dumps(asdict(marker)) + "\n")
-
-    return marker
-
-
-def _read_marker(run: MirroredRun, folder: Path) -> Marker | None:
-    """None: the run in this folder has no mirror at this address. Someone else may have written it."""
-    with suppress(OSError, ValueError):
-        marker = from_json(Marker, parse_json(read_regular(folder / MARKER)))
-        ids = filter(None, (marker.id, marker.after))
-        if marker.id and marker.url == run.store.url and all(map(_ID.fullmatch, ids)):
-            return marker
-
-    return None
-
-
-def _read_owners(run: MirroredRun) -> list[str]:
-    """The ids of the run folders that have uploaded there, each restored from the one before; the
-    last does so now. Empty if there are none, or what a killed upload left."""
-    try:
-        content = run.store.read(MARKER)
-    except StoreError as error:
-        if not error.is_bad_copy:
-            raise
-        return []
-
-    with suppress(ValueError, LookupError):
-        ids = from_json(dict[str, list[str]], parse_json(content))["ids"]
-        if all(map(_ID.fullmatch, ids)):
-            return ids
-
-    return []
-
-
-def _put_owners(run: MirroredRun, ids: list[str]) -> None:
-    run.store.put(MARKER, json.dumps({"ids": ids}).encode())
 
 
 @contextmanager

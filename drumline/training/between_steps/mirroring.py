@@ -61,11 +61,11 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
         broadcast_json(False)
         wait([work], timeout=POLL_S)
 
-    restored = work.result()
+    note, skipped = work.result()
     broadcast_json(True)
-    messages: list[Message] = [("warning", reason) for reason in restored.skipped]
-    if restored.note:
-        messages.append(("note", restored.note))
+    messages: list[Message] = [("warning", reason) for reason in skipped]
+    if note:
+        messages.append(("note", note))
     return messages
 
 
