@@ -74,7 +74,10 @@ def capture_rng(device: torch.device) -> Tensor:
     on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
     _, key, gauss = random.getstate()
     python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
-    parts = (_to_bytes(torch.get_rng_state()), on_gpu, _numpy_state(), python_state)
+    numpy_global: Any = np.random.get_state()
+    _, numpy_key, *rest = numpy_global
+    numpy_state = _NUMPY.pack(*numpy_key.tolist(), *rest)
+    parts = (_to_bytes(torch.get_rng_state()), on_gpu, numpy_state, python_state)
     packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(parts)
     return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
 
@@ -143,20 +146,6 @@ def check_rng(state: Tensor) -> list[bytes]:
     if not (is_valid and are_inside and has_gauss in (0, 1)):
         raise ValueError("a position is outside its table")
     return parts
-
-
-def _numpy_state() -> bytes:
-    """The state of numpy's global generator, packed."""
-    state = np.random.get_state(legacy=False)
-    assert isinstance(state, dict)
-    if state["bit_generator"] != "MT19937":
-        raise CheckpointError(
-            f"numpy's global generator is a {state['bit_generator']}, which cannot be saved",
-            next_step="do not replace numpy's global generator; use your own generator object",
-        )
-
-    inner = state["state"]
-    return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
 
 
 def _to_bytes(tensor: Tensor) -> bytes:
