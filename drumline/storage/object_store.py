@@ -104,9 +104,9 @@ class ObjectStore:
             ),
         )
 
-    def read(self, name: str, *, most: int = DOCUMENT_BYTES) -> bytes:
+    def read(self, name: str) -> bytes:
         """The bytes of a small object."""
-        return self._repeated(lambda: b"".join(self._chunks_up_to(most, [name])))
+        return self._repeated(lambda: b"".join(self._chunks_up_to(DOCUMENT_BYTES, [name])))
 
     def fetch(
         self,
@@ -124,7 +124,27 @@ class ObjectStore:
         that fails."""
         names = [name, *pieces]
         limit = most if size is None else size
-        return self._repeated(lambda: self._fetch(names, to, size, checksum, limit))
+
+        def fetch() -> str:
+            with replacing(to) as file:
+                digest = self._pass_on(names, file.write, size=size, checksum=checksum, most=limit)
+                file.flush()
+                os.fsync(file.fileno())
+            return digest
+
+        try:
+            return self._repeated(fetch)
+        except OSError as error:
+            reason = error.strerror
+            next_step = f"check the disk of {to.parent}"
+            if error.errno in DISK_FULL:
+                reason = "the disk is full"
+                next_step = f"free some space on the disk of {to.parent}"
+            raise StoreError(
+                f"{self._where(name)} could not be written to {to}: {reason}",
+                next_step=next_step,
+                kind="disk",
+            ) from error
 
     def stop(self) -> None:
         """Have what other threads download end soon, incomplete."""
@@ -141,33 +161,6 @@ class ObjectStore:
         listing. Call it while nothing is being uploaded with a name that begins with `under/`."""
         with self._explained(under):
             self._backend.delete_unfinished(under)
-
-    def _fetch(
-        self,
-        names: Sequence[str],
-        to: Path,
-        size: int | None,
-        checksum: str | None,
-        most: int | None,
-    ) -> str:
-        """One try of `fetch`."""
-        try:
-            with replacing(to) as file:
-                digest = self._pass_on(names, file.write, size=size, checksum=checksum, most=most)
-                file.flush()
-                os.fsync(file.fileno())
-            return digest
-        except OSError as error:
-            reason = error.strerror
-            next_step = f"check the disk of {to.parent}"
-            if error.errno in DISK_FULL:
-                reason = "the disk is full"
-                next_step = f"free some space on the disk of {to.parent}"
-            raise StoreError(
-                f"{self._where(names[0])} could not be written to {to}: {reason}",
-                next_step=next_step,
-                kind="disk",
-            ) from error
 
     def _pass_on(
         self,

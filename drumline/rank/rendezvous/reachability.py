@@ -75,21 +75,17 @@ def check_reachability(
     )
 
 
+@dataclass
 class _ReachabilityCheck:
     """The part of one rank."""
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        topology: Topology,
-        options: StartOptions,
-        backend: str,
-    ) -> None:
-        self.rendezvous = rendezvous
-        self.topology = topology
-        self.options = options
-        self.backend = backend
-        self.firsts = [ranks[0] for ranks in rendezvous.nodes]
+    rendezvous: Rendezvous
+    topology: Topology
+    options: StartOptions
+    backend: str
+
+    def __post_init__(self) -> None:
+        self.firsts = [ranks[0] for ranks in self.rendezvous.nodes]
 
     def listen(self) -> ProbeListener | None:
         """Listen on this host, and publish where; None where the backend has no network to use."""

@@ -73,16 +73,6 @@ FLUSH_S = 1.0
 MAX_WAIT_FOR_SAVE_S = 20.0
 # Part of a known grace period that is left for the exit of the rank.
 EXIT_SHARE = 0.2
-BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
-EXITS_WITHOUT_SAVE = (
-    "rank {rank} on {host} received {signal} and exits without a save: {who} did not answer",
-    "try: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
-)
-LEAVES = "{host} received {signal} and leaves; the other nodes continue without it"
-NOTICE_IGNORED = (
-    "received {signal}, but {who} did not answer: the run continues; if the machine is reclaimed, the steps after the "
-    "newest checkpoint are lost"
-)
 
 
 class SignalPipe:
@@ -273,7 +263,9 @@ class StopRequestWatcher:
             return
 
         if self.prints:
-            print_message(BEFORE_FIRST_STEP.format(name))
+            print_message(
+                f"stopped by {name} before the first step; rerun the same command to resume"
+            )
         os._exit(ExitCode.PREEMPTED)
 
     def _request(self) -> None:
@@ -321,7 +313,10 @@ class StopRequestWatcher:
             group.request(cause, in_a_hurry=self.is_sigterm)
         elif time.monotonic() > group.node_asked_at + ALL_NODES_S:
             if cause["rank"] == self.place["rank"]:  # the last one of this node that was asked
-                print_message(LEAVES.format(**cause), stream=screen())
+                print_message(
+                    f"{cause['host']} received {cause['signal']} and leaves; the other nodes continue without it",
+                    stream=screen(),
+                )
             # What the task has printed; it may block.
             wait([in_background(sys.stdout.flush)], timeout=FLUSH_S)
             self._exit(ExitCode.PREEMPTED)
@@ -331,13 +326,20 @@ class StopRequestWatcher:
         cause = vote.cause
         if cause is None or cause["rank"] != self.place["rank"]:
             return
+        who = named_ranks(vote.missing_ranks())
         if self.first_signal is not None:
-            who = named_ranks(vote.missing_ranks())
-            lines = (line.format(**cause, who=who) for line in EXITS_WITHOUT_SAVE)
-            print_message(*lines, stream=screen())
+            print_message(
+                f"rank {cause['rank']} on {cause['host']} received {cause['signal']} and exits without a save: {who} "
+                "did not answer",
+                f"try: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
+                stream=screen(),
+            )
         elif not self._has_warned:
             self._has_warned = True
-            log.warning(NOTICE_IGNORED.format(**cause, who=named_ranks(vote.missing_ranks())))
+            log.warning(
+                f"received {cause['signal']}, but {who} did not answer: the run continues; if the machine is "
+                "reclaimed, the steps after the newest checkpoint are lost"
+            )
 
     def _with_store(self, action: Callable[[], bool | None]) -> bool:
         """Run an action that uses the store, which is lost when its process exits."""

@@ -129,10 +129,13 @@ def test_a_name_that_leads_out_of_a_folder_is_not_listed(bucket: Bucket) -> None
     assert open_store(bucket.url).sizes() == {"good": 0}
 
 
-def test_a_document_that_is_too_large_is_not_read(store: ObjectStore) -> None:
+def test_a_document_that_is_too_large_is_not_read(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.put("manifest", CONTENT)
+    monkeypatch.setattr(object_store, "DOCUMENT_BYTES", 100)
     with pytest.raises(StoreError, match="is corrupt: it has more than 100 bytes"):
-        store.read("manifest", most=100)
+        store.read("manifest")
 
 
 # Failures: each is a sentence with what to do, and holds no secret
