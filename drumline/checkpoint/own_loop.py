@@ -51,7 +51,7 @@ _OWN_FILES = ("manifest", "progress", "rng")
 _KINDS = {"model": "a model", "optimizer": "an optimizer", "state": "another object"}
 
 
-class _SavedProgress(msgspec.Struct):
+class _SavedLoop(msgspec.Struct):
     """What `resume` reads in progress.json."""
 
     step: int
@@ -380,7 +380,7 @@ def _check_contents(path: Path) -> None:
     """Check what checksums do not show: whoever wrote them may have written anything."""
     snapshot = store.read(path)
     try:
-        progress = from_json(_SavedProgress, snapshot.documents.get("progress"))
+        progress = from_json(_SavedLoop, snapshot.documents.get("progress"))
     except ValueError as error:
         raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint") from error
     has_all = "rng" in snapshot.tensors and progress.objects.keys() <= snapshot.documents.keys()
