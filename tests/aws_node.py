@@ -1,7 +1,7 @@
 """What a node of `drumline aws` finds when it runs its user data in a test: programs that stand in
 for apt, systemd, pip and the mount. They note in FOLDER/log how they were called; the report to the
-stack goes to FOLDER/report. A file no-helper, no-volume or no-index lets that step fail, and
-locked lets apt's first update fail."""
+stack goes to FOLDER/report. A file no-volume or no-index lets that step fail, and locked lets apt's
+first update fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ case "$*" in *--no-index*) exec {pip} "$@" --target /opt/drumline/site ;; esac
     "curl": """
 case "$*" in
   *-T*) echo "curl $@" >> {folder}/log; cp /run/drumline-report {folder}/report ;;
-  *efs-utils*) [ ! -e {folder}/no-helper ] && echo 'echo "mount helper $*" >> {folder}/log' ;;
   *) {metadata} ;;
 esac""",
     # A venv: its pip fails where there is a file no-index, its Python where there is a file

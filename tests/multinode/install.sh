@@ -53,6 +53,7 @@ ensure() {
 }
 ensure "$for_hosts" openssh-server
 ensure "$for_slurm" "munge slurm-wlm" "tests/multinode's Slurm tests"
+ensure "$(lacking stunnel4:stunnel4)" stunnel4 "the test of the tunnel to a volume"
 ensure "$(lacking promtool:prometheus)" prometheus "the tests of /metrics with Prometheus"
 ensure "$(lacking chromium:chromium)" "" tests/cli/test_report_browser.py
 exit 0

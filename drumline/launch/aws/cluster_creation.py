@@ -78,6 +78,12 @@ def _check_same(stack: Described, plan: ClusterPlan) -> None:
         for name, value in plan.parameters.items()
         if name not in moving and before.get(name, value) != value
     ]
+    tags = stacks.tags_of(stack)
+    changed += [
+        f"tag {key}: {tags.get(key, 'none')} -> {value}"
+        for key, value in plan.settings.tags.items()
+        if tags.get(key) != value
+    ]
     if changed:
         raise UsageError(
             as_list(f"the cluster {plan.settings.name} exists with other settings:", changed),

@@ -153,7 +153,7 @@ def test_a_cluster_from_nothing_to_nothing(
     assert ["together, beside EFS and traffic", "$8.30", "$199.20"] in table
     assert list(inventory(cloud)) == [], "plan touched something"
 
-    assert drumline("up")[-3].startswith("t is up: 2 nodes at 172.")
+    assert drumline("up", "--tag", "team=vision")[-3].startswith("t is up: 2 nodes at 172.")
     nodes = nodes_of(cloud, "t")
     assert len(nodes) == 2
     first = find_stack(cloud, "drumline-t")
@@ -178,6 +178,8 @@ def test_a_cluster_from_nothing_to_nothing(
     assert set(inventory(cloud)) == made, "a second up made something"
     with pytest.raises(UsageError, match="exists with other settings:\n  - NodeCount: 2 -> 3"):
         drumline("up", "--nodes", "3")
+    with pytest.raises(UsageError, match="with other settings:\n  - tag team: vision -> audio"):
+        drumline("up", "--tag", "team=audio")
 
     line, _, *addresses, count = drumline("status")
     assert line.startswith("t: CREATE_COMPLETE, 2 of 2 x g4dn.xlarge (on-demand) run in us-east-1")

@@ -6,10 +6,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import socket
+import ssl
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import distributions, version
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -27,7 +33,7 @@ set -e
 for folder in /mnt /opt /run /var/log /etc/systemd/system; do mount -t tmpfs tmpfs $folder; done
 mount --bind {folder}/fstab /etc/fstab
 PATH={path} bash {folder}/user-data || echo "exit code $?"
-for name in /etc/systemd/system/* /opt/drumline/prepare /opt/drumline/idle_shutdown.py; do
+for name in /etc/systemd/system/* /opt/drumline/{prepare,idle_shutdown.py,volume.conf}; do
   [ -e $name ] && cp $name {folder}/result/
 done
 /opt/drumline/prepare /mnt/code/job && stat -c %u /mnt/code/job /mnt/shared > {folder}/result/owners || true
@@ -43,6 +49,7 @@ VALUES = {
     "SignalUrl": "https://signal.example/?Signature=x&y=z",
     "IdleMinutes": "60",
     "AWS::Region": "us-east-1",
+    "AWS::URLSuffix": "amazonaws.com",
     "CopiesDrumline": "false",
     "Made": "rtbassoc-1 - rtb-1|0.0.0.0/0 - -",
 }
@@ -98,13 +105,15 @@ def test_user_data_prepares_a_node(node: Node) -> None:
         "Reason": "ready",
         "Data": "ready",
     }
-    options = "_netdev,tls,noresvport,mounttargetip=10.0.0.9"
-    assert (node.folder / "fstab").read_text() == f"fs-1:/ /mnt/shared efs {options} 0 0\n"
+    place, point, kind, options, *_ = (node.folder / "fstab").read_text().split()
+    assert (place, point, kind) == ("127.0.0.1:/", "/mnt/shared", "nfs4")
+    tunnel = {"_netdev", "x-systemd.requires=drumline-volume.service", "port=20490"}
+    assert tunnel <= set(options.split(","))
     assert node.log.read_text().splitlines() == [
         "systemctl disable --now apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service",
         "apt-get -q -o DPkg::Lock::Timeout=600 update",
-        "apt-get -q -o DPkg::Lock::Timeout=600 install --yes git nfs-common python3-venv rsync",
-        "mount helper --install",
+        "apt-get -q -o DPkg::Lock::Timeout=600 install --yes git nfs-common python3-venv rsync stunnel4",
+        "systemctl enable --now drumline-volume.service",
         "pip -q install --retries 10 drumline[aws]==0.1.0 torch==2.13.0",
         "systemctl enable --now drumline-idle.timer",
         "curl -sS --retry 10 -T /run/drumline-report https://signal.example/?Signature=x&y=z",
@@ -124,6 +133,82 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     assert (node.folder / "result/owners").read_text().split() == ["1000", "1000"]
 
 
+def test_an_image_with_the_mount_helper_uses_it(node: Node) -> None:
+    helper = node.folder / "bin/mount.efs"
+    helper.touch(mode=0o755)
+    assert node.boot()["Status"] == "SUCCESS"
+    options = "_netdev,tls,noresvport,mounttargetip=10.0.0.9"
+    assert (node.folder / "fstab").read_text() == f"fs-1:/ /mnt/shared efs {options} 0 0\n"
+    assert not (node.folder / "result/volume.conf").exists()
+
+
+@pytest.mark.skipif(shutil.which("stunnel4") is None, reason="`make tools` installs stunnel4")
+@pytest.mark.parametrize("name", ["fs-1.efs.us-east-1.amazonaws.com", "fs-2.example.org"])
+def test_the_tunnel_reaches_the_volume_alone(node: Node, tmp_path: Path, name: str) -> None:
+    """A real stunnel, and a server whose certificate has this name."""
+    assert node.boot()["Status"] == "SUCCESS"
+    settings = (node.folder / "result/volume.conf").read_text()
+    certificate = make_certificate(tmp_path, name)
+    with serve_echo(certificate) as address, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        for before, after in (
+            ("10.0.0.9:2049", address),
+            ("127.0.0.1:20490", f"127.0.0.1:{port}"),
+            ("/etc/ssl/certs/ca-certificates.crt", str(certificate)),
+        ):
+            assert before in settings
+            settings = settings.replace(before, after)
+        (tmp_path / "here.conf").write_text(settings)
+        command = ["stunnel4", str(tmp_path / "here.conf")]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as tunnel:
+            assert answer_through(port) == (b"hello" if name.startswith("fs-1.") else b"")
+            tunnel.terminate()
+
+
+def make_certificate(folder: Path, name: str) -> Path:
+    """With its key, in one file."""
+    path = folder / "certificate.pem"
+    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=volume -addext subjectAltName=DNS:{name}"
+    command = ["openssl", *words.split(), "-keyout", str(path), "-out", str(folder / "public.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    with path.open("a") as file:
+        file.write((folder / "public.pem").read_text())
+    return path
+
+
+@contextmanager
+def serve_echo(certificate: Path) -> Iterator[str]:
+    """Answers one connection; its address."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def answer() -> None:
+        with suppress(OSError):
+            connection, _ = server.accept()
+            with connection, context.wrap_socket(connection, server_side=True) as secured:
+                secured.sendall(secured.recv(5))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=answer)
+        thread.start()
+        yield "{}:{}".format(*server.getsockname())
+        thread.join()
+
+
+def answer_through(port: int) -> bytes:
+    """To `hello`; empty: the connection was closed."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as end:
+            end.sendall(b"hello")
+            with suppress(ConnectionResetError):
+                return end.recv(5)
+            return b""
+        time.sleep(0.05)
+    raise AssertionError("the tunnel does not listen")
+
+
 def test_the_lock_of_the_package_lists_is_waited_for(node: Node) -> None:
     """Ubuntu's own update holds it on first boot."""
     (node.folder / "locked").touch()
@@ -134,7 +219,6 @@ def test_the_lock_of_the_package_lists_is_waited_for(node: Node) -> None:
 @pytest.mark.parametrize(
     ("obstacle", "changes", "reason"),
     [
-        ("no-helper", {}, "the mount helper of EFS cannot be installed"),
         ("no-volume", {}, "the volume fs-1 at 10.0.0.9 cannot be mounted"),
         ("no-index", {}, "pip cannot install drumline[aws]==0.1.0 torch==2.13.0"),
         ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, torch, drumline"),
