@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 from drumline.base.errors import UsageError
-from drumline.base.rank_environment import NODE_START
 from drumline.base.text import PREFIX
 from drumline.base.untrusted import parse_json
 
@@ -59,8 +58,6 @@ def wrap_output() -> None:
     if is_wrapped():
         return
     os.environ[IS_WRAPPED] = "1"
-    if NODE_START in os.environ:  # our launcher does it on another host, with what ranks print here
-        return
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()

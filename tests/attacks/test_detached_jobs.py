@@ -25,7 +25,7 @@ import os, sys
 from pathlib import Path
 os.setuid(int(sys.argv[1]))
 folder = Path(sys.argv[2])
-for path in (folder / "spec.json", folder / "stop.json", folder / "state.json"):
+for path in (folder / "spec.json", folder / "state.json"):
     for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT):
         try:
             os.open(path, flags)
@@ -130,6 +130,7 @@ def record(**fields: Any) -> dict[str, Any]:
         "since": 1.0,
         "logs": "/logs",
         "run": "",
+        "is_json": False,
     }
     return json.loads(json.dumps({**known, **fields}))  # type: ignore[no-any-return]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -123,7 +124,7 @@ def test_a_job_survives_reboots_and_is_stopped_with_a_checkpoint(
 
 
 @pytest.mark.soak
-def test_without_systemd_and_cron_a_job_runs_on_and_says_what_is_missing(
+def test_without_systemd_a_job_runs_on_and_says_what_is_missing(
     make_cluster: Callable[..., Cluster],
 ) -> None:
     cluster = make_cluster("a", "b", has_systemd=False)
@@ -228,6 +229,27 @@ def test_hosts_have_aliases_behind_a_jump_host_and_differ(
     for code in (other, cluster.folder):
         (code / "finish").write_text("")
     assert shown.wait() == 0
+
+
+@pytest.mark.soak
+def test_every_line_is_an_object_on_hosts_and_where_it_is_attached(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster("a", "b", has_systemd=False)
+    words = ("--model.widths", "4", "--train.steps", "12", "--log.format", "json", "--run", "run")
+    launched = cluster.command(
+        *("launch", "--detach", "--hosts", "a,b", "--procs", "1", "digits", *words)
+    )
+    messages = [json.loads(line)["message"] for line in launched.splitlines()]
+    (name,) = [message.split()[3] for message in messages if message.startswith("attach: ")]
+
+    attached = cluster.command("attach", name, "--hosts", "a")
+    on_hosts = [path.read_text() for path in cluster.folder.rglob("node-*.jsonl")]
+    for text in (attached, "".join(on_hosts)):
+        objects = [json.loads(line) for line in text.splitlines()]
+        (step,) = [line for line in objects if line.get("event") == "train"]
+        assert (step["host"], step["rank"], step["step"]) == ("a", 0, 10)
+    assert f"done; logs in {cluster.folder}" in json.loads(attached.splitlines()[-1])["message"]
 
 
 def only_ipv6(bed: Testbed) -> dict[str, str]:

@@ -48,7 +48,6 @@ FOREIGN = {
     "^(Current thread |Stack )": "Python's faulthandler",
     " in fetch": "a frame of a stack: torch's fetcher",
     "socket:": "the kernel",
-    "no crontab": "cron",
     "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
     "Resource creation cancelled": "CloudFormation",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
+from drumline.base.json_output import FORMAT, is_wrapped, wrap_output
 from drumline.base.text import plural
 from drumline.base.untrusted import from_json
 from drumline.launch.hosts import Host, wrong_name
@@ -47,6 +49,8 @@ class JobRecord:
     """In Unix seconds."""
     logs: str
     run: str
+    is_json: bool
+    """Whether what it prints is JSON objects."""
 
     def host(self, rank: int) -> Host:
         """As the launch called it; raises UsageError if that is no name of a host."""
@@ -63,8 +67,13 @@ class DetachedJob(HostsJob):
     name: str
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
-        request = {"action": "launch", "name": self.name, "keep_going": self.keep_going}
-        return {**super().spec(node), **request}
+        return {
+            **super().spec(node),
+            "action": "launch",
+            "name": self.name,
+            "keep_going": self.keep_going,
+            "is_json": is_wrapped(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,11 +268,14 @@ class _Attached(Conversation):
 
 def attach_to_job(question: Question, name: str) -> int:
     """Show the job until it ends, or until Ctrl-C; its exit code."""
+    hosts, record = _with_screen(lambda screen: _hosts_of(question, name, screen))
+    if record.is_json:
+        os.environ.setdefault(FORMAT, "json")
+        wrap_output()
+    request = question.about({"action": "follow", "name": name}, hosts)
+    job = replace(request, program=record.program, logs=Path(record.logs))
 
     async def attach(screen: Screen) -> int:
-        hosts, record = await _hosts_of(question, name, screen)
-        request = question.about({"action": "follow", "name": name}, hosts)
-        job = replace(request, program=record.program, logs=Path(record.logs))
         attached = _Attached(job, screen)
         with _handling(attached.interrupted):
             await attached.run()

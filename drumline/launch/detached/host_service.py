@@ -46,7 +46,7 @@ DOWN = "down"
 """The state of a job whose keeper does not run, though the job has not ended."""
 # How long it may take until there is a process of the keeper.
 START_S = 10.0
-# How often a command that follows a job looks whether its keeper runs.
+# How often a command that follows or stops a job looks whether its keeper runs.
 CHECK_S = 2.0
 
 
@@ -191,6 +191,7 @@ def _record(folder: JobFolder) -> dict[str, Any]:
         "since": spec.launched_at,
         "logs": str(Path(spec.cwd, spec.frame["logs"])),
         "run": str(Path(spec.cwd, spec.program.run)) if spec.program.run else "",
+        "is_json": bool(spec.frame.get("is_json")),
     }
 
 
@@ -283,23 +284,21 @@ def _stop(request: Request, link: ControllerLink) -> None:
     folder = _only_folder(request)
     link.out.send("hello", protocol=PROTOCOL)
     state = folder.state()
-    if state.state != ENDED:
-        _ask_to_stop(folder, save=bool(request["save"]))
+    (number,) = (number for number, saves in STOP_SIGNALS.items() if saves == request["save"])
+    signalled: set[int] = set()
+    checked_at = float("-inf")
     while link.is_alive and state.state != ENDED:
+        if time.monotonic() - checked_at > CHECK_S:  # the system may have started another keeper
+            checked_at = time.monotonic()
+            keepers = set(units.keepers(folder))
+            send_signal(keepers - signalled, number)
+            signalled |= keepers
         with folder.held() as is_free:
             state = _end_without_keeper(folder, link) if is_free else folder.state()
         link.read()
 
     if state.state == ENDED:
         link.out.send("ended", code=state.code, last_lines=[], end_reason=state.why)
-
-
-def _ask_to_stop(folder: JobFolder, *, save: bool) -> None:
-    try:
-        folder.ask_to_stop(save=save)
-    except OSError:  # a full disk
-        numbers = [number for number, saves in STOP_SIGNALS.items() if saves == save]
-        send_signal(units.keepers(folder), numbers[0])
 
 
 def _end_without_keeper(folder: JobFolder, link: ControllerLink) -> JobState:

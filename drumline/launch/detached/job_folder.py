@@ -31,7 +31,6 @@ from drumline.base.untrusted import (
     open_append,
     parse_json,
     read_regular,
-    replace_text,
     replacing,
 )
 from drumline.launch.keep_going import FULL
@@ -46,8 +45,7 @@ WAITING = "waiting"
 ENDED = "ended"
 DAMAGED = "damaged"
 MACHINE_ID = Path("/etc/machine-id")
-# How many ended jobs a machine keeps, whatever their age, and for how long it keeps the others.
-NUM_KEPT = 20
+# How long a job that has ended is kept.
 KEPT_S = 30 * 86400.0
 
 
@@ -106,6 +104,8 @@ class JobState:
     """As last counted; None: all."""
     reached_step: int = 0
     counted_step: int = 0
+    stops_with_save: bool | None = None
+    """None: it was not asked to stop."""
 
 
 class JobFolder:
@@ -118,7 +118,6 @@ class JobFolder:
         self.log = path / "keeper.log"
         self._spec = path / "spec.json"
         self._state = path / "state.json"
-        self._stop = path / "stop.json"
         self._lock = path / "keeper.lock"
 
     @property
@@ -211,18 +210,6 @@ class JobFolder:
         with suppress(OSError), open_append(self.frames) as file:
             file.write(encode({"kind": kind, **content}) + b"\n")
 
-    def ask_to_stop(self, *, save: bool) -> None:
-        replace_text(self._stop, json.dumps({"save": save}))
-
-    def stop_request(self) -> bool | None:
-        """Whether the job is to save; None: it is not asked to stop."""
-        try:
-            return bool(parse_json(read_regular(self._stop))["save"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
-
     def forget_secrets(self) -> None:
         """Of a job that has ended: its secret, and the values of its environment."""
         spec = self.spec()
@@ -297,9 +284,8 @@ def folders_of(
 
 
 def remove_old(jobs: Path) -> None:
-    """Of the jobs that have ended on this machine: those that are old, and not among the newest."""
-    ended = [(ended_at, folder) for folder in folders_of(jobs) if (ended_at := folder.ended_at())]
-    ended.sort(key=lambda item: item[0])
-    for ended_at, folder in ended[:-NUM_KEPT]:
-        if time.time() - ended_at > KEPT_S:
+    """The folders of jobs that have ended on this machine long ago."""
+    for folder in folders_of(jobs):
+        ended_at = folder.ended_at()
+        if ended_at is not None and time.time() - ended_at > KEPT_S:
             folder.remove()

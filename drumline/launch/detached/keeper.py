@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +21,11 @@ from types import FrameType
 from typing import Any
 
 from drumline.base.errors import ExitCode
+from drumline.base.json_output import as_objects
 from drumline.base.processes import Termination
 from drumline.base.rank_environment import RESTARTED
 from drumline.base.text import print_message
+from drumline.base.untrusted import open_log
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
     DAMAGED,
@@ -54,7 +57,7 @@ STOPPED = "stopped by `drumline stop`"
 SHUT_DOWN = "this machine is shut down, or the keeper was ended"
 # How often a folder is looked for that may be on a network disk that is not mounted yet.
 FOLDER_POLL_S = 2.0
-# How a keeper is asked to stop where its folder cannot be written to; the value: with a save.
+# How a keeper is asked to stop; the value: with a save.
 STOP_SIGNALS = {signal.SIGUSR1: False, signal.SIGUSR2: True}
 # `drumline jobs` holds a job for a moment, to find out whether it has a keeper.
 HOLD_S = 5.0
@@ -111,8 +114,8 @@ class Attempt:
     # What it reports
 
     def has_room(self) -> bool:
-        """For lines there is none: whoever attaches reads them from the files."""
-        return False
+        """Lines are in the files of the ranks already, where whoever attaches reads them."""
+        return self.keeper.is_json
 
     def is_empty(self) -> bool:
         return True
@@ -121,7 +124,10 @@ class Attempt:
 
     def send(self, kind: str, **content: Any) -> None:
         match kind:
-            case "lines" | "signalled":
+            case "lines":
+                self.keeper.log_as_json(content["lines"], content["rank"])
+                return
+            case "signalled":
                 return
             case "saved":
                 self.has_saved = True
@@ -167,6 +173,11 @@ class Keeper:
         """Whether the last attempt has saved when it was asked to stop."""
         self._signalled_stop: bool | None = None
 
+    @property
+    def is_json(self) -> bool:
+        """Whether what is printed is to be JSON objects."""
+        return bool(self.spec.frame.get("is_json"))
+
     def run(self) -> int:
         """The exit code of this process: 0 when the job has ended, 1 when it is to go on at the
         next start of this machine."""
@@ -179,7 +190,8 @@ class Keeper:
             why = self._counted("its keeper or this machine was restarted")
         pause_s = 0.0
         while self.state.state != ENDED:
-            self._say(why)
+            if why:
+                self._say(f"warning: {why}")
             if not self._can_begin(pause_s):
                 break
 
@@ -217,17 +229,28 @@ class Keeper:
             print_message(self.unrecorded)
 
     def stop_request(self) -> bool | None:
-        """Whether the job is to save; None: it is not asked to stop."""
+        """Whether the job is to save; None: it is not asked to stop. A reboot does not change it."""
         if self._signalled_stop is not None:
-            return self._signalled_stop
-        return self.folder.stop_request()
+            self.update(stops_with_save=self._signalled_stop)
+        return self.state.stops_with_save
 
     def _stop_by_signal(self, number: int, _: FrameType | None) -> None:
         self._signalled_stop = STOP_SIGNALS[signal.Signals(number)]
 
-    def _say(self, why: str) -> None:
-        if why:
-            self.folder.note("notice", text=f"warning: {why}")
+    def _say(self, text: str) -> None:
+        self.folder.note("notice", text=text)
+        self.log_as_json([text], None)
+
+    def log_as_json(self, lines: Sequence[str], rank: int | None) -> None:
+        """Where that was asked for, all lines of this node are in one more file, as objects."""
+        if not self.is_json:
+            return
+        rank_field = {} if rank is None else {"rank": rank}
+        fields = {"host": self.spec.machine, **rank_field}
+        file_name = f"node-{self.spec.node.node_rank}.jsonl"
+        path = Path(self.spec.cwd, self.spec.frame["logs"], file_name)
+        with suppress(OSError), open_log(path) as log:
+            log.writelines(f"{line}\n" for line in as_objects(lines, fields, is_authority=True))
 
     # An attempt
 
@@ -345,7 +368,7 @@ class Keeper:
         """Until the disk has space again."""
         sentence = waiting_sentence(folder, host=self.spec.machine)
         self.update(state=WAITING, why=f"the disk of {folder} is full")
-        self.folder.note("notice", text=sentence)
+        self._say(sentence)
         run = self.spec.program.run
         size = needed_bytes(None if run is None else Path(run))
         while self.stop_request() is None and not has_space(Path(folder), size):

@@ -1,19 +1,15 @@
-"""Has the system start the keeper of a job now and after each reboot: as a user unit of systemd, or
-as a session of its own with a line in the user's crontab; and removes both.
-"""
+"""Has the system start the keeper of a job: now and after each reboot as a user unit of systemd,
+elsewhere once, as a session of its own; and removes the unit."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import re
-import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from drumline.base.errors import DrumlineError
@@ -44,7 +40,10 @@ STOP_S = 15.0
 TOOL_S = 20.0
 # Variables of the ssh session that started the job, which do not outlive it.
 OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
-NO_REBOOT = "after a reboot of {host} the job does not start again: {why}; to change that for later jobs: {fix}"
+NO_REBOOT = (
+    "after a reboot of {host} the job does not start again: without a login no user manager of systemd "
+    "runs there; to change that for later jobs: loginctl enable-linger"
+)
 NO_LOGOUT = (
     "the job ends with this login to {host}: logind.conf has KillUserProcesses=yes there; "
     "to change that: loginctl enable-linger, then launch again"
@@ -63,24 +62,15 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
     words = [sys.executable, "-m", KEEPER, str(folder.path)]
     if python_path:
         words = ["/usr/bin/env", f"PYTHONPATH={python_path}", *words]
-    host = os.uname().nodename
-    if _has_user_manager():
-        if _is_lingering():
-            _start_unit(folder, words, grace_s)
-            return ""
-        fix = "loginctl enable-linger"
-        why = "its user manager ends with the last login"
-    else:
-        fix = "install cron, or log in with systemd's user manager and `loginctl enable-linger`"
-        why = "it has neither a user manager of systemd nor cron"
+    if _is_lingering() and _systemctl("show-environment"):
+        _start_unit(folder, words, grace_s)
+        return ""
 
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    is_in_crontab = _add_to_crontab(folder, words)
-    if _ends_with_login():
-        return NO_LOGOUT.format(host=host)
-    return "" if is_in_crontab else NO_REBOOT.format(host=host, why=why, fix=fix)
+    notice = NO_LOGOUT if _ends_with_login() else NO_REBOOT
+    return notice.format(host=os.uname().nodename)
 
 
 def keepers(folder: JobFolder) -> list[int]:
@@ -89,17 +79,13 @@ def keepers(folder: JobFolder) -> list[int]:
 
 
 def remove(folder: JobFolder, *, stops: bool = False) -> None:
-    """What `start_keeper` has left with the system. `stops`: the keeper too, and its next start."""
+    """The unit of its keeper, if it has one. `stops`: the keeper too, and its next start."""
     unit = _unit_file(folder)
     if unit.is_file():
         _systemctl("disable", "--quiet", *(["--now"] if stops else []), unit.name)
         with suppress(OSError):
             unit.unlink()
         _systemctl("daemon-reload")
-    _remove_from_crontab(folder)
-
-
-# systemd
 
 
 def quoted(words: Sequence[str]) -> str:
@@ -118,10 +104,6 @@ def quoted(words: Sequence[str]) -> str:
 def _unit_file(folder: JobFolder) -> Path:
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config_home / "systemd" / "user" / f"{folder.unit}.service"
-
-
-def _has_user_manager() -> bool:
-    return _systemctl("show-environment")
 
 
 def _is_lingering() -> bool:
@@ -157,70 +139,17 @@ def _ends_with_login() -> bool:
 def _systemctl(*words: str) -> bool:
     """Whether it succeeded."""
     runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
-    return _run(["systemctl", "--user", *words], {**runtime, **os.environ})
-
-
-# cron
-
-
-def _add_to_crontab(folder: JobFolder, words: Sequence[str]) -> bool:
-    """Whether cron starts it after a reboot."""
-    command = shlex.join(words)
-    if "\n" in command or shutil.which("crontab") is None:
-        return False
-    # cron reads a percent sign as the end of the line.
-    line = f"@reboot {command} {_mark(folder)}".replace("%", r"\%")
-    with _changing_crontab(folder):
-        lines = _crontab()
-        return lines is not None and _run(["crontab", "-"], os.environ, f"{lines}{line}\n")
-
-
-def _remove_from_crontab(folder: JobFolder) -> None:
-    if _mark(folder) not in (_crontab() or ""):
-        return
-    with _changing_crontab(folder):
-        lines = (_crontab() or "").splitlines(keepends=True)
-        lines_to_keep = [line for line in lines if not line.rstrip().endswith(_mark(folder))]
-        if lines_to_keep != lines:
-            _run(["crontab", "-"], os.environ, "".join(lines_to_keep))
-
-
-@contextmanager
-def _changing_crontab(folder: JobFolder) -> Iterator[None]:
-    """One job of this user at a time."""
-    with open_append(folder.path.parents[1] / "crontab.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _mark(folder: JobFolder) -> str:
-    return f"# {folder.unit}"
-
-
-def _crontab() -> str | None:
-    """The user's lines, which may be none; None: they cannot be read, and so not replaced."""
-    done = _tool(["crontab", "-l"], {**os.environ, "LC_ALL": "C"})
-    if done is None:
-        return None
-    if done.returncode:
-        return "" if "no crontab" in done.stderr else None
-    return done.stdout
-
-
-def _run(words: Sequence[str], environment: Mapping[str, str], text: str = "") -> bool:
-    """Whether it succeeded."""
-    done = _tool(words, environment, text)
+    done = _tool(["systemctl", "--user", *words], {**runtime, **os.environ})
     return done is not None and done.returncode == 0
 
 
 def _tool(
-    words: Sequence[str], environment: Mapping[str, str], text: str = ""
+    words: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str] | None:
     """None: it is not installed, or does not end."""
     try:
         return subprocess.run(
             words,
-            input=text,
             capture_output=True,
             env=dict(environment),
             encoding="utf-8",

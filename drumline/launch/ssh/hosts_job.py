@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drumline.base.job_secret import new_secret
+from drumline.base.json_output import IS_WRAPPED
 from drumline.base.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
@@ -25,6 +26,7 @@ NAMES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_ORDER",
     "DATASET_DIR",
+    IS_WRAPPED,
 )
 # What a supervisor gets as it is.
 SENT_FIELDS = ("job", "earlier", "grace_s", "lease_s", "secret", "first_start", "standby")

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from drumline.base.errors import DrumlineError, ExitCode
+from drumline.base.processes import send_signal
 from drumline.launch.detached import host_service, job_folder, units
 from drumline.launch.detached.job_folder import (
     ENDED,
@@ -34,15 +35,6 @@ from drumline.launch.detached.job_folder import (
 )
 from drumline.launch.detached.keeper import Attempt, Keeper, main
 from drumline.launch.node_plan import NodePlan, Program
-
-# A crontab in a file, as crontab(1) is used.
-CRONTAB = """\
-#!/bin/sh
-case "$1" in
--l) cat {table} 2> /dev/null ;;
--) cat > {table} ;;
-esac
-"""
 
 
 def make_spec(folder: Path, **fields: Any) -> JobSpec:
@@ -156,79 +148,37 @@ def test_a_keeper_gets_the_environment_of_the_login_without_the_session() -> Non
     assert units.lasting_variables(environment) == {"PATH": "/bin", "HOME": "/root"}
 
 
-@pytest.fixture(name="table")
-def _table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What crontab keeps; there is no systemctl."""
+@pytest.fixture(name="tools")
+def _tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder in PATH: there is no systemctl."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    table = tools / "table"
-    (tools / "crontab").write_text(CRONTAB.format(table=table))
-    (tools / "crontab").chmod(0o755)
-    for name in ("cat", "setsid"):
-        (tools / name).symlink_to(f"/usr/bin/{name}")
+    (tools / "setsid").symlink_to("/usr/bin/setsid")
     monkeypatch.setenv("PATH", str(tools))
-    return table
+    return tools
 
 
-def test_cron_starts_a_keeper_where_there_is_no_user_manager(tmp_path: Path, table: Path) -> None:
-    table.write_text("@daily true\n")
+def test_what_is_missing_for_a_reboot_is_said(
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_folder(tmp_path, machine="elsewhere")
-    notice = units.start_keeper(job, python_path="/100% mine", grace_s=1.0)
-    assert notice == ""
-    daily, line = table.read_text().splitlines()
-    assert daily == "@daily true"
-    assert line.startswith(r"@reboot /usr/bin/env 'PYTHONPATH=/100\% mine' ")
-    assert line.endswith(f" {job.path} # drumline-digits-1a2b3c-node-0")
-    # As cron runs it.
-    command = line.removeprefix("@reboot ").replace(r"\%", "%")
-    command = command.replace("/100% mine", str(Path.cwd()))
-    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == 0
-
-    units.remove(job)
-    assert table.read_text() == "@daily true\n"
-
-
-def test_jobs_that_start_together_are_all_in_the_crontab(tmp_path: Path, table: Path) -> None:
-    slow = CRONTAB.replace("cat {table} 2> /dev/null", "cat {table} 2> /dev/null; sleep 0.2")
-    (table.parent / "crontab").write_text(slow.format(table=table))
-    (table.parent / "sleep").symlink_to("/usr/bin/sleep")
-    jobs = [
-        make_folder(tmp_path, name=f"digits-{number}", machine="elsewhere") for number in range(3)
-    ]
-
-    def start(job: JobFolder) -> str:
-        return units.start_keeper(job, python_path=None, grace_s=1.0)
-
-    with ThreadPoolExecutor() as pool:
-        assert list(pool.map(start, jobs)) == [""] * 3
-        assert len(table.read_text().splitlines()) == 3
-        list(pool.map(units.remove, jobs))
-    assert table.read_text() == ""
-
-
-def test_what_is_missing_for_a_reboot_is_said(tmp_path: Path, table: Path) -> None:
-    (table.parent / "crontab").unlink()
-    job = make_folder(tmp_path, machine="elsewhere")
-    host = socket.gethostname()
-    assert units.start_keeper(job, python_path=None, grace_s=1.0) == (
-        f"after a reboot of {host} the job does not start again: it has neither a user manager of "
-        "systemd nor cron; to change that for later jobs: install cron, or log in with systemd's user "
-        "manager and `loginctl enable-linger`"
+    no_reboot = (
+        f"after a reboot of {socket.gethostname()} the job does not start again: without a login no user "
+        "manager of systemd runs there; to change that for later jobs: loginctl enable-linger"
     )
+    assert units.start_keeper(job, python_path=None, grace_s=1.0) == no_reboot
     # There is a user manager, which ends with the login.
-    (table.parent / "systemctl").symlink_to("/bin/true")
-    assert "its user manager ends with the last login" in units.start_keeper(
-        job, python_path=None, grace_s=1.0
-    )
+    (tools / "systemctl").symlink_to("/bin/true")
+    monkeypatch.setattr(units, "LINGERING", tmp_path)
+    assert units.start_keeper(job, python_path=None, grace_s=1.0) == no_reboot
 
 
 def test_a_login_that_ends_all_its_processes_is_named(
-    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busctl = table.parent / "busctl"
+    busctl = tools / "busctl"
     busctl.write_text('#!/bin/sh\necho "b $IS_ON"; echo as 0; echo "as 1 \\"$EXCLUDED\\""\n')
     busctl.chmod(0o755)
-    table.write_text("")
     group = tmp_path / "cgroup"
     monkeypatch.setattr(units, "OWN_GROUP", group)
     job = make_folder(tmp_path, machine="elsewhere")
@@ -243,9 +193,12 @@ def test_a_login_that_ends_all_its_processes_is_named(
         f"the job ends with this login to {socket.gethostname()}: logind.conf has KillUserProcesses=yes "
         "there; to change that: loginctl enable-linger, then launch again"
     )
-    assert notice("false", "nobody", "session-3.scope") == ""
-    assert notice("true", pwd.getpwuid(os.geteuid()).pw_name, "session-3.scope") == ""
-    assert notice("true", "nobody", "user@1000.service") == ""
+    for circumstances in (
+        ("false", "nobody", "session-3.scope"),
+        ("true", pwd.getpwuid(os.geteuid()).pw_name, "session-3.scope"),
+        ("true", "nobody", "user@1000.service"),
+    ):
+        assert notice(*circumstances).startswith("after a reboot of ")
 
 
 # When there is another attempt
@@ -322,6 +275,30 @@ def test_a_lost_first_node_counts_as_a_restart(tmp_path: Path) -> None:
     assert ended.keeper.state.why == "the first node is lost, and no restart is left"
 
 
+def test_lines_are_copied_as_objects_where_the_log_is_json(tmp_path: Path) -> None:
+    frame = make_spec(tmp_path).frame
+    (tmp_path / "logs").mkdir()
+    ended = Ended(tmp_path, -9, frame={**frame, "is_json": True})
+    assert ended.attempt.has_room()
+    ended.attempt.send("lines", rank=1, stream="out", lines=["hello", '{"loss": 2, "host": "x"}'])
+    ended.keeper._say(f"warning: {ended.why_again()}")
+    lines = (tmp_path / "logs/node-0.jsonl").read_text().splitlines()
+    objects = list(map(json.loads, lines))
+    host = socket.gethostname()
+    assert [item["host"] for item in objects] == [host] * 3
+    assert (objects[0]["message"], objects[0]["rank"]) == ("hello", 1)
+    assert (objects[1]["loss"], objects[1]["rank"]) == (2, 1)
+    assert objects[2]["level"] == "warning"
+    assert objects[2]["message"].endswith("restarting (restart 1 of 3)")
+    assert "rank" not in objects[2]
+
+    (tmp_path / "plain" / "logs").mkdir(parents=True)
+    plain = Ended(tmp_path / "plain", 0)
+    assert not plain.attempt.has_room()
+    plain.attempt.send("lines", rank=1, stream="out", lines=["hello"])
+    assert not list((tmp_path / "plain" / "logs").iterdir())
+
+
 def test_progress_gives_all_restarts_back(tmp_path: Path) -> None:
     ended = Ended(tmp_path, -9)
     assert ended.why_again().endswith("(restart 1 of 3)")
@@ -356,6 +333,10 @@ def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     assert f"the disk of {tmp_path}" in ended.keeper.folder.frames.read_text()
 
 
+def ask_to_stop(keeper: Keeper, *, save: bool) -> None:
+    keeper._stop_by_signal(signal.SIGUSR2 if save else signal.SIGUSR1, None)
+
+
 @pytest.mark.parametrize(
     ("save", "has_saved", "code", "ends_with"),
     [
@@ -370,23 +351,24 @@ def test_a_job_that_is_stopped(
     tmp_path: Path, save: bool, has_saved: bool, code: int, ends_with: int
 ) -> None:
     ended = Ended(tmp_path, code)
-    ended.keeper.folder.ask_to_stop(save=save)
+    ask_to_stop(ended.keeper, save=save)
     if has_saved:
         ended.attempt.send("saved")
     assert ended.why_again() == ""
     ended.assert_ended(ends_with)
+    assert ended.keeper.folder.state().stops_with_save is save, "a reboot does not change it"
 
 
 def test_a_job_that_is_stopped_between_two_starts_has_not_saved(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, cwd=str(tmp_path / "unmounted"))
-    folder.ask_to_stop(save=True)
+    folder.write_state(JobState(stops_with_save=True))  # and the machine was restarted
     assert Keeper(folder).run() == 0
     assert folder.state().code == ExitCode.INTERRUPTED
     # Preempted, and in the pause before the next attempt.
     ended = Ended(tmp_path / "preempted", 75)
     ended.attempt.send("saved")
     ended.why_again()
-    ended.keeper.folder.ask_to_stop(save=True)
+    ask_to_stop(ended.keeper, save=True)
     assert not ended.keeper._can_begin(1.0)
     ended.assert_ended(75)
 
@@ -429,23 +411,11 @@ def test_an_agent_that_is_ended_while_it_exits_is_not_restarted(tmp_path: Path) 
     ended.assert_ended(1)
 
 
-def test_a_crontab_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, table: Path) -> None:
-    table.write_text("@daily true\n")
-    refusing = CRONTAB.replace("cat {table} 2> /dev/null", "echo 'not allowed' >&2; exit 1")
-    (table.parent / "crontab").write_text(refusing.format(table=table))
-    job = make_folder(tmp_path, machine="elsewhere")
-    assert "the job does not start again" in units.start_keeper(job, python_path=None, grace_s=1.0)
-    assert table.read_text() == "@daily true\n"
-
-
 def test_a_word_of_a_unit_stays_on_its_line() -> None:
     assert units.quoted(["/mine\nExecStartPre=/bin/false"]) == r'"/mine\nExecStartPre=/bin/false"'
 
 
-def test_old_jobs_that_have_ended_are_removed_but_for_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_folder, "NUM_KEPT", 2)
+def test_jobs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
     long_ago = time.time() - 40 * 86400
 
     def make_old(name: str, state: str, ended_at: float) -> None:
@@ -453,8 +423,7 @@ def test_old_jobs_that_have_ended_are_removed_but_for_the_newest(
         folder.write_state(JobState(state=state))
         os.utime(folder.path / "state.json", (ended_at, ended_at))
 
-    for name in ("a-oldest", "b-old", "c-old"):
-        make_old(name, ENDED, long_ago + ord(name[0]))
+    make_old("a-old", ENDED, long_ago)
     make_old("d-recent", ENDED, time.time())
     make_old("e-runs", RUNNING, long_ago)
     make_old("f-damaged", "no state", long_ago)
@@ -463,7 +432,7 @@ def test_old_jobs_that_have_ended_are_removed_but_for_the_newest(
     with JobFolder(tmp_path / "jobs" / "g-kept" / "node-0").held():
         remove_old(tmp_path / "jobs")
     left = sorted(path.name for path in (tmp_path / "jobs").iterdir())
-    assert left == ["c-old", "d-recent", "e-runs", "f-damaged", "g-kept"]
+    assert left == ["d-recent", "e-runs", "f-damaged", "g-kept"]
 
 
 def test_a_keeper_ends_a_job_whose_state_is_damaged(tmp_path: Path) -> None:
@@ -476,18 +445,19 @@ def test_a_keeper_ends_a_job_whose_state_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_keeper_is_waited_for_as_long_as_it_loads(
-    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_service, "START_S", 0.0)
     link: Any = SimpleNamespace(is_alive=True, read=lambda: time.sleep(0.01))
-    table.write_text("")
     node = NodePlan(join_timeout_s=600)
-    variables = {"PATH": str(table.parent)}
+    variables = {"PATH": str(tools)}
     job = make_folder(tmp_path, cwd="/nowhere", node=node, variables=variables)
     units.start_keeper(job, python_path=str(Path.cwd()), grace_s=1.0)
     host_service._wait_for_keeper(job, link)
     assert job.is_kept()
-    job.ask_to_stop(save=False)
+    while not job.state().why:  # until it handles signals
+        time.sleep(0.05)
+    send_signal(units.keepers(job), signal.SIGUSR1)
     while job.ended_at() is None:
         time.sleep(0.05)
 
@@ -496,4 +466,3 @@ def test_a_keeper_is_waited_for_as_long_as_it_loads(
     units.start_keeper(broken, python_path=str(Path.cwd()), grace_s=1.0)
     with pytest.raises(DrumlineError, match="the job's keeper did not start"):
         host_service._wait_for_keeper(broken, link)
-    assert table.read_text() == ""
