@@ -33,7 +33,7 @@ CLIPPING = "gradient clipping"
 WORKERS = "start of workers"
 BUFFERS = "broadcast of buffers"
 SAMPLER = "sampler"
-IN_BACKWARD = "your code in backward"
+IN_BACKWARD = "code of hooks in backward"
 """Names of phases: DataLoader workers start or end in the second, and in the third all ranks take
 the buffers of the model from one. The last is of hooks on gradients and on their communication."""
 
@@ -190,7 +190,9 @@ class ProcessUse(NamedTuple):
     name: str
     """Of multiprocessing, or its command."""
     cores: float
-    """How much of a core it could use: on a CPU, or in the queue for one."""
+    """How much of a core it used."""
+    waiting: float
+    """For how much of the time it waited for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +227,6 @@ class RankFacts:
     cpu_run_s: float | None = None
     """How long the thread that takes the steps ran on one."""
     pauses: tuple[Pause, ...] = ()
-    left_out: tuple[int, ...] = ()
-    """The steps of such pauses, in a profile of an earlier version."""
     sync_lines: tuple[tuple[int, str], ...] = ()
     """Unix time in ns and source line of calls that blocked the host until the device had
     finished."""

@@ -232,9 +232,6 @@ class ProfileResult:
     """How many of these a step has."""
     other_kinds: Mapping[str, float] = field(default_factory=dict)
     """How many of each kind, as in `broadcast`; empty: not recorded."""
-    growth: float = 0.0
-    """Which part of a step's operations have been added since the first step: each step has more
-    than the one before."""
     kernels: tuple[Kernel, ...]
     syncs: tuple[HostSync, ...]
     network_bytes_per_s: float | None
@@ -276,9 +273,6 @@ class ProfileResult:
     """The line of the user's that runs a profiler of torch; None: none does."""
     tracers: tuple[str, ...] = ()
     """What follows each call of Python on rank 0, as a debugger does."""
-    off_cpu_s: float | None = None
-    """How long the thread that takes the steps could not run while it neither computed nor was in
-    a collective: it slept, or waited for data, a lock, the GIL. None: not known."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The means over all ranks, the longest first: they add up to `step_s`. Empty: not recorded."""
     pauses_s: Mapping[str, float] = field(default_factory=dict)

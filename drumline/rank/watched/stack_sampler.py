@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -69,6 +69,7 @@ NO_LINE = SampledLine(file="", line=0, function="")
 REST = "rest"
 END = "end"
 """The frame from which on the stack is the launcher's, or the engine's own loop."""
+HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 EVALUATION = "evaluation"
 PAUSE_SHARE = 0.3
 """A statement that evaluates for so much of its time is an evaluation."""
@@ -111,7 +112,17 @@ def phases_of_torch() -> dict[CodeType | None, str]:
         code_of(nn.utils.clip_grad_value_): CLIPPING,
         code_of(torch.save): "save",
         **dict.fromkeys(_nested(wrappers), "optimizer"),
+        **dict.fromkeys(_codes_of_torchs_hooks(), IN_BACKWARD),
     }
+
+
+def _codes_of_torchs_hooks() -> Iterator[CodeType]:
+    """The hooks on the communication of gradients that torch has, where they are loaded."""
+    hooks = [module for name, module in sys.modules.items() if name.startswith(HOOKS)]
+    for module in hooks:
+        for function in vars(module).values():
+            if inspect.isfunction(function):
+                yield function.__code__
 
 
 def _nested(constants: Iterable[Any]) -> list[CodeType]:

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -21,17 +21,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
-from drumline.rank.torch_internals import has_compiled, is_in_backward
+from drumline.rank.torch_internals import has_compiled, is_in_backward, pytree
 from drumline.rank.watched.stack_sampler import line_of_user
 from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
 
 MOST_CALLS = 10_000
-MOST_DEPTH = 3
-"""Of containers, in which tensors are looked for."""
 WIDE = 256
 """A matrix with so many columns may have one-hot rows."""
 MOSTLY_ZEROS = 0.95
@@ -39,34 +36,34 @@ SOME_DENORMALS = 0.05
 FEW_ROWS = 0.2
 """Where a linear layer's gradient has no more rows than this, the others are computed in vain."""
 MANY_CALLS = 8
+FEW_SAMPLES = 4
+"""In so many the time of most operations is that of their call."""
 SHORTEST = 8
 """A dimension with fewer places is not looked at for padding."""
 HALF_TYPES = (torch.bfloat16, torch.float16)
 PRODUCTS = {
-    functional.linear,
-    functional.conv1d,
-    functional.conv2d,
-    functional.conv3d,
-    functional.scaled_dot_product_attention,
-    torch.matmul,
-    torch.mm,
-    torch.bmm,
-    torch.addmm,
-    torch.baddbmm,
-    torch.einsum,
-    Tensor.matmul,
-    Tensor.__matmul__,
-    Tensor.mm,
-    Tensor.bmm,
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "scaled_dot_product_attention",
+    "matmul",
+    "__matmul__",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "einsum",
 }
-"""Where nearly all arithmetic is."""
+"""The functions of torch in which nearly all arithmetic is."""
 
 
 @dataclass
 class _Call:
     """One call of a module, or of a product of matrices."""
 
-    module: Any
+    module: nn.Module | str
+    """Or the name of the product."""
     line: SampledLine
     outer: _Call | None
     waste: WasteKind | None = None
@@ -118,12 +115,12 @@ class _ProductMode(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        is_product = function in PRODUCTS
-        if is_product:
-            self._before(function, args)
+        name = getattr(function, "__name__", "")
+        if name not in PRODUCTS:
+            return function(*args, **(kwargs or {}))
+        self._before(name, args)
         output = function(*args, **(kwargs or {}))
-        if is_product:
-            self._after(function, args, output)
+        self._after(name, args, output)
         return output
 
 
@@ -167,18 +164,23 @@ class StepInspection:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._mark_single_samples()
-        return (*self._wasted_calls(), *self._padded(), *self._embeddings())
+        works: list[WastedWork] = []
+        with self._aside():
+            self._mark_single_samples()
+            works.extend(self._wasted_calls())
+            works.extend(self._padded())
+            works.extend(self._embeddings())
+        return tuple(works)
 
     # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
     # left out: an inspection never ends a training.
 
-    def _before(self, module: Any, inputs: Any) -> None:
+    def _before(self, module: nn.Module | str, inputs: Any) -> None:
         """The module, or the product, is called."""
         with self._aside():
             self._open_call(module, inputs)
 
-    def _after(self, module: Any, inputs: Any, output: Any) -> None:
+    def _after(self, module: nn.Module | str, inputs: Any, output: Any) -> None:
         """It returns."""
         with self._aside():
             self._close_call(module, output)
@@ -198,7 +200,7 @@ class StepInspection:
             yield
         self._inspected_s += time.perf_counter() - began_s
 
-    def _open_call(self, module: Any, inputs: Any) -> None:
+    def _open_call(self, module: nn.Module | str, inputs: Any) -> None:
         if not torch.is_grad_enabled() or len(self._calls) >= MOST_CALLS:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -206,20 +208,20 @@ class StepInspection:
 
         calls = self._open.calls
         call = _Call(module, line_of_user(sys._getframe(2)), calls[-1] if calls else None)
-        tensors = list(tensors_in(inputs))
+        tensors = tensors_in(inputs)
         call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
         call.waste = self._known_waste(module, tensors)
         calls.append(call)
         self._calls.append(call)
         call.began_s = self._now_s
 
-    def _known_waste(self, module: Any, tensors: Sequence[Tensor]) -> WasteKind | None:
+    def _known_waste(self, module: nn.Module | str, tensors: Sequence[Tensor]) -> WasteKind | None:
         """What is wasted, as far as the inputs tell."""
         if is_in_backward():
             return "recomputation"
         if not tensors:
             return None
-        if module in PRODUCTS or isinstance(module, nn.RNNBase):
+        if isinstance(module, str | nn.RNNBase):
             return _slow_numbers(tensors)
 
         previous = self._inputs[id(module)]
@@ -228,7 +230,7 @@ class StepInspection:
         previous.append([(weakref.ref(tensor), tensor._version) for tensor in tensors])
         return None
 
-    def _close_call(self, module: Any, output: Any) -> None:
+    def _close_call(self, module: nn.Module | str, output: Any) -> None:
         calls = self._open.calls
         if not any(call.module is module for call in calls):
             return
@@ -237,7 +239,7 @@ class StepInspection:
             call = calls.pop()
 
         call.seconds = self._now_s - call.began_s
-        if call.waste == "recomputation" or module in PRODUCTS:
+        if call.waste == "recomputation" or isinstance(module, str):
             return
         for tensor in tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
@@ -247,10 +249,11 @@ class StepInspection:
     # What was seen
 
     def _mark_single_samples(self) -> None:
-        """A line that calls a module for one sample, again and again."""
+        """A line that calls a module for one sample, or a model for a few, again and again."""
         by_line: dict[SampledLine, list[_Call]] = defaultdict(list)
         for call in self._calls:
-            if self._is_forward(call) and call.num_samples == 1:
+            few = FEW_SAMPLES if call.module in self._modules else 1
+            if self._is_forward(call) and 0 < call.num_samples <= few:
                 by_line[call.line].append(call)
 
         for calls in by_line.values():
@@ -274,10 +277,9 @@ class StepInspection:
 
     def _name_of(self, call: _Call) -> str:
         """The name of its module, or of that which computes the product."""
-        if call.module in PRODUCTS and call.outer is not None:
-            call = call.outer
-        usual = getattr(call.module, "__name__", type(call.module).__name__)
-        return self._names.get(id(call.module), usual)
+        if isinstance(call.module, str):
+            return call.module if call.outer is None else self._name_of(call.outer)
+        return self._names.get(id(call.module), type(call.module).__name__)
 
     @staticmethod
     def _is_forward(call: _Call) -> bool:
@@ -298,7 +300,8 @@ class StepInspection:
             for parameter in root.parameters()
             if parameter.grad is not None
         }
-        num_bytes = sum(gradient.nbytes for gradient in gradients.values())
+        dense = [gradient for gradient in gradients.values() if not gradient.is_sparse]
+        num_bytes = sum(gradient.nbytes for gradient in dense)
         tables = [
             part
             for root in self._modules
@@ -324,16 +327,9 @@ def _names_of(modules: Iterable[nn.Module]) -> Iterator[tuple[int, str]]:
             yield id(part), name or type(part).__name__
 
 
-def tensors_in(values: Any, depth: int = 0) -> Iterator[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
     """Those in a value that may be a container."""
-    if isinstance(values, Tensor):
-        yield values
-    elif depth < MOST_DEPTH:
-        if isinstance(values, Mapping):
-            values = list(values.values())
-        if isinstance(values, list | tuple):
-            for value in values:
-                yield from tensors_in(value, depth + 1)
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _are_same(tensors: Sequence[Tensor], references: Sequence[tuple[Any, int]]) -> bool:
@@ -378,6 +374,8 @@ def _has_denormals(tensor: Tensor) -> bool:
 def _on_gradient(call: _Call, gradient: Tensor) -> None:
     """The gradient of an output of the call."""
     with suppress(Exception):
+        if gradient.device.type == "cpu" and _has_denormals(gradient):
+            call.waste = call.waste or "denormals"
         rows = gradient if isinstance(call.module, nn.Linear) else gradient.reshape(1, -1)
         call.used = max(call.used or 0.0, _rows_with_numbers(rows))
 

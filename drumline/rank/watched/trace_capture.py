@@ -454,22 +454,22 @@ class ChildTimes:
         """Of the workers, and of the other process that used most. Those that have not been there
         from the beginning are left out."""
         lasts_ns = time.monotonic_ns() - self._began_ns
-        now = self._now()
-        before = self._before
-        names = {pid: _name_of(pid) for pid in before.keys() & now.keys()}
-        cores = {pid: (now[pid].run_ns - before[pid].run_ns) / lasts_ns for pid in names}
-        waiting = {pid: (now[pid].wait_ns - before[pid].wait_ns) / lasts_ns for pid in names}
+        uses = []
+        for pid, now in self._now().items():
+            before = self._before.get(pid, now)
+            cores = (now.run_ns - before.run_ns) / lasts_ns
+            waiting = (now.wait_ns - before.wait_ns) / lasts_ns
+            if pid in self._before:
+                uses.append(ProcessUse(_name_of(pid), cores, waiting))
 
-        workers = [pid for pid, name in names.items() if name == WORKER_NAME]
-        processes = [
-            ProcessUse(names[pid], cores[pid] + waiting[pid]) for pid in names.keys() - workers
-        ]
+        workers = [use for use in uses if use.name == WORKER_NAME]
+        processes = [use for use in uses if use.name != WORKER_NAME]
         worker_use = WorkerUse(
             number=len(workers),
-            cores=sum(cores[pid] for pid in workers),
-            waiting=sum(waiting[pid] for pid in workers),
+            cores=sum(use.cores for use in workers),
+            waiting=sum(use.waiting for use in workers),
         )
-        busiest = max(processes, key=lambda use: use.cores, default=None)
+        busiest = max(processes, key=lambda use: use.cores + use.waiting, default=None)
         return worker_use if workers else None, busiest
 
     def _now(self) -> dict[int, ThreadTimes]:
@@ -480,13 +480,13 @@ class ChildTimes:
 def _name_of(pid: int) -> str:
     """That of a worker, a process of multiprocessing, or a command."""
     stat = read_stat(pid)
-    if stat is not None and stat.name == WORKER_NAME:
-        return stat.name
+    if stat is None or stat.name == WORKER_NAME:
+        return WORKER_NAME
     names = {child.pid: child.name for child in multiprocessing.active_children()}
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        return names.get(pid) or command.replace("\0", " ")[:MOST_COMMAND].strip()
-    return ""
+        names.setdefault(pid, command.replace("\0", " ")[:MOST_COMMAND].strip())
+    return names.get(pid, stat.name)
 
 
 def wait_for_collectives() -> bool:

@@ -33,7 +33,7 @@ from drumline.report.profile.data_advice import data_rules
 from drumline.report.profile.host_advice import host_rules
 from drumline.runs.profile_result import ProfileResult, RankSteps
 
-MIN_UNCERTAIN = 0.1
+MIN_UNCERTAIN = 0.15
 MIN_COST_TO_TRAIN_OTHERWISE = 0.15
 """Of the step."""
 

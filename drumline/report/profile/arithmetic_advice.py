@@ -54,8 +54,9 @@ WASTE: dict[str, Waste] = {
         remedy="call it once, and use its output again",
     ),
     "single_samples": Waste(
-        text="{module} computes samples one by one",
-        remedy="call it once, with all samples in one tensor (torch.stack, or pad_sequence)",
+        text="{module} computes samples one by one, or a few at a time",
+        remedy="call it once, with all samples in one tensor (torch.stack, or pad_sequence), or in larger "
+        "micro-batches",
         saved=Savings(0.6, 0.95, 0.1),
     ),
     "recomputation": Waste(

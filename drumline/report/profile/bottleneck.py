@@ -12,7 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 from drumline.base.text import latency, one_line
 from drumline.runs.profile_files import SampledLine, WasteKind
-from drumline.runs.profile_result import PAUSES, LineCost, ProfileResult, RankSteps
+from drumline.runs.profile_result import (
+    PAUSES,
+    LineCost,
+    ProfileResult,
+    RankSteps,
+    most_crowded,
+)
 
 Bottleneck = Literal[
     WasteKind,
@@ -40,7 +46,6 @@ Bottleneck = Literal[
     "tracers",
     "process",
     "cores",
-    "growth",
     "debug_level",
     "on_device",
     "hook",
@@ -197,6 +202,12 @@ def crowding_s(rank: RankSteps, result: ProfileResult) -> float:
     """How long it waits in a step for a core of a host that all ranks share: any of them may have
     to wait there."""
     return (rank.cpu_wait_s or 0.0) if result.num_nodes == 1 else 0.0
+
+
+def for_cores_s(result: ProfileResult, most: float) -> float:
+    """How long the rank that waits longest for a core waits in a step, and at most this part of it."""
+    crowded = most_crowded(result)
+    return 0.0 if crowded is None else min(most, crowded.part) * result.step_s
 
 
 @dataclass(frozen=True, slots=True)

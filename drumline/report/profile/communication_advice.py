@@ -5,6 +5,7 @@ reduced, and the collectives besides them. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from drumline.base.text import bit_rate, file_size, latency, plural
 from drumline.report.profile.bottleneck import (
@@ -12,6 +13,7 @@ from drumline.report.profile.bottleneck import (
     Advice,
     Savings,
     by_setting,
+    crowding_s,
     find_slow_rank,
     is_gpu,
     is_script,
@@ -36,8 +38,12 @@ SLOWER_LINK = 0.6  # of what doctor measured
 
 def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     """The exposed communication of gradients, and of other collectives: by the time that each kind
-    is open outside of compute, since the parts do not tell them apart."""
+    is open outside of compute, since the parts do not tell them apart. On a crowded machine the
+    threads of gloo wait for a core as the ranks do."""
     exposed = result.parts_s["exposed_communication"]
+    if not is_gpu(result):
+        crowded_s = fmean(crowding_s(rank, result) for rank in result.ranks)
+        exposed *= max(0.0, 1 - crowded_s / result.step_s)
     other_collectives_s = result.other_collectives_s
     of_buckets = max(
         0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s

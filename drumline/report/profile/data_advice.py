@@ -18,18 +18,18 @@ from drumline.report.profile.bottleneck import (
     at_line,
     by_setting,
     first_line,
+    for_cores_s,
     is_gpu,
     is_waiting,
     mostly_at,
     of_step,
     removable,
 )
-from drumline.runs.profile_files import SAMPLER
-from drumline.runs.profile_result import ProfileResult, most_crowded
+from drumline.runs.profile_files import SAMPLER, WORKERS
+from drumline.runs.profile_result import ProfileResult
 
 MAX_WORKERS = 16
 WORKERS_PER_CORE = 4
-MIN_CROWDED = 0.05
 
 
 def data_rules(result: ProfileResult) -> Iterator[Advice]:
@@ -163,12 +163,11 @@ class Loading:
 def _workers(result: ProfileResult) -> Iterator[Advice]:
     """More workers than cores take time from the training, which waits for a core."""
     workers = result.workers
-    crowded = most_crowded(result)
     cores = result.cores_per_rank or USUAL_CORES
-    if workers is None or crowded is None or crowded.part < MIN_CROWDED or workers.number <= cores:
+    if workers is None or workers.number <= cores:
         return
 
-    cost_s = min(0.5, crowded.part) * result.step_s
+    cost_s = for_cores_s(result, 0.5)
     num_workers = max(1, min(int(cores), math.ceil(1.2 * workers.cores)))
     if num_workers >= workers.number:
         return
@@ -202,7 +201,8 @@ def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
     yield Advice(
         bottleneck="worker_starts",
         text=f"the workers start again in {starts.num_steps} of {plural(result.num_steps, 'step')}, as in every epoch: "
-        f"{of_step(result, starts.seconds)} goes to that and to the wait for their first batch",
+        f"{of_step(result, starts.seconds)} goes to that and to the wait for their first batch"
+        f"{mostly_at(first_line(result, WORKERS))}",
         **by_setting(
             result,
             {"data.persistent_workers": "true"},

@@ -15,6 +15,7 @@ from drumline.report.profile.bottleneck import (
     by_setting,
     find_slow_rank,
     first_line,
+    for_cores_s,
     is_call_of_torch,
     is_waiting,
     mostly_at,
@@ -23,13 +24,7 @@ from drumline.report.profile.bottleneck import (
     slower_line,
 )
 from drumline.runs.profile_files import CLIPPING, GRADIENTS, IN_BACKWARD
-from drumline.runs.profile_result import (
-    PAUSES,
-    BusyThread,
-    LineCost,
-    ProfileResult,
-    most_crowded,
-)
+from drumline.runs.profile_result import PAUSES, BusyThread, LineCost, ProfileResult
 
 MIN_SPECIAL = 0.25
 MOST_THREADS = 3
@@ -39,7 +34,8 @@ MANY_THREADS = 3
 """Times as many as cores."""
 MIN_PHASE = 0.1
 """Of the step: `on_device`, hooks and optimizers do necessary work, and less of it is usual."""
-PYTHON_PHASES = ("forward", "backward", IN_BACKWARD, "rest", "to the device")
+PYTHON_PHASES = ("forward", "backward", "rest", "to the device")
+MIN_OPTIMIZER = 0.2
 MIN_NO_GRADIENTS = 0.15
 """Of the step: some of what a loss computes usually has no gradient."""
 PASSES = ("forward", "backward", "rest")
@@ -77,7 +73,6 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _tracers,
         _cores,
         _process,
-        _growth,
         _intra_op_threads,
         _on_device,
         _hooks,
@@ -227,12 +222,11 @@ def _intra_op_threads(result: ProfileResult) -> Iterator[Advice]:
     """More threads of operations than cores: they wait for one another, and for a core."""
     threads = result.num_threads or 0
     cores = result.cores_per_rank or USUAL_CORES
-    crowded = most_crowded(result)
-    if threads < MANY_THREADS * cores or crowded is None or crowded.part < MIN_PHASE:
+    if threads < MANY_THREADS * cores:
         return
 
     num_threads = max(1, int(cores))
-    cost_s = min(0.7, crowded.part) * result.step_s
+    cost_s = for_cores_s(result, 0.7)
     yield Advice(
         bottleneck="threads",
         text=f"operations use {threads} threads, a rank has {cores:.3g} cores: it waits "
@@ -265,14 +259,10 @@ def _tracers(result: ProfileResult) -> Iterator[Advice]:
 
 def _cores(result: ProfileResult) -> Iterator[Advice]:
     """Ranks that may only use some of the cores, and wait for those."""
-    crowded = most_crowded(result)
-    cores = result.cores_per_rank
-    if not cores or crowded is None or crowded.part < MIN_PHASE:
-        return
-
+    cores = result.cores_per_rank or USUAL_CORES
     ranks = result.world_size / result.num_nodes
     if cores * ranks < min(ranks, result.host_cpus or 0):
-        cost_s = min(1 - cores, crowded.part) * result.step_s
+        cost_s = for_cores_s(result, 1 - cores)
         yield removable(
             "cores",
             f"{ranks:.3g} ranks may only use {cores * ranks:.3g} of the {result.host_cpus} cores of their host (their "
@@ -285,32 +275,17 @@ def _cores(result: ProfileResult) -> Iterator[Advice]:
 def _process(result: ProfileResult) -> Iterator[Advice]:
     """One that a rank has started, and that computes while the steps wait for a core."""
     process = result.process
-    crowded = most_crowded(result)
-    if process is None or crowded is None or process.cores < BUSY_THREAD:
-        return
-
-    cost_s = min(0.5, process.cores, crowded.part) * result.step_s
-    yield removable(
-        "process",
-        f"a process that the training has started ({one_line(process.name)}) uses or waits for {process.cores:.0%} of "
-        f"a core, and a rank waits {of_step(result, cost_s)} for one",
-        "start it on another machine, less often, or let it sleep between its rounds",
-        cost_s,
-        what="the wait",
-    )
-
-
-def _growth(result: ProfileResult) -> Iterator[Advice]:
-    """A graph that is kept, hooks that are registered again, lists that are gone through."""
-    cost_s = result.growth * (result.parts_s["compute"] + result.parts_s["gaps"])
-    yield removable(
-        "growth",
-        f"each step has more operations than the one before: {of_step(result, cost_s)} goes to what was added since "
-        f"the first one{mostly_at(next(iter(result.lines), None))}",
-        "look for what is kept from step to step: a graph (detach(), no retain_graph=True), hooks that are "
-        "registered again, lists that grow",
-        cost_s,
-    )
+    if process is not None:
+        cores = process.cores + process.waiting
+        cost_s = for_cores_s(result, min(0.5, cores))
+        yield removable(
+            "process",
+            f"a process that the training has started ({one_line(process.name)}) uses or waits for {cores:.0%} "
+            f"of a core, and a rank waits {of_step(result, cost_s)} for one",
+            "start it on another machine, less often, or let it sleep between its rounds",
+            cost_s,
+            what="the wait",
+        )
 
 
 def _anomaly_detection(result: ProfileResult) -> Iterator[Advice]:
@@ -350,14 +325,24 @@ def _python_remedy(line: LineCost) -> str:
 
 
 def _hooks(result: ProfileResult) -> Iterator[Advice]:
-    """Hooks of the task, by their phase's name."""
-    for phase, seconds in result.phases_s.items():
+    """Those of a task, by the name of their phase, and those on gradients and on the communication
+    of gradients."""
+    remedies = dict.fromkeys(
+        (phase for phase in result.phases_s if phase.startswith("hook ")),
+        "give the hook every_steps = 10, or do its work in a thread",
+    )
+    remedies[IN_BACKWARD] = (
+        "leave out the hooks on gradients, or on their communication (register_comm_hook), that compute more than "
+        "they save"
+    )
+    for phase, remedy in remedies.items():
+        seconds = result.phases_s.get(phase, 0.0)
         line = first_line(result, phase)
-        if phase.startswith("hook ") and line is not None:
+        if line is not None:
             yield removable(
                 "hook",
                 f"the {phase} takes {of_step(result, seconds)}{mostly_at(line)}",
-                "give the hook every_steps = 10, or do its work in a thread",
+                remedy,
                 seconds,
             )
 
@@ -388,7 +373,7 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
     """One that updates tensor by tensor, or a slow one of the user."""
     optimizer = result.optimizer
     cost_s = result.phases_s.get("optimizer", 0.0)
-    if optimizer is None or cost_s < MIN_PHASE * result.step_s:
+    if optimizer is None or cost_s < MIN_OPTIMIZER * result.step_s:
         return
 
     line = first_line(result, "optimizer")

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.runs.profile_files import CLIPPING, IN_BACKWARD, SampledLine, StackSamples
+from drumline.runs.profile_files import CLIPPING, SampledLine, StackSamples
 from drumline.runs.profile_result import LineCost
 
 Seconds = NDArray[np.float64]
@@ -21,7 +21,7 @@ REST = "rest"
 OUR_LIBRARIES = ("torch", "drumline")
 """What they do is not the user's Python."""
 MOST_LINES = 20
-DIFFERENTIATED_PHASES = ("forward", "to the device", IN_BACKWARD, REST)
+DIFFERENTIATED_PHASES = ("forward", "to the device", REST)
 """Where operations usually have a gradient."""
 DIFFERENTIATED = 0.2
 """Of what code computes: with less in operations that have a gradient, it has none. Some of those

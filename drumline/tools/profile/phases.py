@@ -74,7 +74,6 @@ class RankPhases:
     undifferentiated: tuple[LineCost, ...] = ()
     anomaly_s: float = 0.0
     worker_starts: WorkerStarts | None = None
-    off_cpu_s: float | None = None
     collections: Collections | None = None
     threads: tuple[BusyThread, ...] = ()
 
@@ -135,7 +134,6 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         anomaly_s=anomaly_seconds(stacks, seconds, trace),
         worker_starts=times.worker_starts(trace),
-        off_cpu_s=float((idle_s * (1 - cpu_shares)).sum()),
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
@@ -399,7 +397,6 @@ def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
         undifferentiated=mean_lines([rank.undifferentiated for rank in ranks]),
         anomaly_s=fmean(rank.anomaly_s for rank in ranks),
         worker_starts=_mean_cost([rank.worker_starts for rank in ranks]),
-        off_cpu_s=mean_known(rank.off_cpu_s for rank in ranks),
         collections=_mean_cost([rank.collections for rank in ranks]),
         threads=tuple(thread for rank in ranks for thread in rank.threads),
     )

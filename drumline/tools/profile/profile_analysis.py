@@ -65,8 +65,6 @@ from drumline.tools.profile.trace_file import ON_DEVICE, Details, TraceEntry, re
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
-FEWEST_ADDED = 4
-"""Steps with more operations than the one before, until they are no chance."""
 MOST_SYNCS = 10
 MOST_RANKS = 4096
 LINE_AFTER_S = 0.05
@@ -160,7 +158,7 @@ def _read_rank(
 def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
     """The steps without those that an evaluation or a save followed. If no other is left: these,
     until it began."""
-    not_counted = {pause.step for pause in facts.pauses} | set(facts.left_out)
+    not_counted = {pause.step for pause in facts.pauses}
     counted = tuple(step for step in trace.steps if step.number not in not_counted)
     if counted:
         return counted
@@ -223,7 +221,6 @@ def result_of(
         other_collectives_s=fmean(step.other_s for step in all_steps),
         other_collectives=fmean(step.num_other for step in all_steps),
         other_kinds=other_kinds(all_traces),
-        growth=fmean(map(growth_of, all_traces)),
         kernels=tuple(top_kernels(all_traces)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
@@ -235,7 +232,7 @@ def result_of(
         workers=first.workers,
         process=max(
             filter(None, (rank_facts.process for rank_facts in facts.values())),
-            key=lambda use: use.cores,
+            key=lambda use: use.cores + use.waiting,
             default=None,
         ),
         has_sync_batchnorm=first.has_sync_batchnorm,
@@ -334,20 +331,6 @@ def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[f
     for steps in zip(*steps_of_peers, strict=False):
         means_s.append(fmean(step.waited_s.get(rank, 0.0) for step in steps))
     return tuple(means_s)
-
-
-def growth_of(trace: RankTrace) -> float:
-    """Which part of a step's operations have been added since the first step, where each step has
-    more than the one before; else 0."""
-    counts: Counter[int] = Counter()
-    for operation in trace.operations:
-        counts[operation.step] += operation.calls
-
-    steps = [step.number for step in trace.steps]
-    added = [counts[later] - counts[step] for step, later in pairwise(steps)]
-    if len(added) < FEWEST_ADDED or min(added) <= 0:
-        return 0.0
-    return min(1.0, fmean(added) * fmean(steps) / fmean(counts.values()))
 
 
 # Kernels and host synchronizations

@@ -153,6 +153,12 @@ def test_numbers_that_take_long_are_seen_in_any_product(
         assert inspected(model, lambda samples=samples: model(samples).sum()).keys() <= {"padding"}  # type: ignore[misc]
 
 
+def test_gradients_of_numbers_that_take_long() -> None:
+    model = Body()
+    work = inspected(model, lambda: (model(SAMPLES) * 1e-40).sum())
+    assert work["denormals"].module == "Body"
+
+
 def test_samples_one_by_one() -> None:
     wide = nn.Linear(512, 8)
     rows = nn.functional.one_hot(torch.arange(16), 512).float()
@@ -162,6 +168,11 @@ def test_samples_one_by_one() -> None:
     model = Body()
     one_by_one = inspected(model, lambda: torch.cat([model(row[None]) for row in SAMPLES]).sum())
     assert one_by_one["single_samples"].part == pytest.approx(1)
+    in_pairs = inspected(model, lambda: torch.cat([model(pair) for pair in SAMPLES.split(2)]).sum())
+    assert in_pairs["single_samples"].part == pytest.approx(1)
+    layer = model.encoder
+    steps = inspected(model, lambda: torch.cat([layer(pair) for pair in SAMPLES.split(2)]).sum())
+    assert steps == {}, "a layer may be called for each step of a sequence"
 
 
 def test_half_precision_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +194,15 @@ def test_the_gradient_of_an_embedding_is_mostly_zeros() -> None:
     work = inspected(model, lambda: model(words).sum())["sparse_gradients"]
     assert work.module == "0"
     assert work.part == pytest.approx(0.99 * 16_000 / 16_020)
+
+
+def test_a_sparse_gradient_has_no_zeros() -> None:
+    model = nn.Sequential(nn.Embedding(1000, 4, sparse=True), nn.Linear(4, 1))
+    words = torch.arange(10).reshape(2, 5)
+    assert inspected(model, lambda: model(words).sum()) == {}
+    model.append(nn.Embedding(1000, 4))
+    both = inspected(model, lambda: model[:2](words).sum() + model[2](words).sum())
+    assert both.keys() == {"sparse_gradients"}
 
 
 def test_padding_is_the_same_from_some_place_to_the_end() -> None:

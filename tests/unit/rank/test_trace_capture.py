@@ -399,5 +399,5 @@ def test_processes_of_a_rank_are_workers_or_others() -> None:
     assert workers.number == 2
     assert busiest is not None
     assert busiest.name.endswith(f"-c {command}")
-    assert busiest.cores > 0.5
+    assert busiest.cores + busiest.waiting > 0.5
     del batches
