@@ -69,18 +69,13 @@ def _interface(name: str, ipv6: Sequence[str]) -> Interface:
 
 
 def gloo_interface(
-    candidates: Sequence[Interface],
-    environment: Mapping[str, str],
-    *,
-    host_addresses: Sequence[str] | None = None,
+    candidates: Sequence[Interface], environment: Mapping[str, str]
 ) -> Interface | None:
     """The interface that gloo uses: the named one, otherwise the one that this host's name resolves
-    to (`host_addresses`)."""
+    to."""
     if names := environment.get(GLOO_VARIABLE):
         return _named_interface(candidates, names.split(",")[0])
-    if host_addresses is None:
-        host_addresses = own_addresses()
-    for address in host_addresses:
+    for address in _resolve(socket.gethostname()):
         if interface := _holder(candidates, address):
             return replace(interface, address=address)
     # The name does not resolve to an address of this machine: torch warns, and uses the loopback.
@@ -156,13 +151,8 @@ def is_enabled(name: str) -> bool:
     return bool(_flags(name) & IS_ENABLED)
 
 
-def own_addresses() -> list[str]:
-    """What this host's name resolves to, in the resolver's order."""
-    return _resolve(socket.gethostname())
-
-
 def _resolve(host: str) -> list[str]:
-    """Empty if it does not resolve."""
+    """In the resolver's order; empty if it does not resolve."""
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -4,14 +4,14 @@ nothing behind."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from drumline.base.errors import UsageError, as_list
 from drumline.launch.aws import stack as stacks
 from drumline.launch.aws.account import Account, AwsError, Described
 from drumline.launch.aws.cluster_plan import MOVING, ClusterPlan
-from drumline.launch.aws.teardown import finish_rollback, take_down
+from drumline.launch.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws.teardown import take_down
 
 CANCELLED = "Resource creation cancelled"
 # In the words of Auto Scaling, which gives no code. A quota of vCPUs is "capacity" for it too.
@@ -101,12 +101,8 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
         if status == "CREATE_COMPLETE":
             return
         if described is None or status != "CREATE_IN_PROGRESS":
-            raise _after_removal(
-                f"the cluster could not be created, {_cause_of_failure(account, stack)}",
-                lambda: finish_rollback(account, settings, stack, progress),
-                name=settings.name,
-                next_step="correct this, and run the same command again",
-            )
+            what = f"the cluster could not be created, {_cause_of_failure(account, stack)}"
+            raise _after_removal(account, settings, progress, what)
 
         failed = _failed_nodes(account, described, settings.name)
         for node in failed:
@@ -114,18 +110,16 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
                 progress(f"{_reason_of(account, node)}; AWS replaces it")
         reported.update(failed)
         if len(failed) >= max(2, settings.nodes):
-            raise _after_removal(
-                f"{len(failed)} nodes could not be prepared, the last one: {_reason_of(account, failed[-1])}",
-                lambda: take_down(account, settings, progress, delete_data=False),
-                name=settings.name,
-                next_step="correct this, and run the same command again",
-            )
+            reason = _reason_of(account, failed[-1])
+            what = f"{len(failed)} nodes could not be prepared, the last one: {reason}"
+            raise _after_removal(account, settings, progress, what)
 
         if refusal := _refused_launch(account, described):
             raise _after_removal(
+                account,
+                settings,
+                progress,
                 f"AWS could not start the instances: {refusal}",
-                lambda: take_down(account, settings, progress, delete_data=False),
-                name=settings.name,
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
                 error=NoCapacityError if NO_CAPACITY.search(refusal) else AwsError,
             )
@@ -189,18 +183,22 @@ def _cause_of_failure(account: Account, stack: str) -> str:
 
 
 def _after_removal(
+    account: Account,
+    settings: ClusterSettings,
+    progress: stacks.Progress,
     what: str,
-    remove: Callable[[], object],
     *,
-    name: str,
-    next_step: str,
+    next_step: str = "correct this, and run the same command again",
     error: type[AwsError] = AwsError,
 ) -> AwsError:
-    """Why the cluster could not be made, and whether all of it is removed: AWS was asked."""
+    """Why the cluster could not be made, and whether all of it is removed: AWS was asked. A rollback
+    that AWS has begun is waited for."""
     try:
-        remove()
+        take_down(account, settings, progress, delete_data=False)
     except AwsError as refused:
-        down = f"drumline aws down --name {name} removes it, or names what AWS cannot delete"
+        down = (
+            f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete"
+        )
         return AwsError(f"{what}; not all that was made is removed: {refused.what}", next_step=down)
     return error(f"{what}; all that was made is removed again", next_step=next_step)
 

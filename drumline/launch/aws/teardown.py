@@ -65,18 +65,6 @@ def take_down(
     return _kept(account, settings.name, progress)
 
 
-def finish_rollback(
-    account: Account,
-    settings: ClusterSettings,
-    stack: str,
-    progress: stacks.Progress,
-) -> list[Billed]:
-    """Wait until AWS has deleted a stack that could not be created. What is kept; an AwsError names
-    what is still on the bill."""
-    stacks.wait_until_deleted(account, stack, progress)
-    return _kept(account, settings.name, progress)
-
-
 def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: bool) -> list[str]:
     """What `down` would remove and another identity made, with who and when."""
     stack = stacks.find_cluster(account, settings)

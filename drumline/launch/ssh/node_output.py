@@ -38,7 +38,6 @@ class NodeOutput:
         self.logs = logs
         self.task_logs = task_logs
         self.out = out
-        self.from_end = from_end
         self.followers: dict[tuple[int | None, str], LogFollower] = {
             AGENT: LogFollower(node_log, from_end=from_end)
         }

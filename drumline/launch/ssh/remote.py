@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
+from drumline.base.untrusted import from_json
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import SSH_FAILED, last_line
 from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
@@ -190,8 +191,7 @@ class Remote:
                 self.reached_step = frame["reached_step"]
                 self.counted_step = frame["counted_step"]
             case "diagnosis":
-                names = SidecarDiagnosis.__dataclass_fields__.keys() & frame.keys()
-                self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names})
+                self.diagnosis = from_json(SidecarDiagnosis, frame)
             case "ended":
                 self.code = frame["code"]
                 self.agent_lines = frame["last_lines"]

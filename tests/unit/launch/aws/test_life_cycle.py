@@ -509,6 +509,9 @@ def test_a_failed_resource_is_named_after_the_rollback(
     rolling_back = {**stack, "StackStatus": "DELETE_IN_PROGRESS"}
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
+    ours = {"StackId": "arn:1", "Tags": [{"Key": "drumline:cluster", "Value": "t"}]}
+    stub("cloudformation", "describe_stacks", {"Stacks": [{**rolling_back, **ours}]})
+    stub("cloudformation", "delete_stack", {}, StackName="arn:1")
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     deleting = {"StackEvents": [event("Group", "DELETE_IN_PROGRESS")]}
     stub("cloudformation", "describe_stack_events", deleting, StackName="arn:1")
@@ -517,6 +520,7 @@ def test_a_failed_resource_is_named_after_the_rollback(
         "describe_stacks",
         {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]},
     )
+    stub("efs", "describe_file_systems", {"FileSystems": []})
     stub("ec2", "describe_instances", {"Reservations": []})
     stub("ec2", "describe_volumes", {"Volumes": []})
     stub("ec2", "describe_addresses", {"Addresses": []})
