@@ -41,6 +41,8 @@ from drumline.training.manager import RunManager
 POLL_S = 0.1
 # Ranks start at slightly different times, so all are late within this time.
 LATE_START_S = 2.0
+# Of a rank that has not published a phase.
+NO_MARK = '{"number": 0, "phase": "its start", "host": "?", "is_late": false}'
 NO_CONNECTION_FIX = (
     "open high ports between hosts, and check which network they use: drumline doctor --hosts"
 )
@@ -86,7 +88,7 @@ class PhaseTimer:
         """`on_late` is called if it takes longer than the limit."""
         self._number += 1
         self.current = name
-        self._write("at", name)
+        self._write(name)
         limit = self._limit_s if limit_s is None else limit_s
         timer = threading.Timer(limit, self._late, [name, limit])
         timer.daemon = True
@@ -119,62 +121,53 @@ class PhaseTimer:
             what = f"{place} did not finish {goal}: ranks reach the rendezvous port, but not each other"
             return [_finding(place.host or "?", what, NO_CONNECTION_FIX)]
 
-        self._write("late", name)
+        self._write(name, is_late=True)
         deadline = time.monotonic() + LATE_START_S
 
         while True:
-            at_start = {
-                "number": 0,
-                "phase": "its start",
-                "host": "?",
-            }
-            phases = dict.fromkeys(range(self._world_size), at_start) | self._read("at")
-            late = self._read("late")
-            late_ranks = [rank for rank, mark in late.items() if mark["number"] == self._number]
-            here = [rank for rank, mark in phases.items() if mark["number"] == self._number]
-            behind = [rank for rank, mark in phases.items() if mark["number"] < self._number]
-            unresponsive = [rank for rank in here if rank not in late_ranks]
+            marks = self._read(self._store)
+            behind = [rank for rank, mark in marks.items() if mark["number"] < self._number]
+            here = [rank for rank, mark in marks.items() if mark["number"] == self._number]
+            unresponsive = [rank for rank in here if not marks[rank]["is_late"]]
             if behind or not unresponsive or time.monotonic() > deadline:
                 break
 
             time.sleep(POLL_S)
 
-        hosts = {rank: mark["host"] for rank, mark in phases.items()}
         blocked = {
-            rank: f"reach {goal}: it is still in {phases[rank]['phase']}" for rank in behind
+            rank: f"reach {goal}: it is still in {marks[rank]['phase']}" for rank in behind
         } or dict.fromkeys(
             unresponsive,
             f"finish {goal} and does not respond: it is stopped, or its host is cut off",
         )
         if blocked:
+            hosts = {rank: marks[rank]["host"] for rank in blocked}
             return [
                 _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
                 for rank, what in blocked.items()
             ]
 
         ranks = join_names(f"rank {rank}" for rank in here)
-        where = join_names(dict.fromkeys(hosts[rank] for rank in here))
+        where = join_names(dict.fromkeys(marks[rank]["host"] for rank in here))
         what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
         return [_finding(where, what, LOST_FIX)]
 
-    def _write(self, kind: str, name: str) -> None:
-        """Tell the other ranks the phase: `at`, or `late` when it takes too long."""
+    def _write(self, phase: str, *, is_late: bool = False) -> None:
+        """Publish the phase of this rank, and that it takes too long."""
         if self._store is not None:
             place = self._place()
             mark = {
                 "number": self._number,
-                "phase": name,
+                "phase": phase,
                 "host": place.host,
+                "is_late": is_late,
             }
-            self._store.set(f"doctor/{kind}/{place.rank}", json.dumps(mark))
+            self._store.set(f"doctor/{place.rank}", json.dumps(mark))
 
-    def _read(self, kind: str) -> dict[int, Any]:
-        """The last mark of each rank that has one."""
-        assert self._store is not None
-        marks = {
-            rank: self._store.peek(f"doctor/{kind}/{rank}") for rank in range(self._world_size)
-        }
-        return {rank: json.loads(mark) for rank, mark in marks.items() if mark is not None}
+    def _read(self, store: SealedStore) -> dict[int, Any]:
+        """The last mark of each rank."""
+        marks = {rank: store.peek(f"doctor/{rank}") for rank in range(self._world_size)}
+        return {rank: json.loads(mark or NO_MARK) for rank, mark in marks.items()}
 
 
 def _finding(

@@ -39,11 +39,11 @@ Backend = Literal["auto", "gloo", "nccl"]
 class HostRanks:
     """Which ranks of the group run on this host, and where the rendezvous is."""
 
-    first_rank: Annotated[int, Meta(ge=0, le=1 << 20)]
+    first_rank: int
     num_procs: Annotated[int, Meta(ge=1, le=1024)]
-    world_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    world_size: int
     address: str
-    port: Annotated[int, Meta(ge=1, le=65535)]
+    port: int
     limit_s: Annotated[float, Meta(ge=1.0, le=600.0)]
     backend: Backend = "auto"
 
