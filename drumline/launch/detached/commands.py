@@ -3,16 +3,15 @@ launch does, and leave the job to its keepers."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
 from drumline.base.json_output import FORMAT, is_wrapped, wrap_output
@@ -23,12 +22,11 @@ from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.ssh.client import remote_module, was_lost
 from drumline.launch.ssh.controller import OTHER_VERSION, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.hosts_launcher import conclude
+from drumline.launch.ssh.hosts_launcher import SIGNALS, conclude, handling, with_screen
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
 
-T = TypeVar("T")
 SERVICE = "drumline.launch.detached.host_service"
 THIS_MACHINE = Host("localhost")
 
@@ -158,7 +156,7 @@ def launch_detached(job: HostsJob, program_name: str, follow: Sequence[str]) -> 
     `follow_command`."""
     name = f"{program_name[:60] or 'job'}-{job.job[:6]}"
     detached = DetachedJob(**vars(job), name=name)
-    return _with_screen(lambda screen: _launch(detached, screen, follow))
+    return with_screen(lambda screen: _launch(detached, screen, follow))
 
 
 def follow_command(follow: Sequence[str], verb: str, job: str, hosts: Sequence[Host]) -> str:
@@ -170,7 +168,7 @@ def follow_command(follow: Sequence[str], verb: str, job: str, hosts: Sequence[H
 
 async def _launch(job: DetachedJob, screen: Screen, follow: Sequence[str]) -> int:
     controller = _Start(job, screen)
-    with _handling(controller.interrupted):
+    with handling(SIGNALS, controller.interrupted):
         await controller.run()
         await controller.close()
 
@@ -205,7 +203,7 @@ async def _launch(job: DetachedJob, screen: Screen, follow: Sequence[str]) -> in
 
 def list_jobs(question: Question) -> Conversation:
     """What the hosts answer."""
-    return _with_screen(lambda screen: _ask(question, screen))
+    return with_screen(lambda screen: _ask(question, screen))
 
 
 def stop_job(question: Question, name: str, *, save: bool) -> int:
@@ -231,7 +229,7 @@ def stop_job(question: Question, name: str, *, save: bool) -> int:
         screen.report(f"{name} has ended on {plural(len(codes), 'host')}; {how}")
         return ExitCode.SUCCESS
 
-    return _with_screen(stop)
+    return with_screen(stop)
 
 
 class _Attached(Conversation):
@@ -268,7 +266,7 @@ class _Attached(Conversation):
 
 def attach_to_job(question: Question, name: str) -> int:
     """Show the job until it ends, or until Ctrl-C; its exit code."""
-    hosts, record = _with_screen(lambda screen: _hosts_of(question, name, screen))
+    hosts, record = with_screen(lambda screen: _hosts_of(question, name, screen))
     if record.is_json:
         os.environ.setdefault(FORMAT, "json")
         wrap_output()
@@ -277,7 +275,7 @@ def attach_to_job(question: Question, name: str) -> int:
 
     async def attach(screen: Screen) -> int:
         attached = _Attached(job, screen)
-        with _handling(attached.interrupted):
+        with handling(SIGNALS, attached.interrupted):
             await attached.run()
             await attached.close()
 
@@ -289,7 +287,7 @@ def attach_to_job(question: Question, name: str) -> int:
             raise PreflightError(error.what, next_step=error.next_step)
         return conclude(attached)
 
-    return _with_screen(attach)
+    return with_screen(attach)
 
 
 async def _hosts_of(question: Question, name: str, screen: Screen) -> tuple[list[Host], JobRecord]:
@@ -321,27 +319,3 @@ async def _ask(question: Question, screen: Screen) -> Conversation:
     await conversation.run()
     await conversation.close()
     return conversation
-
-
-@contextlib.contextmanager
-def _handling(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Have these signals call it."""
-    loop = asyncio.get_running_loop()
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in handled:
-        loop.add_signal_handler(number, handle, number)
-    try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-
-
-def _with_screen(run: Callable[[Screen], Coroutine[Any, Any, T]]) -> T:
-    sys.stdout.flush()
-    screen = Screen()
-    try:
-        return asyncio.run(run(screen))
-    finally:
-        screen.close()

@@ -13,7 +13,8 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from drumline.base.errors import ExitCode
 from drumline.base.startup import interrupted
@@ -26,17 +27,39 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import RankFailure
 from drumline.launch.ssh.screen import Screen
 
+T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
 
 
 def run_on_hosts(job: HostsJob) -> int:
     """Run the job to its end; returns the exit code, when everything is printed."""
+    return with_screen(lambda screen: run_attempts(job, screen))
+
+
+def with_screen(run: Callable[[Screen], Coroutine[Any, Any, T]]) -> T:
+    """Returns when everything is printed."""
     sys.stdout.flush()
     screen = Screen()
     try:
-        return asyncio.run(run_attempts(job, screen))
+        return asyncio.run(run(screen))
     finally:
         screen.close()
+
+
+@contextlib.contextmanager
+def handling(
+    numbers: Iterable[signal.Signals], handle: Callable[[signal.Signals], None]
+) -> Iterator[None]:
+    """Have these signals call it. Under nohup SIGHUP stays ignored."""
+    loop = asyncio.get_running_loop()
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
 
 
 async def run_attempts(job: HostsJob, screen: Screen) -> int:
@@ -49,43 +72,35 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
         current.interrupted(number)
         was_signalled.set()
 
-    loop = asyncio.get_running_loop()
-    # Under nohup SIGHUP stays ignored.
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in handled:
-        loop.add_signal_handler(number, handle, number)
+    with handling(SIGNALS, handle):
+        await current.run()
+        pause_s = 0.0
+        while current.end_signal is None:
+            if not current.lost:
+                why = why_to_resume(current) if job.keep_going else ""
+                if not why:
+                    break
 
-    await current.run()
-    pause_s = 0.0
-    while current.end_signal is None:
-        if not current.lost:
-            why = why_to_resume(current) if job.keep_going else ""
-            if not why:
+                screen.report(why, is_error=True)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(was_signalled.wait(), pause_s)
+
+            await current.close()
+            if was_signalled.is_set():
                 break
 
-            screen.report(why, is_error=True)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(was_signalled.wait(), pause_s)
+            if current.lost:
+                current = _restarted(current)
+            else:  # it counts as no restart
+                restarts_used = current.job.nodes[0].restarts_used
+                current = _next_attempt(current, restarts_used, _full_disks(current))
 
+            begun_at = time.monotonic()
+            await current.run()
+            pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
+
+        code = conclude(current)  # a signal while connections close does not change how it ended
         await current.close()
-        if was_signalled.is_set():
-            break
-
-        if current.lost:
-            current = _restarted(current)
-        else:  # it counts as no restart
-            restarts_used = current.job.nodes[0].restarts_used
-            current = _next_attempt(current, restarts_used, _full_disks(current))
-
-        begun_at = time.monotonic()
-        await current.run()
-        pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
-
-    code = conclude(current)  # a signal while the connections close does not change how it ended
-    await current.close()
-    for number in handled:
-        loop.remove_signal_handler(number)
-
     return code
 
 
