@@ -86,13 +86,12 @@ class Question(HostsJob):
     cwd: Path = Path("/")
     logs: Path = Path()
     grace_s: float = 0.0
-    local: Host = THIS_MACHINE
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
         return {"kind": "spec", "protocol": PROTOCOL, **self.request}
 
     def supervisor_command(self, host: Host) -> list[str]:
-        if host is self.local:
+        if host is THIS_MACHINE:
             return ["env", *remote_module(SERVICE, sys.executable, self.python_path)]
         return super().supervisor_command(host)
 
