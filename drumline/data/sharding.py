@@ -46,15 +46,13 @@ _ROUND_PAIRS = 6
 # The order of an epoch, and random numbers
 
 
+@dataclass(slots=True)
 class Draws:
     """Random numbers for the samples of one batch: a row for each of `indices`."""
 
-    __slots__ = ("epoch", "indices", "seed")
-
-    def __init__(self, seed: int, epoch: int, indices: NDArray[np.int64]) -> None:
-        self.seed = seed
-        self.epoch = epoch
-        self.indices = indices
+    seed: int
+    epoch: int
+    indices: NDArray[np.int64]
 
     def bits(self, count: int, *, stream: int = 0) -> NDArray[np.uint64]:
         """64 random bits, `count` for each sample; a different `stream` gives independent ones."""

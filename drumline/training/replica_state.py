@@ -75,101 +75,93 @@ class StepState:
         restore_rng(self._rng, self._device)
 
 
-class RepeatableStep:
+def repeatable_step(inner: AnyStep, live: LiveNodes, job: Job) -> AnyStep:
     """A step that has changed nothing if it fails because a node is lost."""
+    before = StepState(job.model, job.meter, job.ddp.device)
 
-    def __init__(self, inner: AnyStep, live: LiveNodes, job: Job) -> None:
-        self._inner = inner
-        self._live = live
-        self._before = StepState(job.model, job.meter, job.ddp.device)
-
-    def __call__(self, step: Step) -> None:
-        """Collective: one optimizer step."""
-        self._before.keep()
+    def take(step: Step) -> None:
+        before.keep()
         try:
-            self._inner(step)
+            inner(step)
         except RuntimeError as error:
-            if self._live.is_lost(error):
-                self._before.restore()
+            if live.is_lost(error):
+                before.restore()
             raise
 
+    return take
 
-class SyncedStep:
-    """A step of a replica, and the rounds after it."""
 
-    def __init__(
-        self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None
-    ) -> None:
-        self._inner = inner
-        # A replica of one rank needs nobody in its own steps.
-        if live is not None and sync.groups.within is not None:
-            self._inner = RepeatableStep(inner, live, context.job)
-        self._sync = sync
-        self._progress = context.progress
-        self._live = live
-        self._device = context.job.ddp.device
-        self._heartbeat = context.job.heartbeat
-        self._total_steps = context.total_steps
+def synced_step(
+    inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None
+) -> AnyStep:
+    """A step of a replica, and the rounds after it, which are collective."""
+    progress = context.progress
+    heartbeat = context.job.heartbeat
+    # A replica of one rank needs nobody in its own steps.
+    if live is not None and sync.groups.within is not None:
+        inner = repeatable_step(inner, live, context.job)
 
-    def __call__(self, step: Step) -> None:
-        """Collective in rounds: one optimizer step."""
-        self._inner(step)
-        self._heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
-        number = self._progress.step + 1
-        if self._live is None:
-            self._sync.after_step(number, is_last=number >= self._total_steps)
+    def take(step: Step) -> None:
+        inner(step)
+        heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
+        number = progress.step + 1
+        is_last = number >= context.total_steps
+        if live is None:
+            sync.after_step(number, is_last=is_last)
         else:
-            self._live.ends = self._synchronize(number, self._live)
+            live.ends = _synchronize(sync, live, context, number, is_last=is_last)
 
-    def _synchronize(self, number: int, live: LiveNodes) -> bool:
-        """Collective: the rounds after this step. Returns whether the group of nodes ends after it:
-        one is lost, or joins. The step itself is done, and counts."""
-        try:
-            if live.is_broken:
-                return True
-            is_last = number >= self._total_steps
-            self._sync.after_step(number, is_last=is_last)
-            has_finished_round = self._sync.finished_at[-1] + self._sync.plan.overlap == number
-            if is_last or not has_finished_round:
-                return False
+    return take
 
-            # All ranks at the same step, whenever each has heard of the node that waits.
-            return bool(all_sum(torch.tensor([float(live.has_joiner)], device=self._device)).item())
-        except RuntimeError as error:
-            if not live.is_lost(error):
-                raise
+
+def _synchronize(
+    sync: OuterSync, live: LiveNodes, context: RunContext, number: int, *, is_last: bool
+) -> bool:
+    """Collective: the rounds after step `number`. Returns whether the group of nodes ends after it:
+    one is lost, or joins. The step itself is done, and counts."""
+    try:
+        if live.is_broken:
             return True
+        sync.after_step(number, is_last=is_last)
+        has_finished_round = sync.finished_at[-1] + sync.plan.overlap == number
+        if is_last or not has_finished_round:
+            return False
+
+        # All ranks at the same step, whenever each has heard of the node that waits.
+        joiner = torch.tensor([float(live.has_joiner)], device=context.job.ddp.device)
+        return bool(all_sum(joiner).item())
+    except RuntimeError as error:
+        if not live.is_lost(error):
+            raise
+        return True
 
 
-class AgreedStep:
+def agreed_step(inner: AnyStep, live: LiveNodes, context: RunContext) -> AnyStep:
     """A step of replicas that reduce their gradients in every step, and continue without a lost
     node (hsdp): no rank updates its shards before all have their gradients, so a step that fails
     has changed nothing."""
+    repeatable = repeatable_step(inner, live, context.job)
+    progress = context.progress
+    every = context.config.log.every_steps
+    flag = torch.zeros(1, device=context.job.ddp.device)
 
-    def __init__(self, inner: AnyStep, live: LiveNodes, context: RunContext) -> None:
-        self._inner = RepeatableStep(inner, live, context.job)
-        self._live = live
-        self._progress = context.progress
-        self._every = context.config.log.every_steps
-        self._total_steps = context.total_steps
-        self._flag = torch.zeros(1, device=context.job.ddp.device)
-        context.job.finite.agree = lambda: self._vote(0.0)
-
-    def __call__(self, step: Step) -> None:
-        """Collective: one optimizer step."""
-        self._inner(step)
-        number = self._progress.step + 1
-        try:
-            if number % self._every == 0 and number < self._total_steps:
-                self._live.ends = bool(self._vote(float(self._live.has_joiner)))
-        except RuntimeError as error:  # the step is done, and counts
-            if not self._live.is_lost(error):
-                raise
-        self._live.ends |= self._live.is_broken
-
-    def _vote(self, value: float) -> float:
+    def vote(value: float) -> float:
         """Collective: the sum over all ranks."""
-        return all_sum(self._flag.fill_(value)).item()
+        return all_sum(flag.fill_(value)).item()
+
+    def take(step: Step) -> None:
+        repeatable(step)
+        number = progress.step + 1
+        try:
+            if number % every == 0 and number < context.total_steps:
+                live.ends = bool(vote(float(live.has_joiner)))
+        except RuntimeError as error:  # the step is done, and counts
+            if not live.is_lost(error):
+                raise
+        live.ends |= live.is_broken
+
+    context.job.finite.agree = lambda: vote(0.0)
+    return take
 
 
 def replica_state(job: Job) -> dict[str, Any] | None:

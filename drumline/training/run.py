@@ -65,7 +65,7 @@ from drumline.training.output import (
     write_environment,
     write_settings,
 )
-from drumline.training.replica_state import AgreedStep, SyncedStep
+from drumline.training.replica_state import agreed_step, synced_step
 from drumline.training.resume import (
     FoundCheckpoint,
     begin_launch,
@@ -396,9 +396,9 @@ class TrainingRun:
         step = self._make_step()
         live = self.regrouping.live
         if self.job.sync is not None:
-            step = SyncedStep(step, self.job.sync, self.context, live)
+            step = synced_step(step, self.job.sync, self.context, live)
         elif live is not None:
-            step = AgreedStep(step, live, self.context)
+            step = agreed_step(step, live, self.context)
 
         if not self.config.log.trace:
             return step, None

@@ -74,7 +74,7 @@ class TooLarge:
 
 
 def train_with_too_little_memory(config: Config, run: Path) -> None:
-    choice.CompiledStep = TooLarge  # type: ignore[assignment,misc]
+    choice.compiled_step = TooLarge  # type: ignore[assignment,misc]
     choice.WARM_UP_STEPS = choice.TIMED_STEPS = 1
     choice.SHORTEST_COMPILED_S = 0.0
     train_here(config, Classify, run)

@@ -24,7 +24,7 @@ from drumline.runs.run_folder import write_whole
 from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable
 from drumline.training.manager import RunManager
-from drumline.training.steps.compilation import CompiledStep
+from drumline.training.steps.compilation import compiled_step
 from drumline.training.steps.eager import AnyStep, ElasticStep, TrainStep
 from drumline.training.steps.graph import GraphStep, find_hook
 from drumline.training.tasks.hook import Hook
@@ -130,7 +130,7 @@ def _step_kinds(job: Job, config: Config, *, captures: bool) -> StepKinds:
 
     def compiled_loss() -> AnyStep:
         # The blocks of a sharded model are compiled already (`compile_blocks`).
-        return eager() if job.is_sharded else CompiledStep(job, **settings)
+        return eager() if job.is_sharded else compiled_step(job, **settings)
 
     kinds: StepKinds = {"eager": eager, "compile": compiled_loss}
     if captures and job.ddp.device.type == "cuda":

@@ -36,28 +36,26 @@ _ID = re.compile(r"^[\[\]!\d/_]+: ")
 _MOST_OF_REASON = 200
 
 
-class CompiledStep:
+def compiled_step(job: Job, **settings: Any) -> eager.AnyStep:
     """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled
     by torch. The short batch at the end of an epoch is not compiled: that would cost more than it
     gains."""
+    is_compiled = False
+    full = eager.TrainStep(job, compute_loss=compiled(eager.loss_function(job.task)), **settings)
+    job.ddp.connection.mark_compilations()  # the compiler is loaded by now
+    short = eager.TrainStep(job, **settings)
 
-    def __init__(self, job: Job, **settings: Any) -> None:
-        self._job = job
-        self._batch_size = job.batch.size
-        self._is_compiled = False
-        self._full = eager.TrainStep(
-            job, compute_loss=compiled(eager.loss_function(job.task)), **settings
-        )
-        job.ddp.connection.mark_compilations()  # the compiler is loaded by now
-        self._short = eager.TrainStep(job, **settings)
+    def take(step: Step) -> None:
+        nonlocal is_compiled
+        if step.plan.global_size != job.batch.size:
+            short(step)
+            return
+        if not is_compiled:
+            step = _compile_before(step, full.compute_loss, job)
+            is_compiled = True
+        full(step)
 
-    def __call__(self, step: Step) -> None:
-        """Collective: one optimizer step."""
-        inner = self._full if step.plan.global_size == self._batch_size else self._short
-        if inner is self._full and not self._is_compiled:
-            step = _compile_before(step, inner.compute_loss, self._job)
-            self._is_compiled = True
-        inner(step)
+    return take
 
 
 def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> Step:

@@ -243,7 +243,7 @@ def auto_on_gpu(
         return Kind({"eager": "graph", "compile": "compiled_graph"}[inner._name])
 
     monkeypatch.setattr(choice, "TrainStep", lambda *_, **__: Kind("eager"))
-    monkeypatch.setattr(choice, "CompiledStep", lambda *_, **__: Kind("compile"))
+    monkeypatch.setattr(choice, "compiled_step", lambda *_, **__: Kind("compile"))
     monkeypatch.setattr(choice, "GraphStep", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(choice, "_time_point", lambda device: 0.0)
