@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from drumline.rank.collectives import all_sum, gather_json
 from drumline.rank.determinism import explain_refused_kernels
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
-from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside
 from drumline.training.between_steps.balance import Balance
 from drumline.training.between_steps.non_finite import NonFinite
@@ -33,7 +32,6 @@ from drumline.training.failure_report import is_own, out_of_memory
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import (
-    Job,
     Progress,
     build_job,
     check_streams,
@@ -78,7 +76,6 @@ from drumline.training.resume import (
 from drumline.training.run_context import (
     AT_EPOCH_END,
     RunContext,
-    RunFacts,
     RunRequest,
     SimpleAction,
     make_hooks,
@@ -105,48 +102,26 @@ class Regrouping:
         return self.live is not None and self.live.latest.generation > 0
 
 
+@dataclass(eq=False)
 class TrainingRun:
     """A run on this rank: its phases, in the order in which `train` calls them, and what they
     share: each phase sets what later ones read. The next group of nodes is another TrainingRun."""
 
-    reporter: Reporter
-    start: FoundCheckpoint | GroupState | None
-    """Where the run begins: at a checkpoint, at what the nodes kept in memory, or (None) at step 0."""
-    failure: Mapping[str, Any] | None
-    """On rank 0: what ended the previous start of the run."""
-    job: Job
-    context: RunContext
-    facts: RunFacts
-    ranks: list[dict[str, Any]]
-    """The host and the device of each rank."""
-    notices: WatchNotices
-    non_finite: NonFinite
-    balance: Balance | None
-    saver: Saver
-    profiled: ProfiledStep | None
+    request: RunRequest
+    task_class: type[Task]
+    ddp: RunManager
+    progress: Progress
+    """The caller can read it meanwhile."""
+    preemption: Preemption = field(default_factory=Preemption)
+    clock: StartClock = field(default_factory=StartClock)
+    """It has run since the command."""
+    regrouping: Regrouping = field(default_factory=Regrouping)
+    """Of nodes: NodesChanged is raised when one is lost, or joins; the next run continues from what
+    this rank then kept."""
 
-    def __init__(
-        self,
-        request: RunRequest,
-        task_class: type[Task],
-        ddp: RunManager,
-        progress: Progress,
-        preemption: Preemption | None = None,
-        clock: StartClock | None = None,
-        regrouping: Regrouping | None = None,
-    ) -> None:
-        """The caller can read `progress` meanwhile; `clock` has run since the command.
-        `regrouping`: raise NodesChanged when a node is lost, or joins; the next run continues from
-        what this rank then kept."""
-        self.request = request
-        self.config = request.config
-        self.folder = RunFolder(request.run)
-        self.task_class = task_class
-        self.ddp = ddp
-        self.progress = progress
-        self.preemption = preemption or Preemption()
-        self.clock = clock or StartClock()
-        self.regrouping = regrouping or Regrouping()
+    def __post_init__(self) -> None:
+        self.config = self.request.config
+        self.folder = RunFolder(self.request.run)
         self.resources = ExitStack()
 
     def train(self) -> ExitCode:
@@ -234,13 +209,16 @@ class TrainingRun:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
         ddp = self.ddp
         root = self.folder.checkpoints
-        self.failure = None
+        # On rank 0: what ended the previous start of the run.
+        self.failure: Mapping[str, Any] | None = None
         if not self.regrouping.is_continued:
             self.failure = begin_launch(self.folder, ddp)
         notice = self.config.watch.notice
         if notice is not None and ddp.get_local_rank() == 0:
             self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
 
+        # At a checkpoint, at what the nodes kept in memory, or (None) at step 0.
+        self.start: FoundCheckpoint | GroupState | None
         if self.regrouping.is_continued:
             is_sharded = self.config.dist.mode == "hsdp"
             self.start = compare_group(self.regrouping.kept_state, ddp, is_sharded=is_sharded)
@@ -313,7 +291,7 @@ class TrainingRun:
         ddp = self.ddp
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
-        self.balance = None
+        self.balance: Balance | None = None
         if self.config.data.balance == "auto" and ddp.world_size > 1:
             saved = None if self.start is None else self.start.facts
             self.balance = Balance(self.context, self.non_finite, self.ranks, self.facts, saved)
@@ -360,7 +338,7 @@ class TrainingRun:
         """Collective: the step, and what happens between steps. Not an attribute: its actions
         refer to this object, and a cycle would hold the memory of a lost group."""
         step, traced = self._compose_step()
-        self.profiled = None
+        self.profiled: ProfiledStep | None = None
         if self.config.log.profile is not None:
             self.profiled = ProfiledStep(step, self.context)
         # First, so that the folder has the settings of this step even if a later hook fails.
