@@ -57,7 +57,7 @@ class Mirror:
         retention: Retention,
         note: Callable[[str], None],
         mirrored: Callable[[int], None],
-        alive: Callable[[], None] = lambda: None,
+        alive: Callable[[], None],
     ) -> None:
         """`mirrored` is called with the newest step in the store, -1: none, at the start and when
         it may have changed; `alive` while the run waits for its end."""

@@ -129,7 +129,7 @@ class CheckpointWriter:
         store: SealedStore,
         *,
         local_rank: int,
-        num_shards: int = 1,
+        num_shards: int,
     ) -> None:
         """Collective: let several ranks write, rank 0 first. `num_shards`: of a sharded model,
         whose first replica writes."""

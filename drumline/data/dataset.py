@@ -174,7 +174,7 @@ def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool
     return rows
 
 
-def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = False) -> Tensor:
+def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool) -> Tensor:
     """Memory for a batch that is not copied again on the host before it is sent to the device. In a
     worker for a GPU it is shared memory, which the training process maps; `pinned`: page-locked
     memory."""

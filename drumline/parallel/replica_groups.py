@@ -52,7 +52,7 @@ def make_replica_groups(
     replicas: Sequence[Sequence[int]],
     *,
     timeout_s: float,
-    may_grow: bool = False,
+    may_grow: bool,
 ) -> ReplicaGroups | None:
     """Collective: the groups of these replicas, each given by its ranks; None if there is one
     replica only, unless others may join it."""

@@ -133,7 +133,7 @@ class ReplicaComparison:
 
 
 @torch.no_grad()
-def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any = None) -> None:
+def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any) -> None:
     """Collective: one rank's tensor, into that of all others."""
     buffer = tensor.detach().to(device).contiguous()
     # As bytes: not every backend supports every type.

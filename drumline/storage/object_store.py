@@ -229,7 +229,7 @@ class ObjectStore:
         return f"{self.url}/{name}" if name else self.url
 
     @contextmanager
-    def _explained(self, name: str = "") -> Iterator[None]:
+    def _explained(self, name: str) -> Iterator[None]:
         """Errors in this block become a StoreError."""
         try:
             yield

@@ -539,7 +539,7 @@ class RunManager(DDPManager):
         model: nn.Module,
         *,
         channels_last: bool,
-        reduces_gradients: bool = True,
+        reduces_gradients: bool,
         **ddp_options: Any,
     ) -> nn.Module:
         """Collective: move the model to its device, and wrap it so that it is called with a function

@@ -60,7 +60,7 @@ class LiveNodes:
         *,
         patience_s: float,
         is_lost_peer: Callable[[BaseException], bool],
-        has_finished: Callable[[], bool] = lambda: False,
+        has_finished: Callable[[], bool],
     ) -> None:
         """`topology`: as the launcher gave it. `patience_s`: how long a node that runs may take to
         leave a group. `is_lost_peer`: whether an error is that of a broken connection.

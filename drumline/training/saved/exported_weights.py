@@ -23,7 +23,7 @@ from drumline.runs import catalog
 from drumline.training.run_context import HOOKS_FILE
 
 
-def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:
+def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) -> str:
     """Write the weights of a checkpoint, or the average of them that an EMA hook kept, to `to`, and
     a model card to `card`. Returns a summary."""
     snapshot = store.read(checkpoint)
@@ -57,7 +57,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
     )
 
 
-def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str, Tensor]:
+def weights_in(snapshot: store.Snapshot, *, averaged: bool) -> dict[str, Tensor]:
     """The tensors by every name of the model's `state_dict`: one that has several names is there
     under each, so that `load_state_dict` finds them all."""
     with state.translated("model"):

@@ -201,7 +201,7 @@ def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
     )
 
 
-def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
+def load_model(saved: SavedRun, *, averaged: bool) -> nn.Module:
     """The task's model with the weights of the checkpoint, or with the average of them that an EMA
     hook kept; on the CPU, in evaluation mode. It draws no random number that the caller would
     miss."""

@@ -20,7 +20,7 @@ from drumline.rank.torch_internals import (
 )
 
 
-def compile_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> None:
+def compile_blocks(model: nn.Module, wrap: Sequence[str]) -> None:
     """Let the blocks of a model, or a model without blocks, compile their forward passes when they
     first run with gradients. `wrap`: as for `find_blocks`."""
     compile_once = cache(compiled)  # blocks of one class share it

@@ -165,7 +165,7 @@ class CausalAttention(nn.Module):
         *,
         heads: int,
         dropout: float,
-        residual_std: float = STD,
+        residual_std: float,
     ) -> None:
         super().__init__()
         self.heads = heads
