@@ -13,6 +13,7 @@ from drumline.report.profile.arithmetic_advice import arithmetic_rules
 from drumline.report.profile.bottleneck import (
     CRITICAL_SHARE,
     MIN_GAIN,
+    MIN_UNCERTAIN,
     OWN_PARTS,
     Advice,
     Savings,
@@ -32,10 +33,6 @@ from drumline.report.profile.communication_advice import communication_rules
 from drumline.report.profile.data_advice import data_rules
 from drumline.report.profile.host_advice import host_rules
 from drumline.runs.profile_result import ProfileResult, RankSteps
-
-MIN_UNCERTAIN = 0.15
-MIN_COST_TO_TRAIN_OTHERWISE = 0.15
-"""Of the step."""
 
 
 def advise(result: ProfileResult) -> tuple[Advice, ...]:
@@ -69,11 +66,9 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
 def _is_worth(advice: Advice) -> bool:
     """What may bring nothing has to cost more, and so has what changes the training, unless it is
     no bottleneck."""
-    least_cost = 0.0
-    if advice.changes_training and advice.cost_s:
-        least_cost = MIN_COST_TO_TRAIN_OTHERWISE
-    elif advice.saved_s.least <= 0:
-        least_cost = MIN_UNCERTAIN
+    changes_training = advice.changes_training and advice.cost_s
+    is_uncertain = changes_training or advice.saved_s.least <= 0
+    least_cost = MIN_UNCERTAIN if is_uncertain else 0.0
     return (
         advice.saved_s.likely > MIN_GAIN * advice.step_s
         and advice.cost_s >= least_cost * advice.step_s

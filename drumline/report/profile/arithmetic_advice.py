@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from drumline.base.text import one_line
 from drumline.report.profile.bottleneck import (
+    MIN_UNCERTAIN,
     Advice,
     Savings,
     at_sampled,
@@ -104,8 +105,6 @@ WASTE: dict[str, Waste] = {
         phases=("optimizer", "exposed communication"),
     ),
 }
-MIN_WASTE = 0.1
-"""Of the step."""
 
 
 def arithmetic_rules(result: ProfileResult) -> Iterator[Advice]:
@@ -124,7 +123,7 @@ def _wasted(result: ProfileResult) -> Iterator[Advice]:
         works = [work for work in result.wasted if work.kind == kind]
         part = sum(work.part for work in works)
         cost_s = part * sum(times_s.get(phase, 0.0) for phase in waste.phases)
-        if not works or cost_s < MIN_WASTE * result.step_s:
+        if not works or cost_s < MIN_UNCERTAIN * result.step_s:
             continue
 
         most = max(works, key=lambda work: work.part)

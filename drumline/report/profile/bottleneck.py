@@ -58,8 +58,10 @@ Bottleneck = Literal[
     "thread",
     "threads",
 ]
-MIN_GAIN = 0.03
+MIN_GAIN = 0.05
 """Advice that promises less of the step is not given."""
+MIN_UNCERTAIN = 0.15
+"""Of the step: what may be needed, or may be chance, costs as much in any job."""
 CRITICAL_SHARE = 0.7
 """Of the time in which ranks wait: they wait for this one, not for whichever is late by chance."""
 OWN_PARTS = {
@@ -249,7 +251,7 @@ def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     crowding = crowding_s(slow, result) - median(crowding_s(peer, result) for peer in peers)
     for_itself_s = max(longer_s - max(0.0, crowding), _more_work_s(slow, peers))
     cost_s = min(for_itself_s, longer_s, waited_s)
-    if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_GAIN * result.step_s:
+    if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_UNCERTAIN * result.step_s:
         return None
 
     return SlowRank(slow, peers, cost_s, waited_s)

@@ -38,12 +38,8 @@ SLOWER_LINK = 0.6  # of what doctor measured
 
 def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     """The exposed communication of gradients, and of other collectives: by the time that each kind
-    is open outside of compute, since the parts do not tell them apart. On a crowded machine the
-    threads of gloo wait for a core as the ranks do."""
+    is open outside of compute, since the parts do not tell them apart."""
     exposed = result.parts_s["exposed_communication"]
-    if not is_gpu(result):
-        crowded_s = fmean(crowding_s(rank, result) for rank in result.ranks)
-        exposed *= max(0.0, 1 - crowded_s / result.step_s)
     other_collectives_s = result.other_collectives_s
     of_buckets = max(
         0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s
@@ -65,10 +61,24 @@ def _reductions(result: ProfileResult) -> Iterator[Advice]:
     if result.reductions > 1:
         yield _one_reduction(result, exposed)
     elif result.buckets and exposed:
-        advice = [_fewer_all_reduces(result, exposed)]
+        uncrowded = exposed * _uncrowded(result)
+        advice = [_fewer_all_reduces(result, uncrowded)]
         if all(bucket.num_bytes for bucket in result.buckets):
-            advice = [*_fewer_bytes(result, exposed), *advice, *_other_bucket_size(result, exposed)]
+            advice = [
+                *_fewer_bytes(result, uncrowded),
+                *advice,
+                *_other_bucket_size(result, exposed),
+            ]
         yield from sorted(advice, key=_preference, reverse=True)
+
+
+def _uncrowded(result: ProfileResult) -> float:
+    """Which part of exposed communication is that of the network: on a crowded machine the threads
+    of gloo wait for a core, as the ranks do."""
+    if is_gpu(result):
+        return 1.0
+    crowded_s = fmean(crowding_s(rank, result) for rank in result.ranks)
+    return max(0.0, 1 - crowded_s / result.step_s)
 
 
 def _checked(result: ProfileResult) -> Iterator[Advice]:
@@ -136,6 +146,8 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     if best.cap_mb == result.bucket_cap_mb:
         return
 
+    if best.reduce_s > total / 2:  # it only moves them
+        exposed *= _uncrowded(result)
     place = plans[0].index(best)
     saved = [exposed - min(exposed, plan[place].exposed_s * scale) for plan in plans]
     freed = _freed_s(result, total, best.reduce_s)

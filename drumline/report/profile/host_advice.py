@@ -32,12 +32,9 @@ BUSY_THREAD = 0.2
 """Of a core: threads that use less are no competition."""
 MANY_THREADS = 3
 """Times as many as cores."""
-MIN_PHASE = 0.1
-"""Of the step: `on_device`, hooks and optimizers do necessary work, and less of it is usual."""
 PYTHON_PHASES = ("forward", "backward", "rest", "to the device")
 MIN_OPTIMIZER = 0.2
-MIN_NO_GRADIENTS = 0.15
-"""Of the step: some of what a loss computes usually has no gradient."""
+"""Of the step: less is usual."""
 PASSES = ("forward", "backward", "rest")
 MOSTLY_PYTHON = 0.3
 """Of the time of a function: the rest is operations as short as the Python between them."""
@@ -174,8 +171,6 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
     """What torch computes for the user and the backward pass has no counterpart of: constants,
     metrics, evaluations, averages of weights."""
     for line in result.undifferentiated:
-        if line.seconds < MIN_NO_GRADIENTS * result.step_s:
-            continue
         caller = f", which {one_line(line.caller)} runs" if line.caller else ""
         yield removable(
             "no_gradients",
@@ -412,9 +407,7 @@ def _clipping(result: ProfileResult) -> Iterator[Advice]:
     """A script's: one call clips all gradients at once."""
     line = first_line(result, CLIPPING)
     cost_s = result.phases_s.get(CLIPPING, 0.0)
-    if line is None or line.operations <= FEW_CLIPPINGS:
-        return
-    if cost_s >= MIN_PHASE * result.step_s:
+    if line is not None and line.operations > FEW_CLIPPINGS:
         yield Advice(
             bottleneck="optimizer",
             text=f"gradient clipping takes {of_step(result, cost_s)}{mostly_at(line)}",
@@ -455,7 +448,7 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     # Of the optimizer's time, as much is gaps as of what the host does otherwise.
     computes = result.parts_s["compute"] / max(result.parts_s["compute"] + gaps_s, 1e-12)
     cost_s = gaps_s + computes * optimizer_s
-    if mean_bytes > SMALL_BYTES or cost_s < 2 * MIN_PHASE * result.step_s:
+    if mean_bytes > SMALL_BYTES or cost_s < MIN_OPTIMIZER * result.step_s:
         return
 
     yield removable(

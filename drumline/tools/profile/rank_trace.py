@@ -126,7 +126,10 @@ class RankTrace:
 
 def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     """What a breakdown needs of a trace."""
+    # A rank sends and receives on the thread that calls it.
+    callers = {label.thread for label in columns.labels if label.name.startswith("c10d::")}
     gloo_threads = {label.thread for label in columns.labels if label.name.startswith("gloo:")}
+    gloo_threads -= callers
     is_host = columns.labelled(
         lambda label: label.kind == "cpu_op" and label.thread not in gloo_threads
     )

@@ -167,6 +167,21 @@ def test_communication_beside_compute_is_hidden(tmp_path: Path) -> None:
     assert (result.other_collectives, result.buckets) == (2, ())
 
 
+def test_what_a_rank_sends_on_its_own_thread_is_communication(tmp_path: Path) -> None:
+    sends = [entry(name, 86, 88) for name in ("c10d::send", "gloo:send")]
+    before = one_rank(tmp_path, [])
+    after = one_rank(tmp_path, sends)
+    assert after.parts_s["compute"] == before.parts_s["compute"] > 0
+    added_s = after.parts_s["exposed_communication"] - before.parts_s["exposed_communication"]
+    assert added_s == pytest.approx(0.002)
+
+
+def one_rank(run: Path, more: list[dict[str, Any]]) -> ProfileResult:
+    step = gloo_step(2, 0, bucket_at=30, reduced_at=80)
+    write_rank(run, 0, [*step, *more, mark("drumline.end", 100, 100)], world_size=1)
+    return analyse(run)
+
+
 def test_a_python_function_that_waits_does_not_compute(tmp_path: Path) -> None:
     """SyncBatchNorm waits for its collective inside an operation of its own."""
     entries = [
