@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         what="the id of a mirror is any text",
         file="drumline/checkpoint/mirrored_run.py",
-        code='_ID = re.compile(r"[0-9a-f]{16}")',
-        instead='_ID = re.compile(r"[\\s\\S]+")',
+        code='pattern=r"^[0-9a-f]{16}\\Z"',
+        instead='pattern=r"[\\s\\S]+"',
         tests=MIRROR,
     ),
     Mutant(

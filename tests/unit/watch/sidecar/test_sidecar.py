@@ -57,16 +57,11 @@ class Run:
         wait_for(lambda: self.status() is not None and self.step() > 20)
 
     def _start(self, rank: int, on_hang: str, screen: Any) -> subprocess.Popen[bytes]:
-        options = {
-            "DIR": self.watch,
-            "RUN": self.folder,
-            "ON_HANG": on_hang,
-            "HANG_S": "60",
-            "SECRET": "00",
-        }
+        script_watch = {"run": str(self.folder), "on_hang": on_hang, "hang_s": 60}
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
         variables = {
-            **{f"DRUMLINE_WATCH_{name}": str(value) for name, value in options.items()},
+            "DRUMLINE_WATCH_DIR": str(self.watch),
+            "DRUMLINE_SCRIPT_WATCH": json.dumps(script_watch),
             **{name: str(value) for name, value in place.items()},
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
