@@ -21,7 +21,6 @@ from drumline.base.text import MIB, one_line
 from drumline.report.curves import evenly
 from drumline.report.profile.bucket_plan import ReadyGradients, planned
 from drumline.runs.profile_result import (
-    CROWDED,
     Bucket,
     GradientTensor,
     ProfileResult,
@@ -53,8 +52,6 @@ ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
 WANTED_EFFICIENCY = 0.90
 MAX_BUCKETS = 2000
 REPLICATES = 40
-ALL_BUSY = 0.10
-"""Of a step: a rank that waits so long for a CPU has no core to spare for all-reduces."""
 MOST_CPU_WAIT = 0.25
 """Of a step. With more, the interval would be a third of the step wide on both sides, and decide
 nothing."""
@@ -96,8 +93,6 @@ class StepShape:
     repeats_others: bool
     """Whether each micro-batch has them, as those of SyncBatchNorm."""
     accumulate: int
-    overlap: float
-    """How far an all-reduce runs beside compute: 0 where both need the same cores."""
 
     @property
     def alone_s(self) -> float:
@@ -207,16 +202,7 @@ def shape_of(profile: ProfileResult) -> StepShape:
         # Of a script it is not known: the more expensive case is assumed.
         repeats_others=profile.settings.get("dist.sync_batchnorm", "true") == "true",
         accumulate=max(1, profile.accumulate),
-        overlap=_overlap(profile),
     )
-
-
-def _overlap(profile: ProfileResult) -> float:
-    """NCCL reduces on the GPU, gloo on cores: where those compute, it takes turns with them."""
-    crowded = most_crowded(profile)
-    if crowded is None or profile.backend != "gloo":
-        return 1.0
-    return 1.0 - min(1.0, max(0.0, crowded.part - CROWDED) / (ALL_BUSY - CROWDED))
 
 
 def _without_stalls(profile: ProfileResult) -> ProfileResult:
@@ -424,8 +410,7 @@ def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, pace:
     ready = [
         bucket.compute_s * pace.compute + bucket.host_s * pace.host for bucket in shape.buckets
     ]
-    begins = [ready[-1] - (ready[-1] - ready_s) * shape.overlap for ready_s in ready]
-    reduced_s = max(ready[-1], last_end(begins, transfers, network.lanes))
+    reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
     return shape.data_s + others_s + reduced_s + shape.tail_s(pace)
 
 
