@@ -184,6 +184,8 @@ class Kernel:
     name: str
     seconds: float
     calls: float
+    is_layer: bool = True
+    """Whether layers of a model compute it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,7 +32,7 @@ WIDE = 256
 """A matrix with so many columns may have one-hot rows."""
 MOSTLY_ZEROS = 0.95
 SOME_DENORMALS = 0.05
-FEW_ROWS = 0.2
+FEW_ROWS = 0.3
 """Where a linear layer's gradient has no more rows than this, the others are computed in vain."""
 MANY_CALLS = 8
 FEW_SAMPLES = 4
@@ -41,6 +40,10 @@ FEW_SAMPLES = 4
 SHORTEST = 8
 """A dimension with fewer places is not looked at for padding."""
 HALF_TYPES = (torch.bfloat16, torch.float16)
+MANY_EQUAL = 0.5
+"""Of the samples of a batch that were in it before: fewer are alike by chance."""
+MOST_COMPARED = 1 << 22
+"""Of a larger tensor some numbers are compared."""
 PRODUCTS = {
     "linear",
     "conv1d",
@@ -67,6 +70,8 @@ class _Call:
     line: SampledLine
     outer: _Call | None
     waste: WasteKind | None = None
+    part: float = 1.0
+    """How much of the call is `waste`."""
     num_samples: int = 0
     """The first dimension of its first input; 0: not known."""
     began_s: float = 0.0
@@ -80,7 +85,7 @@ class _Call:
     def wasted(self) -> tuple[WasteKind | None, float]:
         """The kind, and which part of the call."""
         if self.waste or not self.is_differentiated:
-            return self.waste, 1.0
+            return self.waste, self.part
         if self.used is None:
             return "unused_output", 1.0
         return ("zero_gradients", 1 - self.used) if self.used <= FEW_ROWS else (None, 0.0)
@@ -132,8 +137,8 @@ class StepInspection:
         self._names = dict(_names_of(modules))
         self._open = _ThreadCalls()
         self._calls: list[_Call] = []
-        self._inputs: dict[int, list[list[tuple[Any, int]]]] = defaultdict(list)
-        """By the `id` of the module: a reference to each tensor of a call, with its version."""
+        self._inputs: dict[int, set[tuple[object, ...]]] = defaultdict(set)
+        """By the `id` of the module: what tells the inputs of its calls apart."""
         self._padding: list[float] = []
         self._hooks: list[Any] = []
         self._inspected_s = 0.0
@@ -211,6 +216,8 @@ class StepInspection:
         tensors = tensors_in(inputs)
         call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
         call.waste = self._known_waste(module, tensors)
+        if call.waste is None and not isinstance(module, str):
+            call.waste, call.part = self._repeated(module, inputs)
         calls.append(call)
         self._calls.append(call)
         call.began_s = self._now_s
@@ -224,11 +231,31 @@ class StepInspection:
         if isinstance(module, str | nn.RNNBase):
             return _slow_numbers(tensors)
 
-        previous = self._inputs[id(module)]
-        if any(_are_same(tensors, references) for references in previous):
-            return "repeated_work"
-        previous.append([(weakref.ref(tensor), tensor._version) for tensor in tensors])
         return None
+
+    def _repeated(self, module: nn.Module, inputs: Any) -> tuple[WasteKind | None, float]:
+        """Whether it gets the same numbers as in an earlier call, or the same samples several times,
+        and which part of the call that is."""
+        leaves = pytree.tree_leaves(inputs)
+        tensors = tensors_in(leaves)
+        if not tensors:
+            return None, 1.0
+        rows = [_row_numbers(tensor) for tensor in tensors]
+        options = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
+        key = (*options, *(row.numpy().tobytes() for row in rows))
+        previous = self._inputs[id(module)]
+        if key in previous:
+            return "repeated_work", 1.0
+        previous.add(key)
+
+        num_samples = len(rows[0])
+        if tensors[0].numel() < SHORTEST * num_samples:
+            return None, 1.0
+        samples = torch.stack([row for row in rows if len(row) == num_samples], 1)
+        num_different = len(set(map(tuple, samples.tolist())))
+        equal = 1 - num_different / num_samples
+        is_repeated = num_different > 1 and equal >= MANY_EQUAL  # not made of one number
+        return ("repeated_work", equal) if is_repeated else (None, 1.0)
 
     def _close_call(self, module: nn.Module | str, output: Any) -> None:
         calls = self._open.calls
@@ -332,12 +359,17 @@ def tensors_in(values: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _are_same(tensors: Sequence[Tensor], references: Sequence[tuple[Any, int]]) -> bool:
-    """Whether these are the objects of an earlier call, unchanged."""
-    return len(tensors) == len(references) and all(
-        reference() is tensor and version == tensor._version
-        for tensor, (reference, version) in zip(tensors, references, strict=True)
+def _row_numbers(tensor: Tensor) -> Tensor:
+    """A number for each row, by which equal rows are known."""
+    if tensor.layout != torch.strided or tensor.dim() == 0 or not tensor.numel():
+        return torch.tensor([float(id(tensor))])
+    rows = tensor.detach().reshape(len(tensor), -1)
+    rows = rows[:, :: 1 + tensor.numel() // MOST_COMPARED].double()
+    generator = torch.Generator(tensor.device).manual_seed(0)
+    weights = torch.rand(
+        rows.shape[1], generator=generator, dtype=torch.float64, device=tensor.device
     )
+    return (rows * weights).sum(1).float().cpu()
 
 
 def _slow_numbers(tensors: Sequence[Tensor]) -> WasteKind | None:

@@ -123,7 +123,7 @@ def _uneven_ranks(result: ProfileResult) -> Advice:
     waiting = max(0.0, result.parts_s["waiting_for_rank"] - for_cores_s)
     late = max(result.ranks, key=lambda rank: blame(rank, result))
     whom = "one another, and not always for the same rank"
-    remedy = "give ranks batches of about the same cost"
+    remedy = "give ranks batches of about the same cost (of about the same length)"
     if blame(late, result) >= CRITICAL_SHARE:
         whom = f"rank {late.rank} on {late.host}, whose own work takes no longer"
         remedy = "it joins collectives late: look for what else uses its device and its cores"

@@ -51,8 +51,8 @@ WASTE: dict[str, Waste] = {
         remedy="pad a batch to its longest sample, and put samples of about the same length into it",
     ),
     "repeated_work": Waste(
-        text="{module} computes the same input again",
-        remedy="call it once, and use its output again",
+        text="{module} computes the same input again, or the same samples",
+        remedy="call it once, with each sample once, and use its output again (expand, repeat_interleave)",
     ),
     "single_samples": Waste(
         text="{module} computes samples one by one, or a few at a time",

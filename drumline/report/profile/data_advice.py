@@ -69,7 +69,7 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     likely = loading.saved_s(1.0 if loading.load is None else min(1.0, loading.load))
     if loading.more_workers <= loading.workers or likely < MIN_GAIN * result.step_s:
         on = f"{loading.cores:.3g} core{'' if loading.cores == 1 else 's'} a rank"
-        remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
+        remedy = f"more workers bring nothing on {on}: store samples decoded, resized, tokenized"
         yield removable("data", text, remedy, waited, what="the wait")
         return
 
@@ -93,8 +93,8 @@ def _sampler(result: ProfileResult) -> Iterator[Advice]:
     yield removable(
         "sampler",
         f"the sampler takes {of_step(result, cost_s)}{mostly_at(first_line(result, SAMPLER))}",
-        "draw the samples of an epoch in one operation (torch.randperm, torch.multinomial), not one by one; "
-        "workers do not take this over",
+        "draw the samples of an epoch in one operation (torch.randperm, torch.multinomial), and once an epoch (each "
+        "iter() of a DataLoader draws all of them); workers do not take this over",
         cost_s,
     )
 
@@ -206,7 +206,7 @@ def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
         **by_setting(
             result,
             {"data.persistent_workers": "true"},
-            script="persistent_workers=True of the DataLoader",
+            script="persistent_workers=True of the DataLoader, which is made once and not in each epoch",
         ),
         cost_s=starts.seconds,
         saved_s=Savings(0.8 * starts.seconds, starts.seconds, 0.3 * starts.seconds),

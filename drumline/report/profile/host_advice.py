@@ -28,6 +28,7 @@ from drumline.runs.profile_result import PAUSES, BusyThread, LineCost, ProfileRe
 
 MIN_SPECIAL = 0.25
 MOST_THREADS = 3
+MOST_NAMED = 3
 BUSY_THREAD = 0.2
 """Of a core: threads that use less are no competition."""
 MANY_THREADS = 3
@@ -185,13 +186,15 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
 def _operations(result: ProfileResult) -> Iterator[Advice]:
     """Copies, sorts, sums over pairs: what the layers of a model do not consist of."""
     loops = [(line.phase, line.function) for line in result.lines if _is_loop(result, line)]
+    names = [one_line(kernel.name) for kernel in result.kernels if not kernel.is_layer]
+    longest = f": {', '.join(names[:MOST_NAMED])}" if names else ""
     for line in result.special_lines:
         is_needed = line.phase not in PASSES or (line.phase, line.function) in loops
         if not is_needed and line.seconds >= MIN_SPECIAL * result.step_s:
             yield removable(
                 "operations",
                 f"your code spends {of_step(result, line.seconds)} in operations that are no layers (copies, sorts, "
-                f"sums), with their backward pass{mostly_at(line)}",
+                f"sums{longest}), with their backward pass{mostly_at(line)}",
                 "leave out what the result does not need, write it as one operation, or compute it on fewer numbers",
                 line.seconds,
             )

@@ -60,7 +60,7 @@ from drumline.tools.profile.phases import (
     pauses_of,
     phases_of_rank,
 )
-from drumline.tools.profile.rank_trace import RankTrace, TraceStep, from_events
+from drumline.tools.profile.rank_trace import LAYERS, RankTrace, TraceStep, from_events
 from drumline.tools.profile.trace_file import ON_DEVICE, Details, TraceEntry, read_events
 
 K = TypeVar("K", bound=Hashable)
@@ -346,7 +346,7 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
                 rows.append((operation.name, operation.seconds, operation.calls))
 
     return [
-        Kernel(name=name, seconds=seconds, calls=calls)
+        Kernel(name=name, seconds=seconds, calls=calls, is_layer=LAYERS.search(name) is not None)
         for name, seconds, calls in _per_step(rows, traces)
     ]
 

@@ -55,14 +55,43 @@ def test_the_same_input_again_is_named_with_its_line() -> None:
     model = Body()
 
     def step() -> Tensor:
-        parts = [model.head(model.encoder(SAMPLES)) for _ in range(4)]
-        return torch.stack(parts).sum()
+        parts = [model.encoder(SAMPLES) for _ in range(4)]
+        return model.head(torch.stack(parts).sum(0)).sum()  # type: ignore[no-any-return]
 
     work = inspected(model, step)["repeated_work"]
     assert work.module == "encoder"
     assert 0 < work.part < 1
     assert work.line is not None
-    assert work.line.source == "parts = [model.head(model.encoder(SAMPLES)) for _ in range(4)]"
+    assert work.line.source == "parts = [model.encoder(SAMPLES) for _ in range(4)]"
+
+
+def test_equal_numbers_and_equal_samples_are_the_same_input() -> None:
+    model = Body()
+    copied = inspected(model, lambda: model(SAMPLES).sum() + model(SAMPLES.clone()).sum())
+    assert copied["repeated_work"].part == pytest.approx(0.5, abs=0.4)
+    samples = SAMPLES[:4].repeat_interleave(4, 0)
+    repeated = inspected(model, lambda: model(samples).sum())
+    assert repeated["repeated_work"].part == pytest.approx(0.75)
+    assert repeated["repeated_work"].module == "Body"
+    shuffled = SAMPLES.flip(0)
+    assert inspected(model, lambda: model(SAMPLES).sum() + model(shuffled).sum()) == {}
+
+
+def test_samples_that_differ_in_another_input_are_not_the_same() -> None:
+    class Pairs(nn.Module):
+        def forward(self, samples: Tensor, times: Tensor, scale: float) -> Tensor:
+            return samples * scale + times[:, None]
+
+    pairs = Pairs()
+    model = nn.Sequential(nn.Linear(32, 32), pairs)
+    same = SAMPLES[:2].repeat(8, 1)
+
+    def step() -> Tensor:
+        hidden = model[0](SAMPLES)
+        parts = [pairs(same, torch.arange(16.0), scale) for scale in (1.0, 2.0)]
+        return hidden.sum() + torch.stack(parts).sum()  # type: ignore[no-any-return]
+
+    assert inspected(model, step) == {}
 
 
 def test_other_values_and_evaluations_are_not_the_same_input_again() -> None:
@@ -95,7 +124,7 @@ def test_an_output_that_the_loss_does_not_use() -> None:
 def test_rows_that_the_loss_ignores_have_no_gradient() -> None:
     model = Body()
     targets = torch.full((16,), -100)
-    targets[3] = 1
+    targets[:4] = 1
 
     def step() -> Tensor:
         scores = model.spare(model.encoder(SAMPLES).detach())
@@ -143,7 +172,7 @@ def test_numbers_that_take_long_are_seen_in_any_product(
     kinds = {
         "zeros": rows,
         "float64": rows.double(),
-        "denormals": torch.full((16, 512), 1e-40),
+        "denormals": torch.rand(16, 512) * 1e-40,
     }
     for kind, samples in kinds.items():
         work = inspected(model, lambda samples=samples: model(samples).sum())  # type: ignore[misc]

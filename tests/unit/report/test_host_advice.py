@@ -14,6 +14,7 @@ from drumline.runs.profile_files import GRADIENTS, SAMPLER, OptimizerFacts, Proc
 from drumline.runs.profile_result import (
     BusyThread,
     Collections,
+    Kernel,
     LineCost,
     ProfileResult,
     WorkerStarts,
@@ -122,7 +123,10 @@ def test_workers_that_start_in_every_epoch_stay() -> None:
     assert only(result).settings == {"data.persistent_workers": "true"}
     assert "start again in 3 of 10 steps" in only(result).text
     script = only(as_script(result))
-    assert (script.settings, script.remedy) == (None, "persistent_workers=True of the DataLoader")
+    assert (script.settings, script.remedy) == (
+        None,
+        "persistent_workers=True of the DataLoader, which is made once and not in each epoch",
+    )
 
 
 def test_what_a_batch_takes_besides_the_start_of_workers_has_advice() -> None:
@@ -356,6 +360,12 @@ def test_operations_that_are_no_layers_have_a_line() -> None:
     assert (advice.bottleneck, advice.cost_s) == ("operations", 0.04)
     assert "operations that are no layers (copies, sorts, sums)" in advice.text
     assert "mostly at task.py:7, in f: work()" in advice.text
+    kernels = [
+        Kernel(name=name, seconds=0.01, calls=1, is_layer=name == "aten::mm")
+        for name in ("aten::mm", "aten::sort", "aten::copy_")
+    ]
+    named = only(replace(result, kernels=tuple(kernels)))
+    assert "(copies, sorts, sums: aten::sort, aten::copy_)" in named.text
     for other in (replace(copies, seconds=0.01), replace(copies, phase="optimizer")):
         assert advise(replace(result, special_lines=(other,))) == ()
 

@@ -99,6 +99,7 @@ def test_operations_that_are_no_layers_count_for_their_line(tmp_path: Path) -> N
     result = profiled(tmp_path, two_steps(), *copies, *sums)
     seconds = {line.function: line.seconds for line in result.special_lines}
     assert seconds == {"Mine.loss": pytest.approx(0.006)}, "what makes a batch is data"
+    assert {kernel.name: kernel.is_layer for kernel in result.kernels}["aten::copy_"] is False
 
 
 def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(tmp_path: Path) -> None:
