@@ -13,6 +13,9 @@ from drumline_lint.reading.slurm import Options, whole_number
 TASK_VARIABLES = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 """Slurm gives each task its own value; in a batch script they are 0."""
 _TASK_VARIABLE = re.compile(r"SLURM_(?:PROCID|LOCALID|NODEID)|JOB_COMPLETION_INDEX")
+_HOSTS_OF_MPIRUN = re.compile(
+    r"--?(?:hostfile|machinefile|hosts?|npernode|per-?host|ppn)\b|-H|-N|ppr:"
+)
 # With one of these an srun runs on some of the job's nodes, and others may run beside it.
 _PART_OF_NODES = {"nodelist", "relative", "exclude", "multi-prog"}
 
@@ -42,6 +45,20 @@ def tasks_per_node(launch: Launch) -> int | None:
     if launch.srun is None:
         return None if launch.mpirun else 1
     return _srun_tasks(launch.srun, launch.script.sbatch) if launch.srun.is_sure else None
+
+
+def mpirun_processes(launch: Launch) -> int | None:
+    """How many processes mpirun starts, if all of them are on this host."""
+    words = [word.plain or "" for word in launch.mpirun]
+    has_hosts = any(_HOSTS_OF_MPIRUN.match(word) for word in words)
+    if has_hosts or launch.script.sbatch.by_name or least_nodes(launch) != 1:
+        return None
+    counts = [
+        launch.script.constant(following)
+        for word, following in itertools.pairwise(launch.mpirun)
+        if word.plain in ("-np", "-n", "--np")
+    ]
+    return whole_number(counts[0]) if counts else None
 
 
 def _srun_tasks(srun: Options, batch: Options) -> int | None:

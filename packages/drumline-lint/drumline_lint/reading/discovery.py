@@ -16,6 +16,7 @@ SUFFIXES = (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml
 DOCKERFILE_NAMES = re.compile(
     r"(?:Docker|Container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE
 )
+README_NAMES = re.compile(r"README.*", re.IGNORECASE)
 SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 _FIRST_LINE_BYTES = 200
 SKIPPED = frozenset({"__pycache__", "node_modules", "build", "site-packages", "venv"})
@@ -99,10 +100,15 @@ def _walk(search: _Search, top: Path) -> None:
         search.linked_folders += [path for path in inner if path.is_symlink()]
         folders[:] = [path.name for path in inner if not path.is_symlink()]
         for path in (folder / name for name in files):
-            is_read = path.name.endswith(SUFFIXES) or DOCKERFILE_NAMES.fullmatch(path.name)
+            is_dockerfile = DOCKERFILE_NAMES.fullmatch(path.name) is not None
+            is_read = path.name.endswith(SUFFIXES) or is_dockerfile or is_readme(path)
             is_file = (is_read or _is_shell(path)) and path.is_file()
             if is_file and not is_matched(path, search.exclude, search.root):
                 search.by_real_path.setdefault(os.path.realpath(path), path)
+
+
+def is_readme(path: Path) -> bool:
+    return path.suffix in ("", ".md", ".rst", ".txt") and bool(README_NAMES.fullmatch(path.name))
 
 
 def _is_kept(search: _Search, folder: Path) -> bool:

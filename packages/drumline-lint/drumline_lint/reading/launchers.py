@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from drumline_lint.reading.shell import Script
+from drumline_lint.reading.shell import Script, WrittenFile
 from drumline_lint.reading.shell_parser import (
     ASSIGNMENT,
     Command,
@@ -238,7 +238,7 @@ def launches(script: Script) -> list[Launch]:
 
 def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterator[Launch]:
     """`around`: what comes before the words."""
-    words = list(script.expanded(written))
+    words = list(_expanded(script, written))
     while words:
         name = _base(words[0])
         if ASSIGNMENT.match(script.text, words[0].start, words[0].end):
@@ -259,6 +259,11 @@ def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterat
             elif name in _MPIRUN:
                 around = replace(around, mpirun=tuple(words[:length]))
             words = words[length:]
+        elif (name in _SHELLS and words[1:] and _file_of(script, words[1])) or _file_of(
+            script, words[0]
+        ):
+            yield from _in_file(script, words[int(name in _SHELLS)], around)
+            return
         elif name in _SHELLS:
             shell_options = itertools.takewhile(_is_option, words[1:])
             code = next(
@@ -278,6 +283,15 @@ def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterat
 
 def _base(word: Word) -> str:
     return (word.plain or "").rsplit("/", 1)[-1]
+
+
+def _expanded(script: Script, words: Sequence[Word]) -> Iterator[Word]:
+    """The words of a command; a variable that holds a program or a Python file has its name as its
+    text: `$PY $SCRIPT`."""
+    for word in script.expanded(words):
+        constant = script.constant(word) if word.variable else None
+        held = replace(word, text=constant or "")
+        yield held if _is_program(held) or held.text.endswith(".py") else word
 
 
 def _is_option(word: Word) -> bool:
@@ -312,6 +326,27 @@ def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterato
             surroundings = replace(outer.around, is_background=is_background)
             outer = Command(outer.words, surroundings)
             yield from _in_words(inner, command.words, replace(deeper, command=outer))
+
+
+def _file_of(script: Script, word: Word) -> WrittenFile | None:
+    """What the script has written to the file that a word names."""
+    return script.written_files.get(word.text.removeprefix("./")) if "." in word.text else None
+
+
+def _in_file(script: Script, word: Word, around: Launch) -> Iterator[Launch]:
+    """In a here-document that the script has written to a file, and runs."""
+    file = _file_of(script, word)
+    if file is None or around.depth >= _DEEPEST:
+        return
+    inner = script.inner(file.start, file.end) if file.is_quoted else script
+    deeper = replace(
+        around,
+        depth=around.depth + 1,
+        script=inner,
+        is_expanded_late=file.is_quoted or around.is_expanded_late,
+    )
+    for command in read_commands(script.text, file.start, file.end):
+        yield from _in_words(inner, command.words, deeper)
 
 
 def _launch(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:

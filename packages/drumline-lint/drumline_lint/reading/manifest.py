@@ -37,9 +37,12 @@ DEFAULT_SHARED_MEMORY = 64 << 20
 """What Docker and Kubernetes give a container."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _GPU_RESOURCE = re.compile(r"(?:nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
+# Fields of which each pod has its own, by the variable that scripts have for the same.
+_OF_EACH_POD = {"status.podIP": "POD_IP", "metadata.name": "HOSTNAME"}
 # Keys of a service; `extends` may bring one of them.
 _MAKES_GPUS_VISIBLE = {"gpus", "runtime", "devices", "privileged", "extends"}
 _OTHER_HOSTS = {"extra_hosts", "external_links", "links", "dns", "network_mode", "extends"}
+_INDEX = re.compile("JOB_COMPLETION_INDEX")
 _SIZE = re.compile(r"([0-9]{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
@@ -118,7 +121,10 @@ class _ManifestReader:
             shared_memory=_shared_memory_of_pod(node, pod),
             processes=self._scalar_word(member(workload, "spec", "nprocPerNode")),
             name=self._scalar_word(member(node, "name")),
-            refused=tuple(self._refusals(node, pod, workload)),
+            refused=(
+                *self._refusals(node, pod, workload),
+                *(self._volumes_of_one_node(pod) if gpus and (replicas or 1) > 1 else ()),
+            ),
             unresolved=self._unresolved(pod, workload),
         )
         listed = [item for key in ("command", "args") for item in items(member(node, key))]
@@ -126,9 +132,13 @@ class _ManifestReader:
         script = self._script(container, [Command(words)] if words else [])
         for entry in items(member(node, "env")):
             value = member(entry, "value")
+            field_path: YamlNode = member(entry, "valueFrom", "fieldRef", "fieldPath")
             if value is not None:
                 text = _kubernetes_text(scalar(value) or "")
                 self._add_variable(script, text_at(entry, "name"), value, text)
+            elif scalar(field_path) in _OF_EACH_POD:
+                text = f"${_OF_EACH_POD[scalar(field_path) or '']}"
+                self._add_variable(script, text_at(entry, "name"), field_path, text)
         return script
 
     def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
@@ -147,11 +157,12 @@ class _ManifestReader:
         is_indexed = text_at(workload, "spec", "completionMode") == "Indexed"
         listed = [item for key in ("command", "args") for item in items(member(node, key))]
         for item in listed:
-            place = self._scalar_word(item)
-            if is_job and not is_indexed and place and "JOB_COMPLETION_INDEX" in place.text:
+            index = _INDEX.search(self.text, *code_in(item, self.text)) if scalar(item) else None
+            if is_job and not is_indexed and index:
                 message = (
                     "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
                 )
+                place = Word(*index.span(), index[0])
                 yield Refusal(place, message, "write completionMode: Indexed")
         values = [member(entry, "value") for entry in items(member(node, "env"))]
         for value in [*values, *listed]:
@@ -159,6 +170,23 @@ class _ManifestReader:
             if word is not None and not is_text(value):
                 message = f"{word.text} is no string, and Kubernetes refuses the manifest"
                 yield Refusal(word, message, f'write "{word.text}"')
+
+    def _volumes_of_one_node(self, pod: YamlNode) -> Iterator[Refusal]:
+        """Claims of this file that only one node may mount."""
+        claims = {
+            text_at(node, "metadata", "name"): items(member(node, "spec", "accessModes"))
+            for node in self.nodes
+            if text_at(node, "kind") == "PersistentVolumeClaim"
+        }
+        for volume in items(member(pod, "volumes")):
+            modes = claims.get(text_at(volume, "persistentVolumeClaim", "claimName"), [])
+            if [scalar(mode) for mode in modes] == ["ReadWriteOnce"]:
+                place = self._scalar_word(modes[0])
+                message = (
+                    "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
+                )
+                if place is not None:
+                    yield Refusal(place, message, "write ReadWriteMany, with a class that has it")
 
     def _unresolved(self, pod: YamlNode, workload: YamlNode) -> str:
         """Pods have names of their own in a headless service only."""
@@ -333,7 +361,7 @@ _INSTRUCTION = re.compile(
     r"^[ \t]*(?P<name>[A-Za-z]+)[ \t]+(?P<rest>(?:[^\n\\]|\\[^\n]|\\\r?\n(?:[ \t]*#[^\n]*\n)*)*)",
     re.MULTILINE,
 )
-_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ENV = re.compile(
     r"""([A-Za-z_]\w*)(?:=|[ \t]+)("(?:[^"\\]|\\.)*"|'[^']*'|(?:[^\s\\]|\\[^\r\n])+)"""
 )

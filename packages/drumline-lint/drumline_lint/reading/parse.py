@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.discovery import DOCKERFILE_NAMES, SHELL_SHEBANG
+from drumline_lint.reading.discovery import DOCKERFILE_NAMES, SHELL_SHEBANG, is_readme
 from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_dockerfile, read_manifest
 from drumline_lint.reading.notebook import read_notebook
-from drumline_lint.reading.shell import Script
+from drumline_lint.reading.shell import Script, read_readme
 from drumline_lint.reading.source import CANNOT_PARSE, Source, syntax_problem
 from drumline_lint.untrusted import read_regular
 
@@ -33,7 +33,9 @@ class Reading:
     content: Source | Script | Manifest | None = None
     problems: list[Finding] = field(default_factory=list)
     is_skipped: bool = False
-    """Whether it is YAML that starts no training, or Python that cannot be parsed."""
+    """Whether it is YAML that starts no training, a README, or Python that cannot be parsed."""
+    readme: Script | None = None
+    """The commands that a README shows; no rule checks them."""
 
     @property
     def scripts(self) -> Sequence[Script]:
@@ -83,6 +85,9 @@ def decode(path: Path, data: bytes) -> Reading:
         reading.problems.append(problem(UNREADABLE, path, message, line=line))
     elif language == "shell":
         _read_script(reading)
+    elif language == "readme":
+        reading.is_skipped = True
+        reading.readme = read_readme(path, data.decode(errors="surrogateescape"))
     elif language == "yaml":
         _read_yaml(reading)
     elif language == "dockerfile":
@@ -99,6 +104,8 @@ def language_of(path: Path, data: bytes) -> str:
         return "notebook"
     if path.suffix in SHELL_SUFFIXES:
         return "shell"
+    if is_readme(path):
+        return "readme"
     if path.suffix in {".yaml", ".yml"}:
         return "yaml"
     if DOCKERFILE_NAMES.fullmatch(path.name):

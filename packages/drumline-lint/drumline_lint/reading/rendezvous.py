@@ -85,6 +85,16 @@ def host_in(launch: Launch, address: Word) -> str:
 # Variables
 
 
+def set_by_container(launch: Launch, word: Word) -> Assignment | None:
+    """Where the environment of a container has the value of a word that is a variable."""
+    script = launch.script
+    while script.outer is not None:
+        script = script.outer
+    name = replace(word, text=word.text.replace("$$", "$")).variable
+    variables = [item for item in script.environment if item.name == name]
+    return variables[0] if len(variables) == 1 else None
+
+
 def variable(launch: Launch, name: str) -> Assignment | None:
     """The only assignment of a variable that the launcher's processes see."""
     scope: Script | None = launch.script

@@ -38,6 +38,14 @@ _OPTIONS_OF_VARIABLES = {
 }
 _VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})")
 _LIST = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})|\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
+# `cat > run.sh <<'END'`, and the same with the file last.
+_WRITTEN = re.compile(
+    r"(?:>|\btee)[ \t]*(?P<file>[^\s<>|&;]+)[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n"
+    r"(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*$"
+    r"|<<-?[ \t]*(?P<quote_first>['\"]?)(?P<end_first>\w+)(?P=quote_first)[ \t]*>[ \t]*(?P<file_last>\S+)[ \t]*\n"
+    r"(?P<code_last>.*?\n)[ \t]*(?P=end_first)[ \t\r]*$",
+    re.DOTALL | re.MULTILINE,
+)
 _LONGEST_VALUE = 4000
 _DEEPEST = 8
 
@@ -76,6 +84,16 @@ class Assignment:
 
 
 TextRange: TypeAlias = Word | Assignment
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A script that another writes by a here-document."""
+
+    start: int
+    end: int
+    is_quoted: bool
+    """Whether its variables are left to the shell that runs it."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +151,8 @@ class Script:
     """Variables that are set outside of the shell's code."""
     line_starts: Sequence[int] = ()
     """Where the lines of the file begin, if the text has lost some of them."""
+    is_readme: bool = False
+    """Whether it only tells how files are started."""
 
     @cached_property
     def silenced(self) -> Silenced:
@@ -164,7 +184,19 @@ class Script:
             container=self.container,
             written_commands=commands,
             line_starts=self._line_starts,
+            is_readme=self.is_readme,
         )
+
+    @cached_property
+    def written_files(self) -> Mapping[str, WrittenFile]:
+        """By their names, as they are written without quotes."""
+        files = {}
+        for written in _WRITTEN.finditer(self.text) if "<<" in self.text else ():
+            suffix = "" if written["file"] else "_last"
+            name = written[f"file{suffix}"].replace('"', "").removeprefix("./")
+            quote = written["quote"] or written["quote_first"]
+            files[name] = WrittenFile(*written.span(f"code{suffix}"), bool(quote))
+        return files
 
     @cached_property
     def assignments(self) -> list[Assignment]:
@@ -201,7 +233,9 @@ class Script:
 
     def constant(self, word: Word) -> str | None:
         """The value of a word, if it follows from the script."""
-        value = self.substituted(word.text)
+        # Compose has its own variables, and `$$` for those of the shell.
+        is_service = self.container is not None and self.container.kind == "service"
+        value = self.substituted(word.text.replace("$$", "$") if is_service else word.text)
         return None if "$" in value or "`" in value else value
 
     def substituted(self, text: str, depth: int = 0) -> str:
@@ -329,6 +363,20 @@ class Script:
             is_for_command,
             name.endswith(("+", "]")),
         )
+
+
+_FENCE = re.compile(
+    r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*(?:```|~~~)", re.DOTALL | re.MULTILINE
+)
+_OTHER_CODE = ("python", "py", "json", "yaml", "bibtex", "latex", "diff")
+_PROMPT = re.compile(r"^[ \t]*[$>%] ", re.MULTILINE)
+
+
+def read_readme(path: Path, text: str) -> Script:
+    """The commands in its blocks of code, but for those in Python."""
+    blocks = [block[2] for block in _FENCE.finditer(text) if block[1].lower() not in _OTHER_CODE]
+    commands = _PROMPT.sub("", "\n".join(blocks))
+    return Script(path, commands, is_readme=True)
 
 
 def line_starts(text: str) -> Sequence[int]:

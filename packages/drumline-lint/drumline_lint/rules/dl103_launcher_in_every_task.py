@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.reading.allocation import processes_per_node, tasks_per_node, uses_task_variable
+from drumline_lint.reading.allocation import (
+    mpirun_processes,
+    processes_per_node,
+    tasks_per_node,
+    uses_task_variable,
+)
 from drumline_lint.reading.launchers import PYTHON, launches
 from drumline_lint.reading.shell import Script
 
@@ -15,11 +20,12 @@ RULE = rule("DL103")
 def check_shell(script: Script) -> Iterator[Finding]:
     """One launcher for each rank is odd, but works if all of them are counted as nodes."""
     for launch in launches(script):
-        tasks = tasks_per_node(launch) or 1
+        tasks = tasks_per_node(launch) or mpirun_processes(launch) or 1
         starts_all_ranks = launch.kind != PYTHON and processes_per_node(launch) != 1
         if tasks > 1 and starts_all_ranks and not uses_task_variable(launch):
+            starter = launch.srun_word or launch.mpirun[0]
             message = (
-                f"srun starts {launch.kind} {tasks} times on each node, and each of them starts all ranks of the "
-                "node: too many processes, which do not find each other or run out of GPU memory"
+                f"{starter.plain} starts {launch.kind} {tasks} times on each node, and each of them starts all "
+                "ranks of the node: too many processes, which do not find each other or run out of GPU memory"
             )
-            yield RULE.at(script, launch.srun_word, message)
+            yield RULE.at(script, starter, message)

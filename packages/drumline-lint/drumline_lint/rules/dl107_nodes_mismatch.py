@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.program.calls import argument
+from drumline_lint.program.program import Program
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.allocation import started_on_nodes, tasks_per_node, uses_task_variable
 from drumline_lint.reading.launchers import DEEPSPEED, PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import least_nodes, most_nodes, nodes_flag
+from drumline_lint.reading.rendezvous import least_nodes, most_nodes, nodes_flag, variable
 from drumline_lint.reading.shell import Script
+from drumline_lint.reading.slurm import whole_number
+from drumline_lint.reading.source import Source
 
-RULE = rule("DL107")
+RULE = rule("DL107", only_distributed=False)
 # What starts the script, or a part of it, on the other nodes.
 _DISTRIBUTES = re.compile(
     r"^[^#\n]*\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|dask|horovodrun|ibrun|jsrun|flux|hostfile)\b",
+    re.MULTILINE,
+)
+# These prepare nodes or clean them up.
+_HELPERS = re.compile(
+    r"^[ \t]*srun(?:[ \t]+--?[\w-]+(?:=\S+|[ \t]+\d+)?)*[ \t]+"
+    r"(?:rsync|rm|mkdir|cp|hostname|nvidia-smi|tar|unzip|ls|echo|touch|sync)\b[^\n]*",
     re.MULTILINE,
 )
 # `$(srun -n1 hostname -i)` asks a node for its address.
@@ -24,9 +35,50 @@ _COUNTED = {"StatefulSet", "Job", "Deployment", "PyTorchJob"}
 _ONE_JOB = {"PyTorchJob", "StatefulSet"}
 
 
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """A Trainer of Lightning, whose devices are the tasks of the job on each node."""
+    for call in program.calls(source, "pytorch_lightning.Trainer"):
+        values = program.values(argument(call, None, "devices"))
+        counts = [value.value for value in values if isinstance(value, ConstantValue)]
+        devices = counts[0] if len(counts) == 1 else None
+        for launch in program.launches_of(source):
+            tasks = tasks_per_node(launch) if launch.srun is not None else None
+            is_known = isinstance(devices, int) and devices > 1 and tasks is not None
+            if launch.kind == PYTHON and is_known and tasks != devices:
+                message = (
+                    f"the Trainer has {devices} devices, and srun starts {tasks} tasks on each node"
+                )
+                fix = f"write #SBATCH --ntasks-per-node={devices}"
+                yield RULE.at(source, call, message, fix=fix)
+                break
+
+
+def _fewer_tasks(script: Script, launch: Launch) -> Iterator[Finding]:
+    """`export WORLD_SIZE=4` beside an srun of one task."""
+    size = variable(launch, "WORLD_SIZE") if launch.srun is not None else None
+    ranks = whole_number(size.constant) if size is not None else None
+    tasks = tasks_per_node(launch)
+    nodes = started_on_nodes(launch)
+    if (
+        size is not None
+        and ranks
+        and tasks
+        and nodes
+        and launch.kind == PYTHON
+        and ranks > tasks * nodes
+    ):
+        message = (
+            f"WORLD_SIZE is {ranks}, and srun starts {tasks * nodes} tasks: "
+            "the first waits for ranks that never start"
+        )
+        fix = "start a task for each rank: #SBATCH --ntasks-per-node"
+        yield RULE.at(script, size, message, fix=fix, severity=Severity.WARNING)
+
+
 def check_shell(script: Script) -> Iterator[Finding]:
     yield from _only_first_node(script)
     for launch in launches(script):
+        yield from _fewer_tasks(script, launch)
         yield from _standalone(script, launch)
         expected = least_nodes(launch)
         started = started_on_nodes(launch)
@@ -67,7 +119,8 @@ def _is_alone(launch: Launch) -> bool:
 def _only_first_node(script: Script) -> Iterator[Finding]:
     """Slurm runs a batch script on the first of its nodes."""
     nodes = script.sbatch.number("nodes") or 1
-    if nodes < 2 or _DISTRIBUTES.search(_SUBSTITUTION.sub("", script.text)):
+    text = _HELPERS.sub("", _SUBSTITUTION.sub("", script.text))
+    if nodes < 2 or _DISTRIBUTES.search(text):
         return
     for launch in launches(script):
         if launch.kind != PYTHON and not launch.command.is_conditional:

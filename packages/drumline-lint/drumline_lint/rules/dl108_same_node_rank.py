@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.launchers import ACCELERATE, Launch, launches
-from drumline_lint.reading.rendezvous import address_flag, backend, least_nodes, nodes_flag
+from drumline_lint.reading.rendezvous import (
+    address_flag,
+    backend,
+    least_nodes,
+    nodes_flag,
+    set_by_container,
+)
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL108")
@@ -23,7 +29,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if nodes == 1 or backend(launch) not in {"static", ""} or launch.is_of_operator:
             continue
         if flag is not None and rank.isdigit() and (how := _how_repeated(launch)):
-            yield RULE.at(script, flag.word, f"{how}, so each node has --{name} {rank}")
+            place = (flag.value and set_by_container(launch, flag.value)) or flag.word
+            yield RULE.at(script, place, f"{how}, so each node has --{name} {rank}")
         # Without an address, DL109 reports.
         is_sure = launch.is_torchrun and launch.is_sure and not launch.command.is_conditional
         if flag is None and nodes and is_sure and address_flag(launch) is not None:

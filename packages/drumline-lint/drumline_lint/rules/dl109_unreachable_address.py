@@ -15,6 +15,7 @@ from drumline_lint.reading.rendezvous import (
     host_in,
     least_nodes,
     nodes_flag,
+    set_by_container,
     variable,
 )
 from drumline_lint.reading.shell import Script
@@ -61,6 +62,7 @@ def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
             yield from _without_address(script, launch, nodes)
         return
     place, word = address
+    place = set_by_container(launch, word) or place
     host = host_in(launch, word)
     container = launch.script.container
     if nodes > 1 and host in LOOPBACK:

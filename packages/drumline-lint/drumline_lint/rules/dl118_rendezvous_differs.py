@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import first_node, least_nodes, port_flag, variable
-from drumline_lint.reading.shell import Script, TextRange
+from drumline_lint.reading.shell import Assignment, Script, TextRange
 from drumline_lint.reading.shell_parser import Word
 
 RULE = rule("DL118")
 _OWN = re.compile(
     r"\$\(\s*(?:hostname|uname -n)\b[^)|]*\)|`(?:hostname|uname -n)\b[^`|]*`"
-    r"|\$\{?(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\b\}?"
+    r"|\$(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\b"
+    r"|\$\{(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\}"
     r"|\$\([^;]*?\b(?:RANDOM|shuf|uuidgen|mktemp)\b[^;]*|\$\$"
 )
-_NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
+# One shell evaluates the words for all nodes.
+_OF_JOBS = re.compile(
+    r"#SBATCH|SLURM_|PBS|#BSUB|LSB_|\b(?:srun|mpirun|mpiexec|ssh|pdsh|parallel|sbatch|qsub)\b"
+)
+_NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-[^{}]*)?\})")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
         for place, what, word in _rendezvous_words(launch) if _is_on_each_node(launch) else ():
-            if how := _own_value(launch, word):
+            if own_value := _own_value(launch, place, word):
                 message = (
-                    f"every node computes its own {what}, by {how}: they do not find each other"
+                    f"every node computes its own {what}, by {own_value.text}: "
+                    "they do not find each other"
                 )
-                yield RULE.at(script, place, message)
+                yield RULE.at(script, own_value.place, message)
                 break
+
+
+@dataclass(frozen=True)
+class OwnValue:
+    """What makes a word differ from node to node."""
+
+    place: TextRange
+    text: str
 
 
 def _is_on_each_node(launch: Launch) -> bool:
@@ -39,7 +54,16 @@ def _is_on_each_node(launch: Launch) -> bool:
     )
     is_started_on_each = launch.srun is not None or launch.is_elsewhere
     is_in_pod = launch.script.container is not None and launch.script.container.kind != "image"
-    return nodes > 1 and (is_in_pod or (is_started_on_each and launch.is_expanded_late))
+    is_each = is_in_pod or (is_started_on_each and launch.is_expanded_late)
+    return nodes > 1 and (is_each or _is_by_hand(launch))
+
+
+def _is_by_hand(launch: Launch) -> bool:
+    """Whether the whole script is started on each node: nothing in it reaches the others."""
+    script = launch.script
+    is_job = script.container is not None or _OF_JOBS.search(script.text) is not None
+    is_local = launch.srun is None and not launch.is_elsewhere and not launch.command.loop
+    return launch.is_torchrun and is_local and not is_job and launch.value("node-rank") is None
 
 
 def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
@@ -53,13 +77,24 @@ def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
         yield port, "port", port.value
 
 
-def _own_value(launch: Launch, word: Word, depth: int = 0) -> str:
-    """What makes a word differ from node to node; empty if it does not."""
+def _own_value(launch: Launch, place: TextRange, word: Word, depth: int = 0) -> OwnValue | None:
     if computed := _OWN.search(word.text):
-        return computed[0]
-    for name in _NAME.findall(word.text):
-        # A batch script computes its variables once, for all nodes.
-        assigned = launch.script.variables.get(name, [])
+        return OwnValue(place, computed[0])
+    for names in _NAME.findall(word.text):
+        assigned = _assigned(launch, "".join(names))
         if len(assigned) == 1 and not assigned[0].is_conditional and depth < 4:
-            return _own_value(launch, assigned[0].value, depth + 1)
-    return ""
+            is_of_pod = assigned[0].command is None
+            return _own_value(
+                launch, assigned[0] if is_of_pod else place, assigned[0].value, depth + 1
+            )
+    return None
+
+
+def _assigned(launch: Launch, name: str) -> list[Assignment]:
+    """A batch script computes its variables once, for all nodes; each pod has its own."""
+    scope: Script | None = launch.script
+    while scope is not None:
+        if name in scope.variables:
+            return scope.variables[name]
+        scope = scope.outer if scope.container is not None else None
+    return []

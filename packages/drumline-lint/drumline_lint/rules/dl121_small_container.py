@@ -16,7 +16,8 @@ RULE = rule("DL121")
 _ENOUGH = 1 << 30
 _USES_GPUS = re.compile(r"\bnccl|\bcuda|\b[bf]p?16\b|nproc[-_]per[-_]node[= ]gpu", re.IGNORECASE)
 _UNKNOWN_OPTIONS = re.compile(r"\$\{?\w*(?:@|OPT|ARG|FLAG|EXTRA)", re.IGNORECASE)
-_NETWORK = ("--network", "--net", "--publish", "-p", "-P")
+# NCCL and Gloo listen on ports of their own: publishing one port is not enough.
+_NETWORK = ("--network", "--net", "-P", "--publish-all")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
