@@ -25,6 +25,7 @@ from drumline_lint.findings import (
     split_lines,
 )
 from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
+from drumline_lint.flow.unused import unused_lines
 from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
@@ -159,7 +160,8 @@ def run_rules(
     chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     scripts = [script for reading in readings for script in reading.scripts]
     sources = [reading.content for reading in readings if isinstance(reading.content, Source)]
-    launched = launches_by_file(scripts)
+    readmes = [reading.readme for reading in readings if reading.readme is not None]
+    launched = launches_by_file([*scripts, *readmes])
     check_part = functools.partial(_check_part, chosen, progress, launched, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
@@ -302,11 +304,17 @@ def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
-    """The findings of a rule in a file; in a test, as notes."""
+    """The findings of a rule in a file; in a test, and in code that nothing runs, as notes."""
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        yield replace(finding, severity=Severity.NOTE) if source.is_test else finding
+        is_mild = source.is_test or _is_unused(program, source, finding.place)
+        yield replace(finding, severity=Severity.NOTE) if is_mild else finding
+
+
+def _is_unused(program: Program, source: Source, place: Place) -> bool:
+    is_here = place.path == str(source.path)
+    return is_here and any(place.line in lines for lines in unused_lines(program, source))
 
 
 def _check_scripts(results: Results, scripts: list[Script], rules: RuleModules) -> None:

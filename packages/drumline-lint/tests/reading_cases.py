@@ -49,13 +49,14 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
     python = [(name, text) for name, text in files if name.endswith(".py")]
     program = Program([Source(Path(name), text, ast.parse(text)) for name, text in python])
     distributed = distributed_sources(program)
-    scripts = [
-        script
+    readings = [
+        read_bytes(Path(name), text.encode(errors="surrogateescape"))
         for name, text in files
         if not name.endswith(".py")
-        for script in read_bytes(Path(name), text.encode(errors="surrogateescape")).scripts
     ]
-    program.launches = launches_by_file(scripts)
+    scripts = [script for reading in readings for script in reading.scripts]
+    readmes = [reading.readme for reading in readings if reading.readme is not None]
+    program.launches = launches_by_file([*scripts, *readmes])
     program.texts = dict(python)
     found: list[Finding] = []
     for module in all_rules().values():

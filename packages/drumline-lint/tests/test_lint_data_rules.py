@@ -24,12 +24,6 @@ MESSAGES = {
             "the DistributedSampler of data shuffles, but set_epoch is never called: every epoch has the same order",
         )
     ],
-    "DL006": [
-        (
-            "import torch.nn as nn\n" + WRAP + "net = nn.BatchNorm1d(4).cuda()\nmodel = DDP(net)\n",
-            "net may have BatchNorm (BatchNorm1d), which sees only this rank's part of each batch",
-        )
-    ],
     "DL007": [
         (WRAP + "model = DDP(net, device_ids=[1])\n", "1 is the same GPU for all ranks of a host")
     ],

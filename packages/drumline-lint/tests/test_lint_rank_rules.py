@@ -73,11 +73,6 @@ def said(rule: str, text: str) -> list[str]:
             "every rank loads resume onto the GPU that it was saved from",
         ),
         (
-            "DL020",
-            "dist.barrier()\nx = torch.load(path, weights_only=False)\n",
-            "path can run any code as it is loaded",
-        ),
-        (
             "DL023",
             "import wandb\ndist.init_process_group()\nwandb.init()\n",
             "wandb.init begins a run on every rank",

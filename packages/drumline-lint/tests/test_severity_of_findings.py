@@ -464,3 +464,51 @@ def test_what_is_said_of_every_rank_needs_a_start_of_several(name: str, severity
         if finding.rule == "DL023"
     }
     assert severities == {"helper.py": severity, f"second_{name}": severity}
+
+
+PERHAPS_SEVERAL = (
+    "import torch.distributed as dist\nimport wandb\n"
+    "def main(args):\n    if args.distributed:\n        dist.init_process_group('nccl')\n"
+    "    wandb.init()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("readme", "severity"),
+    [
+        ("```\npython case.py --epochs 9\n```\n", Severity.NOTE),
+        ("```\n$ torchrun --nproc-per-node=8 case.py\n```\n", Severity.WARNING),
+        (
+            "```sh\npython case.py\n```\n```sh\ntorchrun --nproc-per-node=8 case.py\n```\n",
+            Severity.WARNING,
+        ),
+        ("```python\npython case.py\n```\n", Severity.WARNING),
+        ("Any start is fine.\n", Severity.WARNING),
+    ],
+)
+def test_a_readme_may_say_that_one_process_is_started(readme: str, severity: Severity) -> None:
+    files = (("case.py", PERHAPS_SEVERAL), ("README.md", readme))
+    findings = [finding for finding in findings_in(files) if finding.rule == "DL023"]
+    assert [finding.severity for finding in findings] == [severity]
+
+
+VALIDATED = (
+    "import torch, torch.distributed as dist\n"
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    "def main():\n    dist.init_process_group('nccl')\n    net = DDP(torch.nn.BatchNorm1d(8))\n"
+    "    for epoch in range(9):\n"
+    "        for x in batches:\n            net(x).sum().backward()\n"
+    "        if dist.get_rank() == 0:\n            with torch.no_grad():\n                net(y)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "severity"),
+    [("", Severity.NOTE), ("        dist.barrier()\n", Severity.WARNING)],
+)
+def test_a_validation_on_rank_0_blocks_where_the_others_wait(
+    after: str, severity: Severity
+) -> None:
+    """Without another collective, the broadcasts of the buffers meet in the next epoch."""
+    findings = findings_in((("case.py", VALIDATED + after),))
+    assert [each.severity for each in findings if each.rule == "DL040"] == [severity]

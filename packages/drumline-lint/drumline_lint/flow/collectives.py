@@ -47,6 +47,7 @@ _OF_FRAMEWORKS = {
     *(f"{FABRIC}.{name}" for name in "barrier all_gather all_reduce broadcast save load".split()),
     f"{ACCELERATOR}.save_state",
     f"{ACCELERATOR}.load_state",
+    f"{ACCELERATOR}.get_state_dict",
     "pytorch_lightning.LightningModule.all_gather",
     "pytorch_lightning.LightningModule.log",
     *(
@@ -80,7 +81,9 @@ def collective(program: Program, call: ast.Call) -> str:
     return name if _reaches_others(program, call, name) else ""
 
 
-_OF_SHARDED_STATES = (f"{ACCELERATOR}.save_state", f"{ACCELERATOR}.load_state")
+_OF_SHARDED_STATES = tuple(
+    f"{ACCELERATOR}.{name}" for name in ("save_state", "load_state", "get_state_dict")
+)
 _PLUGINS = tuple(
     f"accelerate.{place}{name}Plugin"
     for place in ("", "utils.")
@@ -173,9 +176,30 @@ def collectives_in(
         if name := collective(program, call):
             yield name, (call,)
         elif depth < DEEPEST and not has_group(program, call):
-            function = program.function_of(call)
+            function = _callee(program, call)
             for inner, chain in collectives_of(program, function, depth) if function else ():
                 yield inner, (call, *chain)
+
+
+def _callee(program: Program, call: ast.Call) -> FunctionNode | None:
+    """The function that a call runs; for an unknown object, the only method of its name:
+    `self.meters[name].synchronize_between_processes()`."""
+    function = program.function_of(call)
+    name = called_name(call)
+    if function is not None or owner_of(call) is None or "_" not in name.strip("_"):
+        return function
+    methods = _methods_by_name(program)[name]
+    return methods[0] if len(methods) == 1 and not program.values(call.func) else None
+
+
+@cached_query
+def _methods_by_name(program: Program) -> dict[str, list[FunctionNode]]:
+    methods: dict[str, list[FunctionNode]] = defaultdict(list)
+    for source in program.sources:
+        for function in program.index(source).every(ast.FunctionDef):
+            if enclosing_class(function) is not None:
+                methods[function.name].append(function)
+    return methods
 
 
 @cached_query

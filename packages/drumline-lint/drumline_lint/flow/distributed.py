@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from drumline_lint.flow.conditions import is_dead
+from drumline_lint.flow.conditions import conditions, is_dead
 from drumline_lint.program.files import Files, package_of
 from drumline_lint.program.imports import (
     connected,
@@ -134,16 +135,54 @@ def has_several_nodes(program: Program, source: Source) -> bool:
     return nodes > 1 if nodes else _NODES.search(source.text) is not None
 
 
+# Code that starts its ranks itself, or takes their numbers from a scheduler.
+_STARTS_RANKS = re.compile(
+    r"\bspawn\(|Process\(|start_processes|subprocess|submitit|launcher\(|\blaunch\(|SLURM_|OMPI_|MPI"
+)
+_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
 def _is_started_alone(program: Program, source: Source) -> bool:
-    """Whether scripts start it, and each with one process."""
-    started = program.launches_of(source)
+    """Whether scripts or a README start it, and each with one process."""
+    started = program.starts_of(source)
     spawns = next(program.calls(source, _SPAWN), None) is not None
-    return bool(started) and all(_is_of_one_process(launch, spawns) for launch in started)
+    is_plain = not any(_starts_ranks(program, near) for near in connected(program, source))
+    return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
-def _is_of_one_process(launch: Launch, spawns: bool) -> bool:
+@cached_query
+def _starts_ranks(program: Program, source: Source) -> bool:
+    """Whether a file starts ranks, or cannot run without a launcher."""
+    if _STARTS_RANKS.search(source.text) or any(_joins(program, source)):
+        return True
+    return any(
+        isinstance(read.slice, ast.Constant)
+        and read.slice.value in _OF_LAUNCHERS
+        and isinstance(read.ctx, ast.Load)
+        and program.name_of(read.value) == "os.environ"
+        and not any(conditions(program, read))
+        for read in program.index(source).every(ast.Subscript)
+    )
+
+
+def _joins(program: Program, source: Source) -> Iterator[ast.Call]:
+    """The calls that join a group in any case, which needs a launcher."""
+    for init in program.calls(source, INIT):
+        function = enclosing_function(init)
+        callers = program.callers(function) if function is not None else []
+        is_called = not callers or any(not any(conditions(program, call)) for call in callers)
+        if is_called and not any(conditions(program, init)):
+            yield init
+
+
+def _is_of_one_process(launch: Launch, spawns: bool, is_plain: bool) -> bool:
+    """`spawns`: whether its file starts ranks; `is_plain`: whether nothing in its program does, or
+    needs a launcher."""
     if launch.kind == PYTHON and _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
         return True  # it is told so
+    is_here = launch.srun is None and not launch.is_elsewhere and "RANK" not in launch.script.text
+    if launch.kind == PYTHON and is_here and is_plain:
+        return True
     visible = variable(launch, "CUDA_VISIBLE_DEVICES")
     is_ranked = variable(launch, "RANK") is not None
     if launch.kind == PYTHON and visible is not None and not is_ranked:

@@ -126,8 +126,7 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             values = _of_comparison(program, expression)
         # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
         case ast.BinOp():
-            left = program.values(expression.left)
-            values = ranks.computed(expression.op, left, program.values(expression.right))
+            values = _of_operation(program, expression)
         case ast.BoolOp():
             values = ranks.combined(
                 expression, [program.values(operand) for operand in expression.values]
@@ -143,6 +142,17 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
         case ast.Lambda():
             values = frozenset({Function(expression)})
     return values
+
+
+def _of_operation(program: ProgramView, node: ast.BinOp) -> Values:
+    """A number that is computed of ranks, or a path: `Path(folder) / name`."""
+    left = program.values(node.left)
+    computed = ranks.computed(node.op, left, program.values(node.right))
+    if computed or not isinstance(node.op, ast.Div):
+        return computed
+    return frozenset(
+        value for value in left if isinstance(value, CallResult) and value.name == "pathlib.Path"
+    )
 
 
 def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:

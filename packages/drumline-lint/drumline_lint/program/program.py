@@ -48,6 +48,10 @@ class Program:
 
     def launches_of(self, source: Source) -> Sequence[Launch]:
         """How scripts start a file."""
+        return [launch for launch in self.starts_of(source) if not launch.script.is_readme]
+
+    def starts_of(self, source: Source) -> Sequence[Launch]:
+        """How scripts start a file, and how a README says that it is started."""
         return self.launches.get(source.path, ())
 
     def module(self, name: str, seen_from: Source) -> Source | None:

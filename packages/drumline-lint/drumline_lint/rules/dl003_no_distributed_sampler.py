@@ -19,7 +19,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop, called_name, calls_beside, nodes_in
 from drumline_lint.program.value import CallResult, ConstantValue, Instance
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import given, training_loops
+from drumline_lint.training.loaders import given, stream_classes, training_loops
 
 RULE = rule("DL003")
 _PLAIN = tuple(
@@ -36,7 +36,8 @@ _OF_RANKS = ("rank", "world", "replica", "process_index", "torch.distributed", "
 _SAME_SEED = re.compile(
     r"(random|seed|default_rng|randomstate)\((\d+|(self\.)?(seed|epoch)( \+ (self\.)?(seed|epoch))?)\)"
 )
-_DIVIDING = ("rank", "world", "shard", "split", "random", "shuffle", "replica", "skip")
+_DIVIDING = ("rank", "world", "shard", "split", "replica", "skip")
+_DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -131,18 +132,15 @@ def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:
     values = program.values(dataset)
     classes = [value.of for value in values if isinstance(value, Instance)]
     names = [value.name for value in values if isinstance(value, CallResult)]
+    streams = stream_classes(program, dataset)
     return (
         bool(classes or names)
         and all(
-            not _iterates(program, owner) and program.method(owner, "__getitem__") is not None
+            owner not in streams and program.method(owner, "__getitem__") is not None
             for owner in classes
         )
         and all(name.startswith(_INDEXED) for name in names)
     )
-
-
-def _iterates(program: Program, owner: ast.ClassDef) -> bool:
-    return any(str(place).endswith("IterableDataset") for place in program.ancestry(owner))
 
 
 def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
@@ -152,7 +150,7 @@ def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
         return not any(word in text for word in ("by_node", "shard", "skip", "world_size"))
     classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
     return bool(classes) and all(
-        _iterates(program, owner)
+        owner in stream_classes(program, dataset)
         and _reads_file(program, owner)
         and not _divides(program.source_of(owner).code(owner).lower())
         for owner in classes
@@ -163,10 +161,11 @@ def _divides(text: str) -> bool:
     """Whether the code of a dataset divides its samples between ranks, or draws them. One that
     divides them between the workers of a loader, and names no ranks, does neither with the
     same seed everywhere."""
-    if "get_worker_info" not in text or any(word in text for word in _OF_RANKS):
-        return any(word in text for word in _DIVIDING)
+    text = _DOCSTRING.sub("", text)
     is_drawn = "random" in text or "shuffle" in text
-    return is_drawn and _SAME_SEED.search(text) is None
+    if is_drawn and _SAME_SEED.search(text) is None:
+        return True
+    return any(word in text for word in (_OF_RANKS if "get_worker_info" in text else _DIVIDING))
 
 
 def _streams(program: Program, part: ast.expr) -> bool:

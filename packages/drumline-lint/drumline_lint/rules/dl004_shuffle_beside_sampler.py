@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import given
+from drumline_lint.training.loaders import given, stream_classes
 
 RULE = rule("DL004")
 
@@ -24,3 +24,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if sampler is not None and is_made and is_on:
             message = f"shuffle=True beside sampler={source.code(sampler)}: DataLoader raises a ValueError"
             yield RULE.at(source, call, message)
+        elif is_made and stream_classes(program, given(call, "dataset")):
+            message = "a DistributedSampler chooses from an IterableDataset: DataLoader raises a ValueError"
+            fix = "divide the samples in the dataset itself, by rank and worker"
+            yield RULE.at(source, call, message, fix=fix)

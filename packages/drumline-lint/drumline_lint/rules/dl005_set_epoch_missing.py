@@ -15,10 +15,10 @@ from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import is_one, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import called_name, calls_beside, enclosing_function
+from drumline_lint.program.tree import ancestors, called_name, calls_beside, enclosing_function
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import given, training_loops
+from drumline_lint.training.loaders import given, loaders, passed_on_by, training_loops
 
 RULE = rule("DL005", in_tests=False)
 _EVALUATION = re.compile(r"eval(uat(e|ion))?|val(id|ation)?|test(ing)?|dev")
@@ -96,7 +96,8 @@ def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
     for loader, loops in training_loops(program).items():
         made = program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
         if any(value.call is sampler for value in made):
-            return any(any(outer_loops(program, loop)) for loop in loops)
+            is_repeated = any(any(outer_loops(program, loop)) for loop in loops)
+            return is_repeated or loader in _repeated_loaders(program)
     calls = calls_beside(sampler)
     makers = [call for call in calls if program.name_of(call.func) == LOADER]
     if any(maker in training_loops(program) for maker in makers):
@@ -104,6 +105,20 @@ def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
     is_given = any(sampler in written_values(program, given(call, "sampler")) for call in makers)
     near = connected(program, program.source_of(sampler))
     return is_given and _trains_for_epochs(program, near)
+
+
+@cached_query
+def _repeated_loaders(program: Program) -> set[ast.Call]:
+    """Those that a generator goes over again and again."""
+    return {
+        loader
+        for source in program.sources
+        if "yield" in source.text
+        for function in program.index(source).every(ast.FunctionDef)
+        for passed_on in passed_on_by(function)
+        if any(isinstance(outer, ast.While) for outer in ancestors(passed_on))
+        for loader in loaders(program, passed_on)
+    }
 
 
 @cached_query

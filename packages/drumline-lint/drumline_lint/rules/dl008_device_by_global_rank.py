@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.conditions import are_exclusive
+from drumline_lint.flow.conditions import are_exclusive, conditions
 from drumline_lint.flow.distributed import has_several_nodes
-from drumline_lint.program.origins import previous_values, written_values
+from drumline_lint.flow.hosts import settings
+from drumline_lint.program.origins import is_rank, parts, previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.allocation import sees_one_gpu, tasks_per_node
@@ -21,6 +22,7 @@ RULE = rule("DL008", in_tests=False)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
+    yield from _narrowed(program, source)
     lines = set()
     for device in (
         number for argument in devices_given(program, source) for number in _numbers(argument)
@@ -49,6 +51,28 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
             severity = Severity.WARNING if has_several_nodes(program, source) else None
             yield RULE.at(source, device, message, severity=severity)
+
+
+def _narrowed(program: Program, source: Source) -> Iterator[Finding]:
+    """`CUDA_VISIBLE_DEVICES = str(rank)`, and then a GPU by the rank."""
+    for setting in settings(program, source):
+        is_of_gpus = setting.name == "CUDA_VISIBLE_DEVICES" and setting.value is not None
+        if not is_of_gpus or any(conditions(program, setting.node)):
+            continue
+        is_own = any(is_rank(program, part) for part in parts(program, setting.value))
+        devices = [
+            number
+            for device in devices_given(program, source)
+            for number in _numbers(device)
+            if is_rank(program, number) and not any(conditions(program, number))
+        ]
+        if is_own and devices:
+            message = (
+                "each process then sees one GPU, which is cuda:0 there: "
+                f"{source.code(devices[0])} is none but on the first rank"
+            )
+            fix = "leave CUDA_VISIBLE_DEVICES alone, or choose cuda:0"
+            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.ERROR)
 
 
 def _is_alone_with_gpu(program: Program, source: Source) -> bool:

@@ -22,10 +22,12 @@ from drumline_lint.program.tree import (
     parent_of,
 )
 from drumline_lint.reading.source import Source
+from drumline_lint.training.loaders import is_of_part
 from drumline_lint.training.saves import Save, is_own, saves, severity_of_race
 
 RULE = rule("DL014", in_tests=False)
 _MODEL = re.compile(r"(^|_)(model|net|network|ddp|state_dict)$")
+_WRITES = ("write", "writelines", "dump", "writerow", "writerows")
 _GATHERED = (
     "gather the full state on every rank (get_model_state_dict with full_state_dict=True), "
     "then save under `if dist.get_rank() == 0:`"
@@ -43,7 +45,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue  # of a sharded model, every rank must call it
         to = "the same file" if save.path is None else source.code(save.path)
         message = f"{source.code(save.call.func)} runs on every rank and writes {to}"
-        is_shown = is_of_ranks(program, source) and _is_of_model(program, save)
+        is_shown = is_of_ranks(program, source) and (
+            _is_of_model(program, save) or is_of_part(program, save.what)
+        )
         function = enclosing_function(save.call)
         # The first save of a function stands for those after it.
         is_shown = is_shown and (function is None or function not in functions)
@@ -58,7 +62,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if is_raced and not is_own(program, path):
             to = "the same file" if path is None else source.code(path)
             message = f"every rank opens {to} for writing, and all write to it at the same time"
-            yield RULE.at(source, call, message, severity=Severity.NOTE)
+            is_part = is_of_ranks(program, source) and _writes_part(program, call)
+            severity = Severity.WARNING if is_part else Severity.NOTE
+            yield RULE.at(source, call, message, severity=severity)
 
 
 def _is_of_model(program: Program, save: Save) -> bool:
@@ -92,13 +98,26 @@ def _is_made_if_missing(program: Program, call: ast.Call) -> bool:
     )
 
 
+def _writes_part(program: Program, call: ast.Call) -> bool:
+    """Whether what is written to an open file is of this rank's part of the data."""
+    block = _block_of(call)
+    writes = [inner for inner in nodes_in(block, ast.Call) if called_name(inner) in _WRITES]
+    return any(is_of_part(program, write.args[0]) for write in writes if write.args)
+
+
+def _block_of(call: ast.Call) -> ast.AST:
+    """The `with` that opens a file, or the call itself."""
+    item = parent_of(call)
+    block = None if item is None else parent_of(item)
+    return block if isinstance(block, ast.With) else call
+
+
 def _opened_for_writing(program: Program, source: Source) -> Iterator[ast.Call]:
-    """`with open(path, "w") as file:` around `json.dump`: a file that a program reads again."""
+    """`with open(path, "w") as file:` around what a program reads again."""
     for call in program.index(source).calls.get("open", ()):
         mode = argument(call, 1, "mode")
-        item = parent_of(call)
-        block = None if item is None else parent_of(item)
         is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x", "a"))
-        calls = nodes_in(block, ast.Call) if isinstance(block, ast.With) else []
-        if is_writing and any(program.name_of(inner.func) == "json.dump" for inner in calls):
+        calls = nodes_in(_block_of(call), ast.Call)
+        is_dumped = any(program.name_of(inner.func) == "json.dump" for inner in calls)
+        if is_writing and (is_dumped or _writes_part(program, call)):
             yield call

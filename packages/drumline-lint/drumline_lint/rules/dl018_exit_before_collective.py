@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, short_name
 from drumline_lint.flow.conditions import (
+    ENDING_CALLS,
     conditions,
     rank_tests,
     rank_tests_at,
@@ -21,6 +22,7 @@ from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import LOOPS, ancestors, block_of, dotted, nodes_in, parent_of
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
 
@@ -32,8 +34,10 @@ _DEBUGGING = re.compile(r"debug|dry_?run|test|profil|inspect|only")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`return`, `break` and `continue` under a condition that asks which rank this is."""
     index = program.index(source)
-    for kind in (ast.Return, ast.Break, ast.Continue):
+    for kind in (ast.Return, ast.Break, ast.Continue, ast.Expr):
         for exit_ in index.every(kind):
+            if kind is ast.Expr and not _ends_well(program, exit_):
+                continue
             who = _who_leaves(program, exit_)
             missed = _missed(program, exit_) if who else ""
             if missed:
@@ -41,6 +45,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 is_sure = is_of_ranks(program, source) and _is_by_ranks(program, exit_)
                 severity = None if is_sure else Severity.NOTE
                 yield RULE.at(source, exit_, message, severity=severity)
+
+
+def _ends_well(program: Program, statement: ast.Expr) -> bool:
+    """`sys.exit()`, without an error: the launcher then waits for the other ranks."""
+    call = statement.value
+    if not isinstance(call, ast.Call) or program.name_of(call.func) not in ENDING_CALLS:
+        return False
+    return not call.args or program.values(call.args[0]) == {ConstantValue(0)}
 
 
 def _is_by_ranks(program: Program, exit_: ast.stmt) -> bool:
@@ -132,7 +144,7 @@ def _what_others_do(exit_: ast.stmt) -> Iterator[ast.AST]:
     inner: ast.stmt = exit_
     for outer in ancestors(exit_):
         yield from rest_of_block(inner)
-        if isinstance(outer, LOOPS) and not isinstance(exit_, ast.Return):
+        if isinstance(outer, LOOPS) and isinstance(exit_, ast.Break | ast.Continue):
             if isinstance(exit_, ast.Break):
                 yield from outer.body
             return

@@ -10,7 +10,7 @@ from drumline_lint.flow.collectives import collectives_in, has_group, who_calls
 from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import guards
-from drumline_lint.flow.loops import batch_loops, has_gradients_off
+from drumline_lint.flow.loops import calls_made_in, has_gradients_off, is_backward
 from drumline_lint.flow.some_ranks import calls_under_rank_tests, has_backward, is_within
 from drumline_lint.program.calls import argument, number_of
 from drumline_lint.program.names import DDP
@@ -63,10 +63,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             fix = "let every rank run it, and keep only what is for one rank inside"
             if effect != "gather":
                 fix = f"run `{written}.module` here, or let every rank run it"
-            is_sure = effect != "broadcast" or (
-                _has_buffers(program, model) and not _is_between_batches(program, call)
-            )
-            is_seen = running is call or model in call.args
+            following = _following_collectives(program, call)
+            is_sure = effect != "broadcast" or (_has_buffers(program, model) and following != [])
+            is_seen = running is call or model in call.args or bool(following)
             is_seen = is_seen and is_of_ranks(program, source)
             severity = None if is_sure and is_seen else Severity.NOTE
             yield RULE.at(source, call, message, fix=fix, severity=severity)
@@ -176,19 +175,20 @@ def _evaluates(program: Program, call: ast.Call, written: str) -> bool:
     return is_for_all and running is not None and has_gradients_off(program, running)
 
 
-def _is_between_batches(program: Program, call: ast.Call) -> bool:
-    """Whether the other ranks send their buffers next, in the batch that follows: then the two
-    broadcasts meet."""
+def _following_collectives(program: Program, call: ast.Call) -> list[ast.Call] | None:
+    """What all ranks come to after it in the loops around it that train. Where that is nothing, the
+    other ranks send their buffers next, and the two broadcasts meet. None outside of such
+    loops."""
     loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For | ast.While)]
-    batches = batch_loops(program, program.source_of(call))
-    around = [loop for loop in loops if loop in batches]
-    later = [
+    around = [loop for loop in loops if any(map(is_backward, calls_made_in(program, loop)))]
+    if not around:
+        return None
+    return [
         each
         for loop in around
         for each in nodes_in(loop, ast.Call)
         if is_after(each, call) and any(collectives_in(program, each))
     ]
-    return bool(around) and not later
 
 
 def _sends_buffers(program: Program, wrapping: ast.Call) -> bool:

@@ -9,12 +9,12 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.imports import connected
-from drumline_lint.program.origins import depends_on_rank, parts
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import called_name
+from drumline_lint.program.tree import dotted, is_after, nodes_in, scope_of
 from drumline_lint.reading.source import Source
+from drumline_lint.training.loaders import is_stripe
+from drumline_lint.training.seeds import is_seeded_alike
 
 RULE = rule("DL043")
 # Each with what gives it a generator of its own.
@@ -35,7 +35,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         number = 2 if name.startswith("torch.") else None
         is_given = argument(call, number, _SPLITS[name]) is not None or has_unknown_arguments(call)
         is_split = not name.endswith("permutation") or _chooses_samples(program, call)
-        if is_given or not is_split or _is_seeded(program, connected(program, source)):
+        if is_given or not is_split or is_seeded_alike(program, source):
             continue
         if is_on_every_rank(program, call):
             message = (
@@ -44,6 +44,30 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
             severity = None if is_of_ranks(program, source) else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
+    yield from _shuffled_parts(program, source)
+
+
+_SHUFFLES = ("random.shuffle", "numpy.random.shuffle")
+
+
+def _shuffled_parts(program: Program, source: Source) -> Iterator[Finding]:
+    """`random.shuffle(files)`, of which each rank takes `files[rank::world_size]`."""
+    for call in program.calls(source, *_SHUFFLES):
+        shuffled = dotted(call.args[0]) if call.args else ""
+        stripes = [
+            stripe
+            for stripe in nodes_in(scope_of(call), ast.Subscript)
+            if is_after(stripe, call) and is_stripe(program, stripe)
+        ]
+        named = {dotted(name) for stripe in stripes for name in nodes_in(stripe, ast.Name)}
+        if shuffled in named and not is_seeded_alike(program, source):
+            message = (
+                f"{source.code(call)} draws another order on every rank: "
+                "the parts that the ranks take overlap, and some samples are never read"
+            )
+            severity = None if is_of_ranks(program, source) else Severity.NOTE
+            fix = f"shuffle with a generator of one seed: random.Random(seed).shuffle({shuffled})"
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
 def _chooses_samples(program: Program, call: ast.Call) -> bool:
@@ -51,17 +75,3 @@ def _chooses_samples(program: Program, call: ast.Call) -> bool:
     calls = program.index(program.source_of(call)).calls
     subsets = [*calls.get("Subset", ()), *calls.get("SubsetRandomSampler", ())]
     return any(call in parts(program, value) for subset in subsets for value in subset.args)
-
-
-@cached_query
-def _is_seeded(program: Program, sources: frozenset[Source]) -> bool:
-    """Whether a call whose name says so gets a number that is the same on all ranks."""
-    seeds = [
-        call
-        for source in sources
-        for name, calls in program.index(source).calls.items()
-        if "seed" in name.lower()
-        for call in calls
-        if program.function_of(call) is None and called_name(call) != "seed_worker"
-    ]
-    return any(not any(depends_on_rank(program, part) for part in seed.args) for seed in seeds)

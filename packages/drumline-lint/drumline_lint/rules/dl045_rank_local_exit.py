@@ -27,8 +27,10 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import Function
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part, trains_together
+from drumline_lint.training.seeds import is_seeded_alike
 
 RULE = rule("DL045")
+_DRAWN = "its own random numbers"
 _OWN_CALLS = {
     "time.time": "its own clock",
     "time.monotonic": "its own clock",
@@ -37,11 +39,12 @@ _OWN_CALLS = {
     "torch.cuda.memory_allocated": "its own memory",
     "torch.cuda.memory_reserved": "its own memory",
     "torch.cuda.mem_get_info": "its own memory",
+    **dict.fromkeys(("random.random", "numpy.random.rand", "numpy.random.random"), _DRAWN),
     "os.path.exists": "a file that it sees",
     "os.path.isfile": "a file that it sees",
 }
 # Only these are certain for collectives in functions that are called.
-_CERTAIN = ("its own clock", "its own memory", "a signal that it got")
+_CERTAIN = ("its own clock", "its own memory", "a signal that it got", _DRAWN)
 # Mostly the same for all ranks, which see one disk and end with one job.
 _SEEN_BY_ALL = ("a file that it sees",)
 # They end when they have measured enough.
@@ -136,6 +139,8 @@ def _reason(program: Program, node: ast.AST) -> str:
         return ""
     reasons = [_own_value(program, test) for test in tests]
     reason = next((reason for reason in reasons if reason), "")
+    if reason == _DRAWN and is_seeded_alike(program, program.source_of(node)):
+        return ""
     return reason if reason and not _is_agreed(program, node, loop) else ""
 
 

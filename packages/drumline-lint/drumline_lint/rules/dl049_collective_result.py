@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.flow.loops import loop_around
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import COLLECTIVES
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     ScopeNode,
@@ -21,10 +24,14 @@ from drumline_lint.program.tree import (
     parent_of,
     scope_of,
 )
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL049")
 DEEPEST = 3
+_MEAN = re.compile(r"(^|_)(mean|avg|average|averaged)(_|$)")
+_DIVIDES = re.compile(r"/|div|mean\(|world|num_replicas|size\(\)|nprocs")
+_POINT_TO_POINT = ("torch.distributed.isend", "torch.distributed.irecv")
 _SENDING = ("broadcast", "all_reduce", "broadcast_object_list")
 
 
@@ -43,6 +50,72 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 )
                 yield RULE.at(source, call, message)
                 break
+    for call in program.calls(source, "torch.distributed.all_reduce"):
+        yield from _sum_for_mean(program, source, call)
+    for call in program.calls(source, *COLLECTIVES, *_POINT_TO_POINT):
+        if _is_left_running(program, call):
+            message = (
+                f"{source.code(call.func)} returns at once, and nothing waits until it is done"
+            )
+            fix = "keep what it returns, and call wait() before the tensor is used"
+            yield RULE.at(source, call, message, fix=fix)
+
+
+def _is_left_running(program: Program, call: ast.Call) -> bool:
+    """Whether it is asynchronous, and what it returns is thrown away or never used."""
+    is_async = program.values(argument(call, None, "async_op")) == {ConstantValue(True)}
+    if not is_async and program.name_of(call.func) not in _POINT_TO_POINT:
+        return False
+    statement = parent_of(call)
+    if isinstance(statement, ast.Expr):
+        return True
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+        return False
+    names: list[ast.Name] = nodes_in(scope_of(call), ast.Name, into_functions=True)
+    return not any(name.id == targets[0].id and isinstance(name.ctx, ast.Load) for name in names)
+
+
+def _sum_for_mean(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """A function that is called a mean, and returns or leaves the sum; and gradients that are
+    added up."""
+    function = enclosing_function(call)
+    operation = argument(call, 1, "op")
+    names = {getattr(value, "name", "") for value in program.values(operation)}
+    is_sum = operation is None or names == {"torch.distributed.ReduceOp.SUM"}
+    if function is None or not is_sum:
+        return
+    code = source.code(function)
+    fix = "divide by dist.get_world_size(), or use ReduceOp.AVG"
+    if _DIVIDES.search(code) is not None:
+        return
+    if _MEAN.search(function.name.lower()):
+        message = f"{function.name} adds up over the ranks, and does not divide by their number"
+        yield RULE.at(source, call, message, fix=fix)
+    elif ".grad" in code and ".parameters()" in code:
+        callers = [enclosing_function(caller) for caller in program.callers(function)]
+        message = (
+            "gradients are added up over the ranks, and not divided by their number: "
+            "the steps grow with the world size"
+        )
+        if not any(caller is not None and _divides_loss(caller) for caller in callers):
+            yield RULE.at(source, call, message, fix=fix)
+
+
+def _divides_loss(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """`loss = model(batch) / world_size`, or a learning rate that is computed of it."""
+    statements = [*nodes_in(function, ast.Assign), *nodes_in(function, ast.AugAssign)]
+    divisions = nodes_in(function, ast.BinOp, ast.AugAssign)
+    inside = {
+        outer
+        for division in divisions
+        if isinstance(division.op, ast.Div)
+        for outer in (division, *ancestors(division))
+    }
+    return any(
+        statement in inside and re.search(r"loss|lr", ast.unparse(statement))
+        for statement in statements
+    )
 
 
 def _is_sent(call: ast.Call) -> bool:

@@ -11,7 +11,7 @@ from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.calls import argument
 from drumline_lint.program.origins import is_rank, parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import calls_beside, is_after, nodes_in
+from drumline_lint.program.tree import ancestors, calls_beside, is_after, nodes_in
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL050", only_distributed=False)
@@ -28,6 +28,23 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if _is_own_group(program, call):
             message = "each rank makes only its own group, and every rank must make all groups"
             yield RULE.at(source, call, message, severity=severity)
+        elif _is_of_members(call):
+            message = "only its members make this group, and every rank must make all groups"
+            yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_of_members(call: ast.Call) -> bool:
+    """`if rank in ranks: group = dist.new_group(ranks)`"""
+    ranks = argument(call, 0, "ranks")
+    if ranks is None or argument(call, None, "use_local_synchronization") is not None:
+        return False
+    tests = [outer.test for outer in ancestors(call) if isinstance(outer, ast.If)]
+    return any(
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.In)
+        and ast.unparse(test.comparators[0]) == ast.unparse(ranks)
+        for test in tests
+    )
 
 
 def _waits_first(program: Program, call: ast.Call) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.guards import guards, is_main_only
-from drumline_lint.program.calls import argument, number_of
+from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
 from drumline_lint.program.functions import function_with
-from drumline_lint.program.imports import any_text_near, calls_near
+from drumline_lint.program.imports import any_text_near, calls_near, connected
 from drumline_lint.program.names import DDP, FSDP, GRAD_SCALERS
-from drumline_lint.program.origins import parts
+from drumline_lint.program.origins import depends_on_rank, parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     called_name,
@@ -48,6 +48,58 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield from _plain_scalers(program, source)
         yield from _saved_shards(program, source)
     yield from _unconsolidated(program, source)
+    yield from _of_different_models(program, source)
+
+
+_SEEDS = ("torch.manual_seed", "torch.random.manual_seed")
+_LOADS = ("load_state_dict", "from_pretrained", "load_checkpoint", "load_model", "init_weights")
+
+
+def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
+    """Shards of models that differ across the ranks: only rank 0 has loaded its weights, or each
+    rank has drawn its own."""
+    for call in program.calls(source, FSDP[0]):
+        model = argument(call, 0, "module")
+        option = argument(call, None, "sync_module_states")
+        is_off = option is None or program.values(option) == {ConstantValue(False)}
+        if model is None or not is_off or has_unknown_arguments(call):
+            continue
+        loads = [load for name in _LOADS for load in _calls_near(program, source, name)]
+        of_model = [load for load in loads if _is_of_model(program, load, model)]
+        fix = "pass sync_module_states=True, which broadcasts the weights of rank 0"
+        if of_model and all(is_main_only(guards(program, load)) for load in of_model):
+            message = "only rank 0 has loaded the weights, and the other ranks shard random ones"
+            yield RULE.at(source, call, message, fix=fix)
+        elif not loads and _is_drawn_by_rank(program, call):
+            message = "each rank has drawn other weights, and the shards are of different models"
+            yield RULE.at(source, call, message, fix=fix)
+
+
+def _calls_near(program: Program, source: Source, name: str) -> list[ast.Call]:
+    near = connected(program, source)
+    return [call for file in near for call in program.index(file).calls.get(name, ())]
+
+
+def _is_of_model(program: Program, load: ast.Call, model: ast.expr) -> bool:
+    owner = owner_of(load)
+    return owner is not None and bool(program.values(owner) & program.values(model))
+
+
+def _is_drawn_by_rank(program: Program, wrapping: ast.Call) -> bool:
+    """Whether the last seed before the model is wrapped has the rank in it."""
+    seeds = [
+        call
+        for call in calls_beside(wrapping)
+        if is_after(wrapping, call) and _seeds_torch(program, call)
+    ]
+    return bool(seeds) and any(depends_on_rank(program, part) for part in seeds[-1].args)
+
+
+def _seeds_torch(program: Program, call: ast.Call) -> bool:
+    """Itself, or in a function that it calls."""
+    function = program.function_of(call)
+    inner = [] if function is None else nodes_in(function, ast.Call)
+    return any(program.name_of(part.func) in _SEEDS for part in (call, *inner))
 
 
 def _clipped_shards(program: Program, source: Source) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
 from drumline_lint.flow.distributed import is_of_ranks
+from drumline_lint.flow.loops import calls_made_in, is_backward
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
@@ -16,8 +17,10 @@ from drumline_lint.program.tree import (
     dotted,
     enclosing_function,
     is_after,
+    last_name,
     nodes_in,
     owner_of,
+    scope_of,
 )
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import has_devices, wraps_any
@@ -25,6 +28,8 @@ from drumline_lint.training.steps import is_optimizer, is_scaler
 
 RULE = rule("DL053", only_distributed=False)
 _TRAINER = "pytorch_lightning.Trainer"
+# Other methods of these names are asked elsewhere.
+_NOT_OWN = ("load_state_dict", "print", "len")
 _SENDING = ("broadcast", "scatter", "all_gather_object", "broadcast_object_list")
 
 
@@ -39,6 +44,42 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         what = _changed(program, call) if _is_on_main_only(program, call) else ""
         if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
             yield RULE.at(source, call, f"only rank 0 {what}: the replicas differ from here on")
+    for call in program.index(source).every(ast.Call) if is_distributed else ():
+        what = _changed_by_function(program, call)
+        if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
+            message = (
+                f"only rank 0 calls {source.code(call.func)}, which {what}: the replicas differ"
+            )
+            yield RULE.at(source, call, message)
+
+
+def _changed_by_function(program: Program, call: ast.Call) -> str:
+    """What a function changes that only rank 0 calls, and that comes to it without a condition on
+    ranks: a restored optimizer, and averaged weights that every rank uses afterwards."""
+    if called_name(call) in _NOT_OWN or not _is_on_main_only(program, call):
+        return ""
+    function = program.function_of(call)
+    if function is None:
+        return ""
+    owner = owner_of(call)
+    is_average = owner is not None and "ema" in last_name(owner).lower().split("_")
+    if is_average and called_name(call) in ("update", "step") and owner is not None:
+        return f"updates {dotted(owner)}" if _is_used_by_all(program, call, owner) else ""
+    for restoring in nodes_in(function, ast.Call):
+        if (
+            called_name(restoring) == "load_state_dict"
+            and not any(rank_tests_at(program, restoring))
+            and (what := _changed(program, restoring))
+        ):
+            return what
+    return ""
+
+
+def _is_used_by_all(program: Program, update: ast.Call, owner: ast.expr) -> bool:
+    """Whether it is read on all ranks in the same function."""
+    names = nodes_in(scope_of(update), ast.Name, ast.Attribute)
+    uses = [name for name in names if dotted(name) == dotted(owner) and is_after(name, update)]
+    return any(not any(rank_tests_at(program, use)) for use in uses)
 
 
 def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
@@ -86,7 +127,7 @@ def _changed(program: Program, call: ast.Call) -> str:
         return f"calls {name}.step()" if is_state else ""
     is_model = bool(program.made(owner, *FSDP))
     inner = owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
-    is_model = is_model or (bool(program.made(inner, DDP)) and _is_trained_later(call))
+    is_model = is_model or (bool(program.made(inner, DDP)) and _is_trained_later(program, call))
     return f"restores {name}" if is_state or is_model else ""
 
 
@@ -97,9 +138,19 @@ def _is_called_elsewhere(program: Program, call: ast.Call) -> bool:
     return any(are_exclusive(program, call, each) for each in alike if each is not call)
 
 
-def _is_trained_later(call: ast.Call) -> bool:
-    calls = calls_beside(call)
-    return any(called_name(later) == "backward" and is_after(later, call) for later in calls)
+def _is_trained_later(program: Program, call: ast.Call) -> bool:
+    """In its function, or after a call of it, perhaps in another method of the object that is being
+    made."""
+    function = enclosing_function(call)
+    callers = [] if function is None else program.callers(function)
+    makers = [enclosing_function(caller) for caller in callers]
+    if any(maker is not None and maker.name == "__init__" for maker in makers):
+        return True
+    return any(
+        is_after(later, earlier) and any(map(is_backward, [later, *calls_made_in(program, later)]))
+        for earlier in (call, *callers)
+        for later in calls_beside(earlier)
+    )
 
 
 def _is_sent_later(call: ast.Call) -> bool:

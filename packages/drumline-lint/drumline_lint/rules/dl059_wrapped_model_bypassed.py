@@ -10,12 +10,27 @@ from drumline_lint.flow.loops import calls_made_in, has_gradients_off
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, calls_beside, last_name, parent_of, scope_of
+from drumline_lint.program.tree import (
+    ancestors,
+    called_name,
+    calls_beside,
+    last_name,
+    owner_of,
+    parent_of,
+    scope_of,
+)
+from drumline_lint.program.value import Instance
 from drumline_lint.reading.source import Source
-from drumline_lint.training.models import is_wrapped_by
+from drumline_lint.training.models import is_wrapped_by, wrapped
 from drumline_lint.training.steps import is_method, training_loops, wrapped_calls
 
 RULE = rule("DL059", in_tests=False)
+# What DDP has as well.
+_OF_MODULES = set(
+    "forward train eval state_dict load_state_dict parameters named_parameters modules named_modules "
+    "children buffers to cuda cpu half float double bfloat16 zero_grad apply no_sync join compile "
+    "requires_grad_ share_memory register_forward_hook register_comm_hook".split()
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -25,6 +40,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model = source.code(call.args[0])
         message = f"the result of {source.code(call.func)} is lost: {model} trains without it"
         yield RULE.at(source, call, message, fix=f"write {model} = {source.code(call)}")
+    yield from _missing_methods(program, source)
     scopes = [scope_of(call) for call in lost]
     loops = training_loops(program) if next(program.all_calls(DDP), None) else []
     for loop in loops:
@@ -37,6 +53,25 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     "the gradients of this call are not averaged over ranks"
                 )
                 yield RULE.at(source, call, message)
+
+
+def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
+    """`model.encode(x)`, where only the model inside DDP has it."""
+    for call in program.index(source).every(ast.Call):
+        owner = owner_of(call)
+        name = called_name(call)
+        made = program.made(owner, DDP) if name not in _OF_MODULES else []
+        if not made or owner is None or len(made) < len(program.values(owner)):
+            continue
+        models = [value for wrapping in made for value in program.values(wrapped(wrapping.call))]
+        classes = [model.of for model in models if isinstance(model, Instance)]
+        if classes and all(program.method(class_, name) is not None for class_ in classes):
+            message = (
+                f"{source.code(owner)} is wrapped in DDP, which has no method {name}: "
+                "this raises an AttributeError"
+            )
+            fix = f"call it in forward, or as `{source.code(owner)}.module.{name}`"
+            yield RULE.at(source, call, message, fix=fix)
 
 
 def _is_lost(call: ast.Call) -> bool:

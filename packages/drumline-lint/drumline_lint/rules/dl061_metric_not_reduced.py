@@ -12,10 +12,12 @@ from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.loops import batch_loops, evaluation_loops
 from drumline_lint.program.calls import argument
+from drumline_lint.program.names import ACCELERATOR
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
     called_name,
+    calls_written,
     dotted,
     enclosing_class,
     enclosing_function,
@@ -56,6 +58,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     evaluations = evaluation_loops(program, source)
     for loop in evaluations:
+        yield from _gathered_twice(program, source, loop)
+    for loop in evaluations:
         if _is_left_apart(program, loop):
             message = (
                 "every rank evaluates its own part of the data, and nothing reduces the result "
@@ -65,6 +69,28 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for loop in batch_loops(program, source):
         if loop not in evaluations and _is_left_apart(program, loop):
             yield from _divisions(source, loop, _severity(program, loop))
+
+
+_GATHER = f"{ACCELERATOR}.gather"
+# What cuts off the samples that are there twice.
+_CUT = re.compile(r"\[ ?: ?[^\]]*(len\(|num_|total|seen|size)|samples_seen|remainder")
+
+
+def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
+    """`accelerator.gather` of predictions: `prepare` repeats samples to fill the last batch."""
+    calls = [call for call in calls_written(loop) if program.name_of(call.func) == _GATHER]
+    function = enclosing_function(loop)
+    code = source.code(function) if function is not None else source.text
+    is_cut = _CUT.search(code) is not None or "gather_for_metrics" in code
+    for call in calls if not is_cut and goes_over_part(program, loop) else ():
+        if "loss" not in source.code(call):
+            message = (
+                f"{source.code(call.func)} keeps the samples that fill up the last batch: "
+                "the metric counts them twice"
+            )
+            fix = "call gather_for_metrics"
+            severity = Severity.WARNING if is_of_ranks(program, source) else None
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
 def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:

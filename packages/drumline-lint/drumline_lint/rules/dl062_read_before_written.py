@@ -39,8 +39,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         yield from _sleeping(program, source, branch)
         calls = [call for part in branch.body for call in nodes_in(part, ast.Call)]
-        writes = [call for call in calls if _WRITING.search(called_name(call).lower())]
-        written = {path for call in writes for path in _paths(call)}
+        written = {path for call in calls for path in _written_by(program, call)}
         if not written or not any(test.is_main for test in tests):
             continue
         for call in _reads_after(program, branch):
@@ -82,8 +81,28 @@ def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:
             if _waits(program, statement):
                 return
             for call in nodes_in(statement, ast.Call):
-                if _READING.search(called_name(call).lower()):
+                if _reads(program, call):
                     yield call
+
+
+def _written_by(program: Program, call: ast.Call) -> set[str]:
+    """The files that a call writes, itself or in the function that it calls: there, only what is
+    named outside of the function."""
+    if _WRITING.search(called_name(call).lower()):
+        return _paths(call)
+    function = program.function_of(call)
+    inner = [] if function is None else nodes_in(function, ast.Call)
+    writes = [part for part in inner if _WRITING.search(called_name(part).lower())]
+    names = {path for part in writes for path in _paths(part)}
+    return {*(_paths(call) if writes else ()), *(name for name in names if name.isupper())}
+
+
+def _reads(program: Program, call: ast.Call) -> bool:
+    """By its name, or the names of what a class of the given files calls as it is made."""
+    function = program.function_of(call)
+    is_made = getattr(function, "name", "") == "__init__"
+    inner = nodes_in(function, ast.Call) if function is not None and is_made else []
+    return any(_READING.search(called_name(part).lower()) for part in (call, *inner))
 
 
 def _waits(program: Program, node: ast.AST) -> bool:

@@ -14,8 +14,9 @@ from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.allocation import processes_per_node
 from drumline_lint.reading.launchers import TORCHRUN
 from drumline_lint.reading.source import Source
+from drumline_lint.training.models import has_devices
 
-RULE = rule("DL067", in_tests=False)
+RULE = rule("DL067", only_distributed=False, in_tests=False)
 _SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 
 
@@ -39,6 +40,33 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "the start fails with a RuntimeError"
             )
             yield RULE.at(source, call, message)
+        elif source.is_notebook and not is_forked and program.started_functions(call):
+            message = (
+                "a spawned process cannot import a function of a notebook: "
+                "it fails with an AttributeError"
+            )
+            fix = "put the function into a file, or use accelerate's notebook_launcher"
+            yield RULE.at(source, call, message, fix=fix)
+    yield from _by_trainer(program, source)
+
+
+def _by_trainer(program: Program, source: Source) -> Iterator[Finding]:
+    """`Trainer(strategy="ddp", devices=4)` in a notebook, which it would start again."""
+    for call in program.calls(source, "pytorch_lightning.Trainer") if source.is_notebook else ():
+        strategy = argument(call, None, "strategy")
+        names = [
+            value.value for value in program.values(strategy) if isinstance(value, ConstantValue)
+        ]
+        if has_devices(program, call) and names in (
+            ["ddp"],
+            ["ddp_spawn"],
+            ["fsdp"],
+            ["deepspeed"],
+        ):
+            message = (
+                f'strategy="{names[0]}" starts the script again for each device: a notebook is none'
+            )
+            yield RULE.at(source, call, message, fix='write strategy="ddp_notebook"')
 
 
 def _tests(program: Program, call: ast.Call) -> list[str]:

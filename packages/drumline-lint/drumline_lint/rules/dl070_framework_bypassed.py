@@ -9,8 +9,9 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import batch_loops, calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import ACCELERATOR, DEEPSPEED, FABRIC
-from drumline_lint.program.origins import depends_on_rank, parts
+from drumline_lint.program.origins import constants, depends_on_rank, parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
@@ -41,12 +42,29 @@ _BACKWARD = {
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`loss.backward()`, the engine's optimizer, and loaders and schedules that were not prepared
     as they must be, where all of it is in one function."""
+    yield from _not_accumulated(program, source)
     for prepare in program.calls(source, *_BACKWARD):
         name = program.name_of(prepare.func)
         yield from _short_schedules(program, source, prepare) if "ccelerat" in name else ()
         for loop in batch_loops(program, source):
             if _home(loop) is _home(prepare):
                 yield from _in_loop(program, source, prepare, loop)
+
+
+def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
+    """`Accelerator(gradient_accumulation_steps=8)`, and no `accelerator.accumulate(model)`."""
+    for call in program.calls(source, ACCELERATOR):
+        option = argument(call, None, "gradient_accumulation_steps")
+        counts = constants(program, option) if option is not None else set()
+        is_several = any(isinstance(count, int) and count > 1 for count in counts)
+        is_used = any_text_near(program, source, ".accumulate(", "DeepSpeed", "deepspeed")
+        if is_several and not is_used and any_text_near(program, source, ".backward("):
+            message = (
+                "the losses are divided by gradient_accumulation_steps, and every batch is a step: "
+                "nothing calls accumulate()"
+            )
+            fix = "put each step into `with accelerator.accumulate(model):`"
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
 
 
 def _home(node: ast.AST) -> ast.AST | None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import importers
 from drumline_lint.program.origins import (
     depends_on_rank,
-    is_rank,
-    is_rank_or_count,
-    parts,
     written_values,
 )
 from drumline_lint.program.program import Program
@@ -26,10 +21,9 @@ from drumline_lint.program.tree import (
     scope_of,
 )
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import given, loaders
+from drumline_lint.training.loaders import is_stripe, pieces
 
 RULE = rule("DL071", only_distributed=False)
-MOST_PIECES = 400
 _GATHERING = ("torch.distributed.all_gather", "torch.distributed.all_gather_object")
 _OF_ONE_SHAPE = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor")
 
@@ -42,8 +36,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if any(_is_repeated(buffer) for buffer in buffers):
             message = "the list has the same tensor for every rank: all parts are those of one rank"
             fix = "make one tensor for each rank: [torch.empty_like(x) for _ in range(world_size)]"
-            severity = Severity.NOTE if _is_left_over(program, call) else None
-            yield RULE.at(source, call, message, fix=fix, severity=severity)
+            yield RULE.at(source, call, message, fix=fix)
         elif buffers and all(_is_empty(call, buffer) for buffer in buffers):
             message = "the list is empty, and needs a place for every rank"
             yield RULE.at(source, call, message, fix="make it [None] * world_size")
@@ -57,16 +50,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             message = "gather_list is given on every rank: only dst may have it, the others fail"
             fix = "pass gather_list=parts if rank == dst else None"
             yield RULE.at(source, call, message, fix=fix)
-
-
-def _is_left_over(program: Program, call: ast.Call) -> bool:
-    """Whether other files use functions of this one, and nothing names that of the call."""
-    function = enclosing_function(call)
-    source = program.source_of(call)
-    if not isinstance(function, ast.FunctionDef) or not importers(program, source):
-        return False
-    use = re.compile(rf"(?<!def )\b{function.name}\b")
-    return not any(use.search(file.text) for file in program.sources)
 
 
 def _is_repeated(buffer: ast.expr) -> bool:
@@ -91,32 +74,10 @@ def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator
     function = source.code(scope_of(call)) if enclosing_function(call) else source.text
     if tensor is None or any(word in function for word in ("pad", "max(", "all_gather_object")):
         return
-    if any(_makes_uneven(program, part) for part in _pieces(program, tensor)):
+    if any(_makes_uneven(program, part) for part in pieces(program, tensor)):
         message = f"{source.code(tensor)} has its own length on each rank, and all_gather needs one"
         fix = "gather the lengths first, and pad to the longest"
         yield RULE.at(source, call, message, fix=fix)
-
-
-def _pieces(program: Program, tensor: ast.expr) -> list[ast.expr]:
-    """What a tensor is made of, with what is appended to its lists, and the data of its loaders."""
-    pieces: dict[ast.expr, None] = {}
-    pending = [tensor]
-    while pending and len(pieces) < MOST_PIECES:
-        for part in parts(program, pending.pop()):
-            if part in pieces:
-                continue
-            pieces[part] = None
-            if isinstance(part, ast.Name):
-                pending += _appended(part)
-            for loader in loaders(program, part):
-                dataset = given(loader, "dataset")
-                pending += [] if dataset is None or given(loader, "sampler") else [dataset]
-    return list(pieces)
-
-
-def _appended(name: ast.Name) -> list[ast.expr]:
-    calls = [call for call in calls_beside(name) if called_name(call) == "append" and call.args]
-    return [call.args[0] for call in calls if dotted(call.func) == f"{name.id}.append"]
 
 
 def _makes_uneven(program: Program, part: ast.expr) -> bool:
@@ -127,6 +88,7 @@ def _makes_uneven(program: Program, part: ast.expr) -> bool:
         return any(isinstance(value, ast.Compare) for value in masks)
     if not isinstance(part, ast.Call):
         return False
-    if called_name(part) == "range" and part.args[2:]:
-        return is_rank(program, part.args[0]) and is_rank_or_count(program, part.args[2])
-    return called_name(part) == "min" and any(depends_on_rank(program, arg) for arg in part.args)
+    is_least = called_name(part) == "min"
+    return is_stripe(program, part) or (
+        is_least and any(depends_on_rank(program, value) for value in part.args)
+    )

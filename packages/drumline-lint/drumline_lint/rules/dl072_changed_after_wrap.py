@@ -93,7 +93,8 @@ def _is_of(iterated: ast.expr, names: set[str], method: str) -> bool:
 
 def _sets_gradients(node: ast.AST) -> bool:
     """`p.requires_grad = ...` for the parameters that a loop goes over."""
-    return any(
+    calls = [call for loop in nodes_in(node, ast.For) for call in nodes_in(loop, ast.Call)]
+    return any(called_name(call) == "requires_grad_" for call in calls) or any(
         isinstance(target, ast.Attribute) and target.attr == "requires_grad"
         for loop in nodes_in(node, ast.For)
         for statement in nodes_in(loop, ast.Assign)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import ancestors, last_name, nodes_in
-from drumline_lint.program.value import CallResult, Instance
+from drumline_lint.program.value import CallResult, ConstantValue, Instance
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wrapped
 
@@ -26,6 +27,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         options = [
             argument(call, None, name) for name in ("find_unused_parameters", "static_graph")
         ]
+        if program.values(options[0]) == {ConstantValue(True)} and _is_reentrant(program, source):
+            message = (
+                "find_unused_parameters marks the parameters of reentrant checkpoints twice: "
+                "the backward pass raises a RuntimeError"
+            )
+            yield RULE.at(source, call, message, fix="checkpoint with use_reentrant=False")
         if any(options) or has_unknown_arguments(call):
             continue
         for value in program.values(wrapped(call)):
@@ -36,6 +43,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     "the next step raises a RuntimeError"
                 )
                 yield RULE.at(source, call, message)
+
+
+def _is_reentrant(program: Program, source: Source) -> bool:
+    """Whether activations are checkpointed in the way that runs a backward pass inside another."""
+    if any_text_near(program, source, "use_reentrant=False", '"use_reentrant": False'):
+        return False
+    calls = calls_near(program, source, "torch.utils.checkpoint.checkpoint")
+    options = [argument(call, None, "use_reentrant") for call in calls]
+    is_given = any(program.values(option) == {ConstantValue(True)} for option in options)
+    return is_given or any_text_near(program, source, '"use_reentrant": True')
 
 
 def _unused(program: Program, model: ast.ClassDef) -> str:

@@ -9,14 +9,17 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.hosts import Setting, settings
 from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import INIT
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import called_name, nodes_in, scope_of
-from drumline_lint.program.value import Rank
+from drumline_lint.program.tree import called_name, enclosing_function, nodes_in, scope_of
+from drumline_lint.program.value import CallResult, ConstantValue, Rank, Value, Values
+from drumline_lint.reading.allocation import processes_per_node
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL074", in_tests=False)
+_DRAWS = ("random.randint", "random.randrange", "numpy.random.randint")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -42,6 +45,66 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         elif setting.name == "MASTER_PORT" and _is_own(program, setting, inits):
             message = "every rank takes a port of its own, and they do not find each other"
             yield RULE.at(source, setting.node, message, severity=Severity.ERROR)
+        elif _is_of_launcher(program, source, setting):
+            message = (
+                f"torchrun sets {setting.name} for each rank, and this replaces it: "
+                "all ranks have the same"
+            )
+            fix = "leave it as the launcher sets it"
+            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.ERROR)
+    yield from _other_counts(program, source)
+
+
+def _is_of_launcher(program: Program, source: Source, setting: Setting) -> bool:
+    """Whether a constant replaces, in any case, what torchrun has set for several ranks."""
+    is_started = any(
+        launch.is_torchrun and processes_per_node(launch) != 1
+        for launch in program.launches_of(source)
+    )
+    is_of_rank = setting.name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    is_constant = is_of_rank and isinstance(setting.value, ast.Constant)
+    return is_started and is_constant and not any(conditions(program, setting.node))
+
+
+def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
+    """`mp.spawn(main, args=(world_size,), nprocs=2)`, where main joins with another world size."""
+    for call in program.calls(source, "torch.multiprocessing.spawn"):
+        count = argument(call, 2, "nprocs")
+        started = program.started_functions(call)
+        sizes = [
+            argument(init, 3, "world_size")
+            for init in program.all_calls(INIT)
+            if {enclosing_function(init), *_callers(program, init)} & {*started}
+        ]
+        for size in sizes:
+            if count is not None and _differ(program.values(count), program.values(size)):
+                message = (
+                    f"{source.code(count)} processes are spawned, and the world size is another "
+                    "number: init_process_group waits for ranks that never start"
+                )
+                fix = "give nprocs and world_size the same number"
+                yield RULE.at(source, call, message, fix=fix, severity=Severity.ERROR)
+
+
+def _callers(program: Program, init: ast.Call) -> list[ast.AST | None]:
+    """The functions that call the one that joins the group."""
+    function = enclosing_function(init)
+    return [enclosing_function(call) for call in program.callers(function)] if function else []
+
+
+def _differ(count: Values, size: Values) -> bool:
+    """Whether they are two constants, or a constant and the number of GPUs."""
+    if len(count) != 1 or len(size) != 1 or count == size:
+        return False
+    kinds = [_kind(value) for value in (*count, *size)]
+    return all(kinds) and "constant" in kinds
+
+
+def _kind(value: Value) -> str:
+    if isinstance(value, ConstantValue):
+        return "constant" if isinstance(value.value, int) and value.value > 1 else ""
+    is_count = isinstance(value, CallResult) and value.name == "torch.cuda.device_count"
+    return "count" if is_count else ""
 
 
 def _is_number(program: Program, origin: ast.expr) -> bool:
@@ -55,7 +118,11 @@ def _is_own(program: Program, setting: Setting, inits: list[ast.Call]) -> bool:
     value = setting.value
     is_started = any(scope_of(init) is scope_of(setting.node) for init in inits)
     calls = nodes_in(value, ast.Call) if value is not None and is_started else []
-    if any("free_port" in called_name(call) for call in calls):
+    is_seeded = any_text_near(program, program.source_of(setting.node), "seed(")
+    draws = () if is_seeded else _DRAWS
+    if any(
+        "free_port" in called_name(call) or program.name_of(call.func) in draws for call in calls
+    ):
         return not any(conditions(program, setting.node))
     sums = nodes_in(value, ast.BinOp, ast.FormattedValue) if value is not None else []
     names = [name for part in sums for name in nodes_in(part, ast.Name, ast.Attribute)]

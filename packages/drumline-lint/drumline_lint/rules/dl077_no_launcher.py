@@ -13,6 +13,7 @@ from drumline_lint.flow.guards import joins
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
+from drumline_lint.reading.allocation import started_on_nodes, tasks_per_node
 from drumline_lint.reading.launchers import PYTHON, Launch
 from drumline_lint.reading.source import Source
 
@@ -40,12 +41,18 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     ]
     if reads and any(program.calls(source, INIT)):
         for launch in started:
-            message = f"{source.path.name} reads {source.code(reads[0])}, which python does not set"
+            starter = "python" if launch.srun is None else "srun"
+            message = (
+                f"{source.path.name} reads {source.code(reads[0])}, which {starter} does not set"
+            )
             yield RULE.at(launch.script, launch.name[-1], message)
 
 
 def _is_plain(launch: Launch) -> bool:
-    is_here = launch.script.container is None and not launch.docker and launch.srun is None
+    tasks = (tasks_per_node(launch) or 1) * (started_on_nodes(launch) or 1)
+    # A container of Pyxis gets these variables from a hook.
+    is_step = launch.srun is not None and (tasks < 2 or "container-image" in launch.srun.by_name)
+    is_here = launch.script.container is None and not launch.docker and not is_step
     text = launch.script.text
     is_set = re.search(r"RANK\b", text) or _SOURCED.search(text)
     return launch.kind == PYTHON and is_here and not launch.is_elsewhere and not is_set

@@ -18,11 +18,23 @@ from drumline_lint.program.names import (
     FSDP,
     LOADER,
 )
-from drumline_lint.program.origins import depends_on_rank, written_values
+from drumline_lint.program.origins import (
+    depends_on_rank,
+    is_rank,
+    parts,
+    written_values,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import Loop, called_name
-from drumline_lint.program.value import CallResult
+from drumline_lint.program.tree import (
+    FunctionNode,
+    Loop,
+    called_name,
+    calls_beside,
+    dotted,
+    nodes_in,
+)
+from drumline_lint.program.value import CallResult, Instance
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = tuple(
@@ -48,9 +60,33 @@ def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list
         if value.name == LOADER:
             calls.append(value.call)
         elif value.name.rpartition(".")[2] in _AROUND:
-            parts = value.call.args
-            calls += [loader for part in parts for loader in loaders(program, part, depth + 1)]
+            arguments = value.call.args
+            calls += [loader for part in arguments for loader in loaders(program, part, depth + 1)]
+    origins = [] if calls or depth >= DEEPEST else written_values(program, iterated)
+    for origin in origins:
+        function = program.function_of(origin) if isinstance(origin, ast.Call) else None
+        for passed_on in passed_on_by(function) if function is not None else ():
+            calls += loaders(program, passed_on, depth + 1)
     return calls
+
+
+def passed_on_by(function: FunctionNode) -> list[ast.expr]:
+    """What a generator goes over: `for batch in loader: yield batch`, `yield from loader`."""
+    loops = [loop for loop in nodes_in(function, ast.For) if nodes_in(loop, ast.Yield)]
+    return [
+        *(loop.iter for loop in loops),
+        *(passing.value for passing in nodes_in(function, ast.YieldFrom)),
+    ]
+
+
+def stream_classes(program: Program, dataset: ast.expr | None) -> list[ast.ClassDef]:
+    """The classes of a dataset that can only be iterated over."""
+    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
+    return [
+        owner
+        for owner in classes
+        if any(str(base).endswith("IterableDataset") for base in program.ancestry(owner))
+    ]
 
 
 @cached_query
@@ -93,11 +129,11 @@ def goes_over_part(program: Program, loop: Loop) -> bool:
     preparing = (f"{ACCELERATOR}.prepare", f"{FABRIC}.setup_dataloaders")
     makers = [program.name_of(origin.func) for origin in origins if isinstance(origin, ast.Call)]
     calls = loaders(program, loop.iter)
-    is_divided = bool(calls) and all(_is_divided(program, call) for call in calls)
+    is_divided = bool(calls) and all(is_divided_loader(program, call) for call in calls)
     return is_divided or any(name in preparing for name in makers)
 
 
-def _is_divided(program: Program, loader: ast.Call) -> bool:
+def is_divided_loader(program: Program, loader: ast.Call) -> bool:
     """By a DistributedSampler, or by a subset that depends on the rank."""
     if program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER):
         return True
@@ -107,3 +143,62 @@ def _is_divided(program: Program, loader: ast.Call) -> bool:
         if isinstance(subset, ast.Call) and called_name(subset) == "Subset"
     ]
     return any(depends_on_rank(program, part) for subset in subsets for part in subset.args[1:])
+
+
+def is_stripe(program: Program, node: ast.AST) -> bool:
+    """Whether it takes every n-th item from this rank's number on: `files[rank::world_size]`,
+    `range(rank, n, world_size)`, `islice(items, rank, None, world_size)`, `i % world_size == rank`."""
+    first: ast.expr | None = None
+    step: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        first = node.slice.lower
+        step = node.slice.step
+    elif isinstance(node, ast.Call) and called_name(node) == "range" and len(node.args) == 3:
+        first = node.args[0]
+        step = node.args[2]
+    elif isinstance(node, ast.Call) and called_name(node) == "islice" and len(node.args) == 4:
+        first = node.args[1]
+        step = node.args[3]
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        remainder = node.left
+        is_remainder = isinstance(remainder, ast.BinOp) and isinstance(remainder.op, ast.Mod)
+        first = node.comparators[0]
+        step = remainder.right if isinstance(remainder, ast.BinOp) and is_remainder else None
+    return step is not None and is_rank(program, first) and depends_on_rank(program, step)
+
+
+MOST_PIECES = 400
+
+
+def pieces(program: Program, whole: ast.expr | None) -> list[ast.expr]:
+    """What something is made of, with what is appended to its lists, and the data of its loaders."""
+    every: dict[ast.expr, None] = {}
+    pending = [] if whole is None else [whole]
+    while pending and len(every) < MOST_PIECES:
+        for part in parts(program, pending.pop()):
+            if part in every:
+                continue
+            every[part] = None
+            if isinstance(part, ast.Name):
+                pending += _appended(part)
+            for loader in loaders(program, part):
+                dataset = given(loader, "dataset")
+                pending += [] if dataset is None or given(loader, "sampler") else [dataset]
+    return list(every)
+
+
+def _appended(name: ast.Name) -> list[ast.expr]:
+    calls = [call for call in calls_beside(name) if called_name(call) == "append" and call.args]
+    return [call.args[0] for call in calls if dotted(call.func) == f"{name.id}.append"]
+
+
+def is_of_part(program: Program, whole: ast.expr | None) -> bool:
+    """Whether it comes from this rank's part of the data, and was not gathered."""
+    origins = pieces(program, whole)
+    names = [called_name(origin) for origin in origins if isinstance(origin, ast.Call)]
+    is_divided = any(is_stripe(program, origin) for origin in origins) or any(
+        is_divided_loader(program, loader)
+        for origin in origins
+        for loader in loaders(program, origin)
+    )
+    return is_divided and not any("gather" in name or "reduce" in name for name in names)

@@ -1,0 +1,54 @@
+"""DL089: each rank spreads its model over all GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import is_of_ranks
+from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import connected
+from drumline_lint.program.origins import written_values
+from drumline_lint.program.program import Program
+from drumline_lint.reading.allocation import processes_per_node
+from drumline_lint.reading.launchers import PYTHON
+from drumline_lint.reading.source import Source
+
+RULE = rule("DL089", only_distributed=False)
+_OVER_ALL = {"auto", "balanced", "balanced_low_0", "sequential"}
+# A comment or docstring that says how the file is started.
+_STARTED = re.compile(r"torchrun\b.*--nproc[-_]per[-_]node[= ](?!1\b)\S|accelerate launch\b.*\.py")
+_TRAINS = re.compile(r"\.backward\(|Trainer\(")
+_READS_RANK = re.compile(r"environ(?:\.get\(|\[)[\"']LOCAL_RANK")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """`device_map="auto"` in a training that several processes make together."""
+    if "device_map" not in source.text or not _is_of_several(program, source):
+        return
+    for call in program.index(source).calls.get("from_pretrained", ()):
+        origins = written_values(program, argument(call, None, "device_map"))
+        names = {getattr(origin, "value", None) for origin in origins}
+        if names and names <= _OVER_ALL and not any(conditions(program, call)):
+            written = names.pop()
+            message = (
+                f'device_map="{written}" spreads the model over all GPUs in every rank: '
+                "the ranks share each GPU, and DDP refuses the model"
+            )
+            yield RULE.at(source, argument(call, None, "device_map"), message)
+
+
+def _is_of_several(program: Program, source: Source) -> bool:
+    """Whether it belongs to a training that is started with several processes."""
+    near = connected(program, source)
+    started = [launch for file in near for launch in program.launches_of(file)]
+    is_started = any(
+        launch.kind != PYTHON and processes_per_node(launch) != 1 for launch in started
+    )
+    is_started = is_started or any(_STARTED.search(file.text) for file in near)
+    is_started = is_started or any(
+        is_of_ranks(program, file) and _READS_RANK.search(file.text) for file in near
+    )
+    return is_started and any(_TRAINS.search(file.text) for file in near)
