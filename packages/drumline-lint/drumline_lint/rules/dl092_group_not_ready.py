@@ -79,7 +79,9 @@ def _is_always(program: Program, call: ast.Call) -> bool:
 
 
 def _is_joined_before(program: Program, call: ast.Call) -> bool:
-    return any(is_after(call, other) and _joins(program, other) for other in calls_beside(call))
+    return any(
+        is_after(call, earlier) and _joins(program, earlier) for earlier in calls_beside(call)
+    )
 
 
 def _use(program: Program, call: ast.Call) -> ast.Call | None:
