@@ -67,7 +67,7 @@ class Checkpoint:
         folder: Path,
         objects: Mapping[str, Any],
         *,
-        me: WritingRank,
+        this_rank: WritingRank,
         world_size: int,
         device: torch.device,
         keep_last: int,
@@ -75,6 +75,12 @@ class Checkpoint:
     ) -> None:
         """`saving` is entered while this works, for the watchdog."""
         self._kinds = _check_objects(objects)
+        if keep_last < 1:
+            raise UsageError(
+                f"keep_last cannot be {keep_last}",
+                next_step="keep at least the newest: keep_last=1",
+            )
+
         self.folder = folder
         self._objects = dict(objects)
         self._saving = saving
@@ -82,17 +88,17 @@ class Checkpoint:
             name: value for name, value in objects.items() if isinstance(value, nn.Module)
         }
         self._root = folder / "checkpoints"
-        self._me = me
+        self._this_rank = this_rank
         self._world_size = world_size
         self._device = device
         self._writer = CheckpointWriter(
             self._root,
-            me,
+            this_rank,
             device,
             publish=lambda newest: prune(self._root, Retention(keep_last), newest=newest),
         )
         self._writer.rehearse()
-        if me.rank == 0:
+        if this_rank.rank == 0:
             self._make_folder()
         self._has_resumed = False
 
@@ -111,9 +117,9 @@ class Checkpoint:
             _check_same_objects(progress["objects"], self._kinds)
             for name in self._objects:
                 self._restore(name, snapshot)
-            if progress["world_size"] != self._world_size and self._me.rank == 0:
+            if progress["world_size"] != self._world_size and self._this_rank.rank == 0:
                 log.warning(self._about_ranks(progress["world_size"], snapshot.documents))
-            restore_own_rng(rng, rank=self._me.rank, device=self._device)
+            restore_own_rng(rng, rank=self._this_rank.rank, device=self._device)
             return int(progress["step"])
 
     def save(self, step: int) -> None:
@@ -210,7 +216,7 @@ class Checkpoint:
         """Collective: the checkpoint to resume from; rank 0 reads it."""
         read: Snapshot | None = None
         skipped: list[catalog.Skipped] = []
-        if self._me.rank == 0:
+        if self._this_rank.rank == 0:
             path, skipped = catalog.newest_valid(self._root, _check_contents)
             read = None if path is None else store.read(path)
             for corrupt, reason in skipped if path else ():
@@ -242,7 +248,7 @@ class Checkpoint:
             elif isinstance(value, Optimizer):
                 load_optimizer_state(self._models_of(value), value, tensors, document)
             else:
-                _load(value, state_of_rank(document, tensors, self._me.rank))
+                _load(value, state_of_rank(document, tensors, self._this_rank.rank))
 
     def _about_ranks(self, saved: int, documents: Mapping[str, Any]) -> str:
         """The warning that the number of ranks has changed; it names the objects with a state for
@@ -316,6 +322,12 @@ def _load(value: Any, state: Any) -> None:
 
 def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
     """The kind of each object (model, optimizer or state), unless something cannot be saved."""
+    if not objects:
+        raise UsageError(
+            "ddp.checkpoint was given nothing to save",
+            next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
+        )
+
     for name, value in objects.items():
         if name in _OWN_FILES or not NAME.fullmatch(name):
             raise UsageError(

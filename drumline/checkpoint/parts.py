@@ -129,7 +129,7 @@ class Collector:
 
 def write_own_part(
     messages: SaveMessages,
-    me: WritingRank,
+    this_rank: WritingRank,
     root: Path,
     step: int,
     *,
@@ -144,7 +144,7 @@ def write_own_part(
             return
         if not _becomes_true(SEEN_S, partial.is_dir):
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
-            messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
+            messages.send(f"part/{this_rank.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
 
         # Before they are written: writing empties the groups to free their memory.
@@ -159,7 +159,7 @@ def write_own_part(
         except Exception as error:
             reply["failure"] = [f"{type(error).__name__}: {error}", "read the output of that rank"]
 
-        messages.send(f"part/{me.rank}", reply)
+        messages.send(f"part/{this_rank.rank}", reply)
     except (TimeoutError, RuntimeError):  # rank 0 has exited, so there is no save
         pass
 

@@ -87,7 +87,7 @@ class CheckpointWriter:
     def __init__(
         self,
         root: Path,
-        me: WritingRank,
+        this_rank: WritingRank,
         device: torch.device,
         *,
         publish: Callable[[Path], object],
@@ -99,11 +99,11 @@ class CheckpointWriter:
         self.step = 0
         """Of the latest save."""
         self._root = root
-        self._me = me
+        self._this_rank = this_rank
         self._device = device
         self._publish = publish
         self._copier = Copier(device)
-        self._writers = [WritingRank(0, me.host)]
+        self._writers = [WritingRank(0, this_rank.host)]
         self._num_shards = 1
         self._store: SealedStore | None = None
         self._end = threading.Event()
@@ -115,7 +115,7 @@ class CheckpointWriter:
     @property
     def is_writer(self) -> bool:
         """Whether this rank writes."""
-        return self._me.rank in [writer.rank for writer in self._writers]
+        return self._this_rank.rank in [writer.rank for writer in self._writers]
 
     @property
     def is_busy(self) -> bool:
@@ -136,7 +136,7 @@ class CheckpointWriter:
         self._store = store.clone()
         self._num_shards = num_shards
         self._writers = []
-        for rank, (host, number) in enumerate(gather_json([self._me.host, local_rank])):
+        for rank, (host, number) in enumerate(gather_json([self._this_rank.host, local_rank])):
             writes = rank == 0 or is_writer(who, number)
             if num_shards > 1:
                 writes = rank < num_shards
@@ -160,11 +160,11 @@ class CheckpointWriter:
             state = replace(state, documents={**state.documents, SHARDS_FILE: shapes})
 
         parts = self._divide(state.live)
-        part = parts[self._me.rank]
+        part = parts[self._this_rank.rank]
         for tensors in part.values():
             tensor_file.num_bytes(tensors)  # refuses what cannot be saved
         copied = self._copier.take(part) if copies else self._copier.as_they_are(part)
-        if self._me.rank == 0:
+        if self._this_rank.rank == 0:
             self._run_in_thread(partial(self._write, state, copied, parts, began))
         else:
             self._run_in_thread(partial(self._write_part, copied, state.step))
@@ -205,7 +205,7 @@ class CheckpointWriter:
     def _divide(self, live: Files) -> Parts:
         """The files of each writing rank. A rank that writes alone writes whole files."""
         if self._num_shards > 1:
-            return assign_shards(live, self._me.rank, self._num_shards)
+            return assign_shards(live, self._this_rank.rank, self._num_shards)
         if len(self._writers) > 1:
             return assign(live, [writer.rank for writer in self._writers])
 
@@ -258,7 +258,7 @@ class CheckpointWriter:
 
     def _collector(self, parts: Parts) -> Collector | None:
         """What collects the parts of the other writing ranks; None: rank 0 writes alone."""
-        me, *other_writers = self._writers
+        this_rank, *other_writers = self._writers
         if not other_writers:
             return None
         expected = {
@@ -266,14 +266,14 @@ class CheckpointWriter:
             for writer in other_writers
         }
 
-        return Collector(self._messages(), me, expected)
+        return Collector(self._messages(), this_rank, expected)
 
     def _write_part(self, copied: Copy, step: int) -> None:
         """On another writing rank, in the thread."""
         copied.wait()
         write_own_part(
             self._messages(),
-            self._me,
+            self._this_rank,
             self._root,
             step,
             tensors=copied.tensors,

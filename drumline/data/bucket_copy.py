@@ -147,12 +147,14 @@ class BucketCopy:
 
     def _is_here(self, name: str, record: Record, objects: Objects) -> bool:
         """Whether the file is the one that was fetched, and the object has not changed since."""
-        size, tag, _, written_at = record[name]
+        size, tag, checksum, written_at = record[name]
         path = self.folder / name
-        if (size, tag) != objects[name] or not path.is_file():
+        if (size, tag) != objects[name] or not path.is_file() or path.stat().st_size != size:
             return False
-        status = path.stat()
-        return (status.st_size, status.st_mtime_ns) == (size, written_at)
+        if path.stat().st_mtime_ns == written_at:
+            return True
+        record[name] = (size, tag, checksum, path.stat().st_mtime_ns)
+        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == checksum
 
     def _remove_others(self, objects: Objects) -> None:
         """What the store no longer has: a dataset may read every file of its folder."""

@@ -381,6 +381,11 @@ class EvaluationLoader(ABC):
     _producer: BatchProducer
 
     def __init__(self, dataset: Any, sharding: Sharding) -> None:
+        if sharding.batch_size < 1:
+            raise UsageError(
+                f"evaluation batches cannot have {sharding.batch_size} samples",
+                next_step="set it to 1 or more",
+            )
         self._name = type(dataset).__name__
         self._sharding = sharding
 

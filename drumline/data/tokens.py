@@ -168,6 +168,8 @@ def _named(folder: Path, name: str) -> Path | None:
 
 
 def _open(path: Path, token_type: str) -> Tokens:
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty", next_step="write the file again")
     if path.suffix == ".npy":
         values = _map_npy(path)
     elif path.suffix == ".bin":
@@ -229,5 +231,13 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
     # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast.
     highest = -1
     for start in range(0, len(values), _SCAN_CHUNK):
-        highest = max(highest, int(values[start : start + _SCAN_CHUNK].max()))
+        piece = values[start : start + _SCAN_CHUNK]
+        highest = max(highest, int(piece.max()))
+        lowest = int(piece.min())
+        if lowest < 0:
+            raise DataError(
+                f"{path} holds the token {lowest}: tokens are counted from 0",
+                next_step="write it again",
+            )
+
     return highest + 1, False

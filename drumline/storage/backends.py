@@ -108,9 +108,12 @@ _ANSWERS: dict[str, tuple[str, str, Kind]] = {
 _SAME_AS = {
     "404": "NoSuchKey",
     "403": "AccessDenied",
+    "AllAccessDisabled": "AccessDenied",
     "ExpiredToken": "InvalidAccessKeyId",
+    "InvalidToken": "InvalidAccessKeyId",
     "SignatureDoesNotMatch": "InvalidAccessKeyId",
     "301": "PermanentRedirect",
+    "AuthorizationHeaderMalformed": "PermanentRedirect",
     "RequestTimeout": "SlowDown",
 }
 # The right that a call needs, where its name differs.

@@ -136,6 +136,11 @@ class DDPManager:
 
     def _set_up(self, topology: Topology | None, live: LiveNodes | None) -> bool:
         """Collective: `setup` for these ranks. None: this process runs alone."""
+        if self._device is not None:
+            raise UsageError(
+                "DDPManager.setup() was called twice", next_step="call cleanup() in between"
+            )
+
         self._pid = os.getpid()
         use_private_cache()  # under another launcher, or none
         self._topology = self._connection.topology = topology or Topology()
@@ -442,7 +447,7 @@ class DDPManager:
         checkpoint = Checkpoint(
             Path(folder),
             objects,
-            me=WritingRank(self.rank, self.host),
+            this_rank=WritingRank(self.rank, self.host),
             world_size=self.world_size,
             device=self.device,
             keep_last=keep_last,

@@ -8,10 +8,12 @@ replica has to itself.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +27,6 @@ from drumline.metrics.meters import Meter
 from drumline.parallel.outer_sync import OuterSync
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum
-from drumline.rank.determinism import capture_rng, restore_rng
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.training.job.job import Job
 from drumline.training.run_context import RunContext
@@ -55,6 +56,7 @@ class StepState:
         ]
         self._meter = meter
         self._buffer_copies: list[Tensor] | None = None
+        self._gpu_rng: Tensor | None = None
 
     def keep(self) -> None:
         """A step begins. Without waiting for the device; the copies are in the memory of the last
@@ -63,7 +65,12 @@ class StepState:
         self._extra_states = [deepcopy(module.get_extra_state()) for module in self._modules]
         self._sums = self._meter.keep()
         self._host_weight = self._meter.host_weight
-        self._rng = capture_rng(self._device)
+        # Not packed, as for a checkpoint: that takes longer, and this is in every step.
+        self._torch_rng = torch.get_rng_state()
+        if self._device.type == "cuda":
+            self._gpu_rng = torch.cuda.get_rng_state(self._device)
+        self._numpy_rng = np.random.get_state()
+        self._python_rng = random.getstate()
 
     def restore(self) -> None:
         """The step has failed: all is as it was at `keep`."""
@@ -72,7 +79,11 @@ class StepState:
         for module, extra_state in zip(self._modules, self._extra_states, strict=True):
             module.set_extra_state(extra_state)
         self._meter.put_back(self._sums, self._host_weight)
-        restore_rng(self._rng, self._device)
+        torch.set_rng_state(self._torch_rng)
+        if self._gpu_rng is not None:
+            torch.cuda.set_rng_state(self._gpu_rng, self._device)
+        np.random.set_state(self._numpy_rng)
+        random.setstate(self._python_rng)
 
 
 def repeatable_step(inner: AnyStep, live: LiveNodes, job: Job) -> AnyStep:

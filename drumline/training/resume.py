@@ -553,10 +553,11 @@ def _restore_comm(
     errors: Mapping[int, Any] = {}
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
-        for rank, document in enumerate(saved):
-            rank_errors = sent_state(document, rank, tensors)
-            if rank == ddp.rank and len(saved) == ddp.world_size:
-                errors = rank_errors
+        if len(saved) == ddp.world_size:
+            for rank, document in enumerate(saved):
+                rank_errors = sent_state(document, rank, tensors)
+                if rank == ddp.rank:
+                    errors = rank_errors
         comm.load_state_dict(errors, step=documents["progress"]["step"])
     if saved and len(saved) != ddp.world_size and ddp.is_main_process():
         log.warning(

@@ -93,7 +93,8 @@ class TaskHooks:
 
     def vote(self) -> float:
         """1 if a hook has asked this rank to end the run, else 0, to be summed over all ranks."""
-        return float(self.run.stop_reason is not None)
+        # A checkpoint may have the request of a hook that the task no longer has.
+        return float(bool(self.hooks) and self.run.stop_reason is not None)
 
     def pending_reason(self) -> str | None:
         """Collective: the reason of the first rank that has one."""
@@ -120,6 +121,8 @@ class TaskHooks:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Give every hook the state that one of its class had, in order."""
+        if not self.hooks:
+            return
 
         def copied(
             tensor: Tensor,

@@ -216,8 +216,7 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
                 open_it(path)
         assert not _append(path, "text")
         ledger = LedgerFile(path)
-        with pytest.raises(OSError, match="not a regular file"):
-            ledger._write({"kind": "start"})
+        ledger._write({"kind": "start"})  # warns, and the run continues
         ledger.close()
         assert last_lines(path) == []
         assert LogFollower(path).read() == []

@@ -97,6 +97,8 @@ def test_it_must_be_set_up_once_and_before_use() -> None:
     with pytest.raises(UsageError, match="not set up yet\n  try: use `with DDPManager"):
         _ = ddp.device
     ddp.setup()
+    with pytest.raises(UsageError, match="setup\\(\\) was called twice"):
+        ddp.setup()
     ddp.cleanup()
     ddp.setup()
     ddp.cleanup()

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -287,6 +288,7 @@ class LedgerFile:
         self._taken: list[LedgerEntry] = []
         self._path = path
         self._lines: JsonLines | None = None
+        self._waiting: list[str] = []
 
     def start(self, context: RunContext, before: Sequence[Mapping[str, Any]] = ()) -> None:
         """Record that the job starts from this step. `before`: the positions of the group
@@ -359,20 +361,35 @@ class LedgerFile:
     def flush(self) -> None:
         """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
         if self._lines is not None:
-            self._lines.flush()
+            with self._errors_as_warnings():
+                self._lines.flush()
 
     def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Append a line on rank 0."""
+        """Append a line on rank 0, after those that could not be written before."""
         if self._path is None:
             return
-        if self._lines is None:
-            self._lines = JsonLines(self._path)
-            flush_folder(self._path.parent)
-        self._lines.append(json.dumps(record, separators=(",", ":")))
+        self._waiting.append(json.dumps(record, separators=(",", ":")))
+        with self._errors_as_warnings():
+            if self._lines is None:
+                self._lines = JsonLines(self._path)
+                flush_folder(self._path.parent)
+            while self._waiting:
+                self._lines.append(self._waiting[0])
+                del self._waiting[0]
+
+    @contextmanager
+    def _errors_as_warnings(self) -> Iterator[None]:
+        """A ledger that cannot be written does not end the run, as it does not affect the result:
+        the line is written with the next save. (If the disk is full, saving the checkpoint fails,
+        which does end the run.)"""
+        try:
+            yield
+        except OSError as error:
+            log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
 
 
 def lost_steps(before: Sequence[Mapping[str, Any]], step: int) -> list[tuple[int, int, int]]:

@@ -195,6 +195,11 @@ def check_steps(optimizer: Optimizer) -> None:
             f"{name}.step() needs a closure that computes the loss again, and an engine step computes it once",
             next_step="use an optimizer without one, or a loop of your own (docs/own-loop.md)",
         )
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise UsageError(
+            f"{name} has a parameter group without lr, which the schedule sets",
+            next_step="give every group an lr; schedule() may return 1.0",
+        )
 
 
 def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -> None:

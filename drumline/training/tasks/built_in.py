@@ -280,6 +280,13 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
     """Register a class or function that builds a model under a name."""
 
     def decorate(builder: Builder) -> Builder:
+        if name in _builders:
+            first = _builders[name]
+            raise UsageError(
+                f"two models are called {name!r}: {first.__module__}.{first.__qualname__} and "
+                f"{builder.__module__}.{builder.__qualname__}",
+                next_step="give one of them another name",
+            )
         _builders[name] = builder
         return builder
 
@@ -300,9 +307,12 @@ def build_model(
     override both.
     """
     builder = find_named("model", name, _builders)
-    model: nn.Module = build_accepted(
-        builder, {**settings, **facts}, options=options, what=f"model {name!r}"
-    )
+    model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model {name!r} is a {type(model).__name__}, not a torch.nn.Module",
+            next_step="name a class that derives from torch.nn.Module",
+        )
     return model
 
 
@@ -346,6 +356,11 @@ class ImageClassification(ConfiguredTask):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         images, labels = batch
         scores = model(images)
+        if scores.dim() != 2:
+            raise UsageError(
+                f"the model returned scores of shape {list(scores.shape)}; image classification needs [N, classes]",
+                next_step="check --model.name; a language model goes with the task `text`",
+            )
         return Loss(
             functional.cross_entropy(scores, labels, reduction="sum"),
             metrics={"accuracy": (scores.argmax(dim=1) == labels).sum()},
@@ -358,6 +373,11 @@ class LanguageModel(ConfiguredTask):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         tokens, following = batch
         scores = model(tokens)
+        if scores.dim() != 3:
+            raise UsageError(
+                f"the model returned scores of shape {list(scores.shape)}; a language model needs [N, T, vocabulary]",
+                next_step="check --model.name; an image model goes with a task such as `digits`",
+            )
         # Every sample has the same number of tokens, so a sample's loss is the mean over its tokens
         # and all samples weigh the same: without a weight there is no collective in every step to
         # add weights up over the ranks.

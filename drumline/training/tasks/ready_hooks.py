@@ -33,6 +33,11 @@ class EMA(Hook):
     `--dist.sync` it is that of the shared weights."""
 
     def __init__(self, decay: float = 0.999, *, every_steps: int = 1) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise UsageError(
+                f"EMA's decay is {decay}",
+                next_step="use a number from 0 up to, but not including, 1",
+            )
         self.every_steps = every_steps
         self.average: dict[str, Tensor] = {}
         """By the names of the model's `state_dict`; a tensor that has several names is there
@@ -132,6 +137,11 @@ class EarlyStopping(Hook):
         min_delta: float = 0.0,
         higher_is_better: bool | None = None,
     ) -> None:
+        if patience < 1 or min_delta < 0:
+            raise UsageError(
+                f"EarlyStopping has patience {patience} and min_delta {min_delta}",
+                next_step="use a patience from 1 on, and a min_delta from 0 on",
+            )
         self._metric = metric
         self._patience = patience
         self._min_delta = min_delta

@@ -158,6 +158,7 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "what", "next_step"),
     [
+        (lambda net: {}, "was given nothing to save", "name what to save"),
         (
             lambda net: {"model": net, "best": 0.5},
             "cannot save best: float has no state_dict() and load_state_dict()",
@@ -172,6 +173,11 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
             lambda net: {"optimizer": torch.optim.SGD(net.parameters(), lr=1)},
             "cannot save optimizer: it has parameters of a model that was not given",
             "give the models of every optimizer, too",
+        ),
+        (
+            lambda net: {"model": net, "keep_last": 0},
+            "keep_last cannot be 0",
+            "keep at least the newest",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.base.errors import DataError
+from drumline.base.errors import DataError, UsageError
 from drumline.data.delivery import LoadingOptions
 from drumline.data.loader import IndexedEvaluationLoader
 from drumline.data.sharding import Draws, Sharding
@@ -115,3 +115,8 @@ def test_a_pass_that_is_left_early_starts_over() -> None:
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(DataError, match="the dataset Indices is empty"):
         make(Indices(0))
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="evaluation batches cannot have 0 samples"):
+        make(Indices(3), batch_size=0)

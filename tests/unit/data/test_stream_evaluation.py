@@ -102,3 +102,8 @@ def test_how_many_there_are_is_known_when_all_are_read() -> None:
 def test_an_empty_stream_is_refused() -> None:
     with pytest.raises(DataError, match="the stream Numbers is empty"):
         list(make(Numbers(0)))
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="evaluation batches cannot have 0 samples"):
+        make(Numbers(3), batch_size=0)

@@ -195,6 +195,12 @@ def test_a_folder_with_nothing_to_read_is_reported(tmp_path: Path) -> None:
         build(tmp_path)
 
 
+def test_an_empty_file_is_reported(tmp_path: Path) -> None:
+    (path := tmp_path / "corpus.bin").touch()
+    with pytest.raises(DataError, match=r"corpus.bin is empty"):
+        build(path)
+
+
 @pytest.mark.parametrize(("split", "count"), [("train", 95), ("eval", 5)])
 def test_too_short_for_one_window_is_reported(tmp_path: Path, split: str, count: int) -> None:
     np.arange(100, dtype=np.uint16).tofile(path := tmp_path / "corpus.bin")
@@ -238,4 +244,12 @@ def test_an_npy_file_that_is_none_or_holds_objects_is_reported(tmp_path: Path) -
         build(path)
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"corpus.npy cannot be mapped as a .npy file"):
+        build(path)
+
+
+def test_a_negative_token_is_reported(tmp_path: Path) -> None:
+    np.save(path := tmp_path / "corpus.npy", np.array([1, 2, -7] * 20))
+    with pytest.raises(
+        DataError, match=r"corpus.npy holds the token -7: tokens are counted from 0"
+    ):
         build(path)

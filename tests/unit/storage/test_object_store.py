@@ -297,6 +297,14 @@ def test_what_is_stopped_is_not_repeated(
             "busy",
             "S3 answered 400 (RequestTimeout) to 1 attempts\n  try: try again later",
         ),
+        ("InvalidToken", 400, "credentials", "(InvalidToken)\n  try: renew them: aws configure"),
+        ("AllAccessDisabled", 403, "denied", "access to WHERE was denied\n  try: give this user"),
+        (
+            "AuthorizationHeaderMalformed",
+            400,
+            "other",
+            "is in another region\n  try: set AWS_REGION to the bucket's",
+        ),
         (
             "RequestTimeTooSkewed",
             403,

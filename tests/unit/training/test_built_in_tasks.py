@@ -161,6 +161,19 @@ def test_options_reach_a_model_of_the_users_own(tmp_path: Path) -> None:
     assert model[2].weight.shape == (3, 5)
 
 
+def test_a_model_that_does_not_fit_the_task_is_refused() -> None:
+    scores = torch.zeros(2, 5, 7)
+    with pytest.raises(UsageError, match=r"scores of shape \[2, 5, 7\].*\[N, classes\]") as caught:
+        ImageClassification(IMAGES).loss(nn.Identity(), (scores, scores))
+    assert "the task `text`" in str(caught.value)
+
+    with pytest.raises(
+        UsageError, match=r"scores of shape \[2, 7\].*\[N, T, vocabulary\]"
+    ) as caught:
+        LanguageModel(TOKENS).loss(nn.Identity(), (scores[:, 0], scores))
+    assert "--model.name" in str(caught.value)
+
+
 def test_a_model_that_does_not_fit_the_data_is_refused() -> None:
     with pytest.raises(UsageError, match="'mini_resnet' needs in_channels, num_classes"):
         LanguageModel(replace(TOKENS, model=ModelConfig())).model()

@@ -107,3 +107,18 @@ def test_a_fact_that_the_data_lacks_is_named() -> None:
         build_model(
             "gpt", facts={"in_channels": 1, "num_classes": 10}, settings=SETTINGS, options={}
         )
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"'collections:Counter' is a Counter, not a torch\.nn\.Module"
+    ):
+        build_model("collections:Counter", facts={}, settings={}, options={})
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"two models are called 'gpt': drumline\.training\.tasks\.built_in\.GPT and torch",
+    ):
+        register_model("gpt")(nn.Linear)

@@ -184,6 +184,11 @@ def test_muon_cannot_be_captured() -> None:
     assert find_uncapturable(optimizer, "stop") == "muon reads its rate on the host"
 
 
+class WithoutRate(Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
 def test_an_own_optimizer_must_train_the_whole_model() -> None:
     model = network()
     second_model = network()
@@ -198,6 +203,10 @@ def test_an_own_optimizer_must_train_the_whole_model() -> None:
         (
             SGD([next(model.parameters())], lr=0.1),
             "X.optimizer() leaves out parameters that get gradients: 1.weight",
+        ),
+        (
+            WithoutRate(model.parameters()),
+            "WithoutRate has a parameter group without lr, which the schedule sets",
         ),
         (LBFGS(model.parameters()), "LBFGS.step() needs a closure that computes the loss again"),
     ]

@@ -111,6 +111,14 @@ def test_an_average_of_another_model_is_refused() -> None:
         ema.start(make_run())
 
 
+@pytest.mark.parametrize("decay", [1.0, -0.1, math.nan])
+def test_a_decay_is_below_one(decay: float) -> None:
+    with pytest.raises(
+        UsageError, match=f"EMA's decay is {decay}\n  try: use a number from 0 up to"
+    ):
+        EMA(decay)
+
+
 def stops_after(hook: EarlyStopping, values: list[float]) -> int | None:
     """After which evaluation, counted from 1."""
     run = make_run()
@@ -201,6 +209,8 @@ def test_a_metric_that_is_not_reported_is_named() -> None:
         with pytest.raises(UsageError) as caught:
             EarlyStopping(metric).after_evaluation(run)
         assert caught.value.what == f"the evaluation does not report {metric!r}: {names}"
+    with pytest.raises(UsageError, match=r"EarlyStopping has patience 0 and min_delta 0\.0"):
+        EarlyStopping("loss", 0)
 
 
 def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> None:

@@ -192,3 +192,13 @@ def test_the_first_reason_to_stop_counts() -> None:
     hooks.run.stop("more than enough")
     assert hooks.vote() == 1.0
     assert hooks.pending_reason() == "enough"
+
+
+def test_the_request_of_a_hook_that_was_removed_ends_nothing() -> None:
+    hooks = some(Counts())
+    hooks.run.stop_reason = "enough"
+    assert (hooks.vote(), hooks.pending_reason()) == (1.0, "enough")
+
+    without_hooks = some()
+    without_hooks.run.stop_reason = "enough"
+    assert (without_hooks.vote(), without_hooks.pending_reason()) == (0.0, None)
