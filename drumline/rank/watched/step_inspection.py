@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from drumline.rank.torch_internals import has_compiled, is_in_backward, pytree
@@ -140,6 +141,8 @@ class StepInspection:
         self._inputs: dict[int, set[tuple[object, ...]]] = defaultdict(set)
         """By the `id` of the module: what tells the inputs of its calls apart."""
         self._padding: list[float] = []
+        self._tables: list[WastedWork] = []
+        """Embeddings with unused rows."""
         self._hooks: list[Any] = []
         self._inspected_s = 0.0
         """How long this inspection took, which no call counts."""
@@ -155,6 +158,7 @@ class StepInspection:
         self._hooks = [
             module_hooks.register_module_forward_pre_hook(self._before),
             module_hooks.register_module_forward_hook(self._after, always_call=True),
+            register_optimizer_step_pre_hook(self._look_at_gradients),
         ]
         for root in self._modules:
             self._hooks.append(
@@ -174,8 +178,7 @@ class StepInspection:
             self._mark_single_samples()
             works.extend(self._wasted_calls())
             works.extend(self._padded())
-            works.extend(self._embeddings())
-        return tuple(works)
+        return (*works, *self._tables)
 
     # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
     # left out: an inspection never ends a training.
@@ -195,6 +198,11 @@ class StepInspection:
         with self._aside():
             if torch.is_grad_enabled() and not is_in_backward():
                 self._padding.append(padding_of(tensors_in([inputs, named_inputs])))
+
+    def _look_at_gradients(self, *_: Any) -> None:
+        """Before the optimizer uses them: many loops discard them in the same step."""
+        with self._aside():
+            self._tables = list(self._embeddings()) or self._tables
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -216,8 +224,8 @@ class StepInspection:
         tensors = tensors_in(inputs)
         call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
         call.waste = self._known_waste(module, tensors)
-        if call.waste is None and not isinstance(module, str):
-            call.waste, call.part = self._repeated(module, inputs)
+        if call.waste is None and tensors and not isinstance(module, str):
+            call.waste, call.part = self._repeated(module, inputs, tensors)
         calls.append(call)
         self._calls.append(call)
         call.began_s = self._now_s
@@ -233,13 +241,12 @@ class StepInspection:
 
         return None
 
-    def _repeated(self, module: nn.Module, inputs: Any) -> tuple[WasteKind | None, float]:
+    def _repeated(
+        self, module: nn.Module, inputs: Any, tensors: Sequence[Tensor]
+    ) -> tuple[WasteKind | None, float]:
         """Whether it gets the same numbers as in an earlier call, or the same samples several times,
         and which part of the call that is."""
         leaves = pytree.tree_leaves(inputs)
-        tensors = tensors_in(leaves)
-        if not tensors:
-            return None, 1.0
         rows = [_row_numbers(tensor) for tensor in tensors]
         options = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
         key = (*options, *(row.numpy().tobytes() for row in rows))

@@ -38,6 +38,8 @@ def inspected(
     inspection = StepInspection([model])
     inspection.start()
     step().backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD([*model.parameters(), torch.zeros(1)], lr=0.0).step()
+    model.zero_grad()
     return {work.kind: work for work in inspection.stop()}
 
 
