@@ -59,11 +59,12 @@ class LineCost:
     seconds: float
     """Of all lines of its function in this phase; this one has most of it."""
     own_s: float = 0.0
-    """Of these, those in which neither torch's code ran nor the device: Python, or a wait."""
+    """Of these, those in which neither an operation ran nor the device: Python, or a wait. Python of
+    torch counts where it takes longer than calling an operation does."""
     cpu_s: float = 0.0
     """Of `own_s`, how long the thread could run: on a CPU, or in the queue for one."""
     host_s: float = 0.0
-    """Of `seconds`, those in which no operation ran: `own_s`, and torch's own Python."""
+    """Of `seconds`, those in which no operation ran, torch's own Python among them."""
     operations: float = 0.0
     """How many operations the line itself calls; where it clips gradients, how many calls."""
     library_operations: float = 0.0

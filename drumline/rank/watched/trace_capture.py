@@ -195,6 +195,9 @@ class TraceCapture:
             self._number += 1
             self._range.__exit__(None, None, None)
             self._stop()
+        elif self._inspection is not None:  # no step came after the one that prepares
+            self._inspection.stop()
+            self._others.resume()
 
     def collect(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders

@@ -401,3 +401,15 @@ def test_processes_of_a_rank_are_workers_or_others() -> None:
     assert busiest.name.endswith(f"-c {command}")
     assert busiest.cores + busiest.waiting > 0.5
     del batches
+
+
+def test_a_run_that_ends_before_its_profiled_steps_leaves_other_profilers_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)
+    capture = make_capture(tmp_path)
+    capture.begin_step(1)
+    capture.finish()
+    with torch.profiler.profile() as users_profiler:
+        torch.ones(2).sum()
+    assert "aten::sum" in {event.name for event in users_profiler.events() or ()}
