@@ -102,7 +102,7 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
             return
         if described is None or status != "CREATE_IN_PROGRESS":
             what = f"the cluster could not be created, {_cause_of_failure(account, stack)}"
-            raise _after_removal(account, settings, progress, what)
+            raise _after_removal(account, settings, stack, progress, what)
 
         failed = _failed_nodes(account, described, settings.name)
         for node in failed:
@@ -112,12 +112,13 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
         if len(failed) >= max(2, settings.nodes):
             reason = _reason_of(account, failed[-1])
             what = f"{len(failed)} nodes could not be prepared, the last one: {reason}"
-            raise _after_removal(account, settings, progress, what)
+            raise _after_removal(account, settings, stack, progress, what)
 
         if refusal := _refused_launch(account, described):
             raise _after_removal(
                 account,
                 settings,
+                stack,
                 progress,
                 f"AWS could not start the instances: {refusal}",
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
@@ -185,6 +186,7 @@ def _cause_of_failure(account: Account, stack: str) -> str:
 def _after_removal(
     account: Account,
     settings: ClusterSettings,
+    stack: str,
     progress: stacks.Progress,
     what: str,
     *,
@@ -193,8 +195,15 @@ def _after_removal(
 ) -> AwsError:
     """Why the cluster could not be made, and whether all of it is removed: AWS was asked. A rollback
     that AWS has begun is waited for."""
+    newest = stacks.find_stack(account, settings.stack)
+    if newest is not None and newest["StackId"] != stack:
+        return AwsError(
+            f"{what}; another cluster {settings.name} exists now and is left alone",
+            next_step=f"drumline aws status --name {settings.name} shows it",
+        )
+
     try:
-        take_down(account, settings, progress, delete_data=False)
+        take_down(account, settings, progress, delete_data=False, stack_id=stack)
     except AwsError as refused:
         down = (
             f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete"

@@ -29,9 +29,12 @@ def find_stack(account: Account, stack: str) -> Described | None:
         raise
 
 
-def find_cluster(account: Account, settings: ClusterSettings) -> Described | None:
-    """The stack of the cluster; a stack of that name that drumline did not make is refused."""
-    stack = find_stack(account, settings.stack)
+def find_cluster(
+    account: Account, settings: ClusterSettings, stack_id: str = ""
+) -> Described | None:
+    """The stack of the cluster, or of an earlier one of its name; a stack of that name that drumline
+    did not make is refused."""
+    stack = find_stack(account, stack_id or settings.stack)
     if stack is None or is_cluster(stack):
         return stack
 

@@ -52,10 +52,12 @@ def take_down(
     progress: stacks.Progress,
     *,
     delete_data: bool,
+    stack_id: str = "",
 ) -> list[Billed]:
-    """What is kept. The same again, or after an `up` that was killed, does what is left to do."""
-    stack = stacks.find_cluster(account, settings)
-    if stack is not None:
+    """What is kept. The same again, or after an `up` that was killed, does what is left to do.
+    `stack_id`: only this stack, whichever has its name now."""
+    stack = stacks.find_cluster(account, settings, stack_id)
+    if stack is not None and stack["StackStatus"] != "DELETE_COMPLETE":
         _delete_stack(account, str(stack["StackId"]), progress)
 
     for volume in kept_volumes(account, settings.name):

@@ -261,6 +261,31 @@ def test_a_stack_that_fails_half_way_leaves_nothing_after_down(cloud: Account) -
     assert list(inventory(cloud)) == []
 
 
+def test_an_up_that_was_paused_leaves_a_newer_cluster_alone(
+    cloud: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(cloud, settings(cloud))
+    whole = cloud.call
+
+    def call(service: str, operation: str, **arguments: Any) -> Any:
+        answer = whole(service, operation, **arguments)
+        if operation == "create_stack":
+            monkeypatch.setattr(cloud, "call", whole)
+            take_down(cloud, plan.settings, quiet, delete_data=True)
+            bring_up(cloud, plan, quiet)
+        return answer
+
+    monkeypatch.setattr(cloud, "call", call)
+    with pytest.raises(AwsError) as error:
+        bring_up(cloud, plan, quiet)
+    assert error.value.what == (
+        "the cluster could not be created, for an unknown reason; another cluster t exists now and is "
+        "left alone"
+    )
+    assert error.value.next_step == "drumline aws status --name t shows it"
+    assert len(nodes_of(cloud, "t")) == 2
+
+
 class Unfinished:
     """moto's stacks are complete at once: with this they are being created, until they are
     deleted."""
@@ -443,6 +468,7 @@ def test_as_many_failed_nodes_as_the_cluster_has_end_the_creation(
     for _ in range(3):
         answer = "UnauthorizedOperation" if output is None else {"Output": base64_of(output)}
         stub("ec2", "get_console_output", answer)
+    stub("cloudformation", "describe_stacks", "ValidationError")
     with pytest.raises(AwsError) as error:
         bring_up(account, plan, quiet)
     assert error.value.what == (
@@ -510,7 +536,9 @@ def test_a_failed_resource_is_named_after_the_rollback(
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
     ours = {"StackId": "arn:1", "Tags": [{"Key": "drumline:cluster", "Value": "t"}]}
-    stub("cloudformation", "describe_stacks", {"Stacks": [{**rolling_back, **ours}]})
+    for name in ("drumline-t", "arn:1"):
+        answer = {"Stacks": [{**rolling_back, **ours}]}
+        stub("cloudformation", "describe_stacks", answer, StackName=name)
     stub("cloudformation", "delete_stack", {}, StackName="arn:1")
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     deleting = {"StackEvents": [event("Group", "DELETE_IN_PROGRESS")]}
