@@ -314,7 +314,12 @@ def _plain(kind: Any, value: Any) -> Any:
 def _scalar(value: Any) -> Any:
     if not isinstance(value, str | int | float):
         raise Mismatch(f"{show_value(value)} is not text, a number, true or false")
-    if not isinstance(value, str) and not abs(value) <= sys.float_info.max:
+    if isinstance(value, str):
+        # Bytes on the command line that are not UTF-8 arrive as lone surrogates, which no TOML file
+        # can hold.
+        if value.encode(errors="ignore").decode() != value:
+            raise Mismatch(f"{show_value(value)} is not valid UTF-8 text")
+    elif not abs(value) <= sys.float_info.max:
         raise Mismatch(f"{show_value(value)} is not a finite number")
     return value
 

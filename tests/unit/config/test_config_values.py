@@ -90,6 +90,7 @@ def test_a_files_value_becomes_a_value_of_the_fields_type(
         ("model.blocks", "0", "0 must be at least 1"),
         ("data.augment", "maybe", "'maybe' is not true or false"),
         ("data.dir", "", "'' is empty"),
+        ("data.dir", "\udcff", r"'\udcff' is not valid UTF-8 text"),
         (
             "optim.name",
             "sdg",
@@ -115,6 +116,7 @@ def test_a_files_value_becomes_a_value_of_the_fields_type(
             "'5' is not a table; set its options one by one, each by its own name",
         ),
         ("model.options.slope", "nan", "nan is not a finite number"),
+        ("model.options.name", "\udcff", r"'\udcff' is not valid UTF-8 text"),
     ],
 )
 def test_text_that_does_not_fit_is_refused(path: str, text: str, complaint: str) -> None:
