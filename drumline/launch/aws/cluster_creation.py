@@ -82,7 +82,7 @@ def _check_same(stack: Described, plan: ClusterPlan) -> None:
     changed += [
         f"tag {key}: {tags.get(key, 'none')} -> {value}"
         for key, value in plan.settings.tags.items()
-        if tags.get(key) != value
+        if tags.get(key, "") != value
     ]
     if changed:
         raise UsageError(
