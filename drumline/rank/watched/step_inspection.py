@@ -223,46 +223,37 @@ class StepInspection:
         call = _Call(module, line_of_user(sys._getframe(2)), calls[-1] if calls else None)
         tensors = tensors_in(inputs)
         call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
-        call.waste = self._known_waste(module, tensors)
-        if call.waste is None and tensors and not isinstance(module, str):
-            call.waste, call.part = self._repeated(module, inputs, tensors)
+        if is_in_backward():
+            call.waste = "recomputation"
+        elif tensors:
+            self._look_at_inputs(call, inputs, tensors)
         calls.append(call)
         self._calls.append(call)
         call.began_s = self._now_s
 
-    def _known_waste(self, module: nn.Module | str, tensors: Sequence[Tensor]) -> WasteKind | None:
-        """What is wasted, as far as the inputs tell."""
-        if is_in_backward():
-            return "recomputation"
-        if not tensors:
-            return None
-        if isinstance(module, str | nn.RNNBase):
-            return _slow_numbers(tensors)
+    def _look_at_inputs(self, call: _Call, inputs: Any, tensors: Sequence[Tensor]) -> None:
+        """Whether a call gets the same numbers as an earlier one, or the same samples several times."""
+        if isinstance(call.module, str | nn.RNNBase):
+            call.waste = _slow_numbers(tensors)
+        if isinstance(call.module, str):
+            return
 
-        return None
-
-    def _repeated(
-        self, module: nn.Module, inputs: Any, tensors: Sequence[Tensor]
-    ) -> tuple[WasteKind | None, float]:
-        """Whether it gets the same numbers as in an earlier call, or the same samples several times,
-        and which part of the call that is."""
-        leaves = pytree.tree_leaves(inputs)
         rows = [_row_numbers(tensor) for tensor in tensors]
+        leaves = pytree.tree_leaves(inputs)
         options = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
         key = (*options, *(row.numpy().tobytes() for row in rows))
-        previous = self._inputs[id(module)]
+        previous = self._inputs[id(call.module)]
         if key in previous:
-            return "repeated_work", 1.0
+            call.waste = "repeated_work"
         previous.add(key)
 
-        num_samples = len(rows[0])
-        if tensors[0].numel() < SHORTEST * num_samples:
-            return None, 1.0
-        samples = torch.stack([row for row in rows if len(row) == num_samples], 1)
+        samples = torch.stack([row for row in rows if len(row) == len(rows[0])], 1)
         num_different = len(set(map(tuple, samples.tolist())))
-        equal = 1 - num_different / num_samples
-        is_repeated = num_different > 1 and equal >= MANY_EQUAL  # not made of one number
-        return ("repeated_work", equal) if is_repeated else (None, 1.0)
+        equal = 1 - num_different / len(samples)
+        is_wide = tensors[0].numel() >= SHORTEST * len(samples)
+        if not call.waste and is_wide and num_different > 1 and equal >= MANY_EQUAL:
+            call.waste = "repeated_work"
+            call.part = equal
 
     def _close_call(self, module: nn.Module | str, output: Any) -> None:
         calls = self._open.calls
@@ -328,28 +319,21 @@ class StepInspection:
 
     def _embeddings(self) -> Iterator[WastedWork]:
         """Those of which a batch uses few rows, as parts of the bytes of all gradients."""
-        gradients = {
+        dense = {
             id(parameter): parameter.grad
             for root in self._modules
             for parameter in root.parameters()
-            if parameter.grad is not None
+            if type(parameter.grad) is Tensor and parameter.grad.layout == torch.strided
         }
-        dense = [gradient for gradient in gradients.values() if not gradient.is_sparse]
-        num_bytes = sum(gradient.nbytes for gradient in dense)
-        tables = [
-            part
-            for root in self._modules
-            for part in root.modules()
-            if isinstance(part, nn.Embedding | nn.EmbeddingBag)
-        ]
-        for table in tables:
-            gradient = gradients.get(id(table.weight))
-            if type(gradient) is Tensor and gradient.layout == torch.strided:
+        num_bytes = sum(gradient.nbytes for gradient in dense.values())
+        for table in (part for root in self._modules for part in root.modules()):
+            if isinstance(table, nn.Embedding | nn.EmbeddingBag) and id(table.weight) in dense:
+                gradient = dense[id(table.weight)]
                 unused = 1 - _rows_with_numbers(gradient)
                 yield WastedWork(
                     kind="sparse_gradients",
                     part=unused * gradient.nbytes / num_bytes,
-                    module=self._names.get(id(table), ""),
+                    module=self._names[id(table)],
                 )
 
 

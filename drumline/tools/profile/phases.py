@@ -9,10 +9,11 @@ kernel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from statistics import fmean, median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -388,18 +389,19 @@ def threads_of(facts: RankFacts, lasts_s: float) -> Iterator[BusyThread]:
 
 def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
     """The threads are those of all ranks."""
-    return RankPhases(
-        phases_s=mean_phases([rank.phases_s for rank in ranks]),
-        lines=mean_lines([rank.lines for rank in ranks]),
-        communication_phases_s=mean_phases([rank.communication_phases_s for rank in ranks]),
-        collective_lines=mean_lines([rank.collective_lines for rank in ranks]),
-        special_lines=mean_lines([rank.special_lines for rank in ranks]),
-        undifferentiated=mean_lines([rank.undifferentiated for rank in ranks]),
-        anomaly_s=fmean(rank.anomaly_s for rank in ranks),
-        worker_starts=_mean_cost([rank.worker_starts for rank in ranks]),
-        collections=_mean_cost([rank.collections for rank in ranks]),
-        threads=tuple(thread for rank in ranks for thread in rank.threads),
-    )
+    means: dict[str, Callable[[list[Any]], Any]] = {
+        "Mapping[str, float]": mean_phases,
+        "tuple[LineCost, ...]": mean_lines,
+        "float": fmean,
+        "tuple[BusyThread, ...]": lambda threads: tuple(chain(*threads)),
+    }
+    values = {
+        field.name: means.get(str(field.type), _mean_cost)(
+            [getattr(rank, field.name) for rank in ranks]
+        )
+        for field in fields(RankPhases)
+    }
+    return RankPhases(**values)
 
 
 def mean_known(numbers: Iterable[float | None]) -> float | None:

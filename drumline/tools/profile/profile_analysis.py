@@ -71,6 +71,22 @@ LINE_AFTER_S = 0.05
 SAME_CALL_S = 50e-6
 """How long after a host sync its source line may be recorded; how soon a copy is followed by its
 wait."""
+OF_FIRST_RANK = (
+    "world_size",
+    "device",
+    "backend",
+    "first_step",
+    "host_cpus",
+    "optimizer",
+    "workers",
+    "has_sync_batchnorm",
+    "checks_collectives",
+    "num_threads",
+    "wasted",
+    "own_profiler",
+    "tracers",
+)
+"""What a result has as that rank knows it."""
 PROCESSES = 100
 """Numbers of processes for each rank: its own, its GPU's streams. They begin at 100: Perfetto takes
 0 for the idle process, and shows it last."""
@@ -203,12 +219,9 @@ def result_of(
     return ProfileResult(
         **vars(first.job),
         **vars(mean_over_ranks(list(phases.values()))),
+        **{name: getattr(first, name) for name in OF_FIRST_RANK},
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
-        world_size=first.world_size,
         num_nodes=len({rank_facts.host for rank_facts in facts.values()}),
-        device=first.device,
-        backend=first.backend,
-        first_step=first.first_step,
         num_steps=min(len(steps_of_rank) for steps_of_rank in steps.values()),
         step_s=fmean(fmean(rank.step_s) for rank in ranks),
         parts_s={part: fmean(rank.parts_s[part] for rank in ranks) for part in PARTS},
@@ -226,21 +239,12 @@ def result_of(
         network_bytes_per_s=network_bytes_per_s,
         unprofiled_step_s=mean_known(rank_facts.unprofiled_step_s for rank_facts in facts.values()),
         cores_per_rank=cores_per_rank(facts),
-        host_cpus=first.host_cpus,
         loading_cores=first.loading_cores if loads_itself else None,
-        optimizer=first.optimizer,
-        workers=first.workers,
         process=max(
             filter(None, (rank_facts.process for rank_facts in facts.values())),
             key=lambda use: use.cores + use.waiting,
             default=None,
         ),
-        has_sync_batchnorm=first.has_sync_batchnorm,
-        checks_collectives=first.checks_collectives,
-        num_threads=first.num_threads,
-        wasted=first.wasted,
-        own_profiler=first.own_profiler,
-        tracers=first.tracers,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
 
