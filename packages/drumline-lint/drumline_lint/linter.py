@@ -24,7 +24,12 @@ from drumline_lint.findings import (
     problem,
     split_lines,
 )
-from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
+from drumline_lint.flow.distributed import (
+    distributed_sources,
+    projects,
+    speaks_of_ranks,
+    surely_starts_ranks,
+)
 from drumline_lint.flow.unused import unused_lines
 from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
@@ -304,12 +309,17 @@ def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
-    """The findings of a rule in a file; in a test, and in code that nothing runs, as notes."""
+    """The findings of a rule in a file. In a test, and in code that nothing runs, they are notes; where
+    one process may be all there is, nothing is more than a warning."""
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        is_mild = source.is_test or _is_unused(program, source, finding.place)
-        yield replace(finding, severity=Severity.NOTE) if is_mild else finding
+        severity = finding.severity
+        if source.is_test or _is_unused(program, source, finding.place):
+            severity = Severity.NOTE
+        elif severity is Severity.ERROR and not surely_starts_ranks(program, source):
+            severity = Severity.WARNING
+        yield replace(finding, severity=severity)
 
 
 def _is_unused(program: Program, source: Source, place: Place) -> bool:

@@ -512,3 +512,28 @@ def test_a_validation_on_rank_0_blocks_where_the_others_wait(
     """Without another collective, the broadcasts of the buffers meet in the next epoch."""
     findings = findings_in((("case.py", VALIDATED + after),))
     assert [each.severity for each in findings if each.rule == "DL040"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("start", "script", "severity"),
+    [
+        ("    dist.init_process_group('nccl')\n", "", Severity.ERROR),
+        (
+            "    if args.distributed:\n        dist.init_process_group('nccl')\n",
+            "",
+            Severity.WARNING,
+        ),
+        (
+            "    if args.distributed:\n        dist.init_process_group('nccl')\n",
+            "torchrun --nproc-per-node=8 case.py\n",
+            Severity.ERROR,
+        ),
+    ],
+)
+def test_an_error_needs_a_program_that_surely_has_ranks(
+    start: str, script: str, severity: Severity
+) -> None:
+    text = f"import torch.distributed as dist\ndef main(args):\n{start}"
+    text += "    if dist.get_rank() == 0:\n        dist.barrier()\n"
+    findings = findings_in((("case.py", text), ("run.sh", script)))
+    assert [each.severity for each in findings if each.rule == "DL017"] == [severity]

@@ -165,6 +165,20 @@ def _starts_ranks(program: Program, source: Source) -> bool:
     )
 
 
+def surely_starts_ranks(program: Program, source: Source) -> bool:
+    """Whether its program cannot run as one process, or is started with several: else the ranks
+    are what a user may choose. What is wrong without any ranks is so, too."""
+    near = connected(program, source)
+    if not any(map(speaks_of_ranks, near)):
+        return True
+    started = [launch for file in near for launch in program.starts_of(file)]
+    is_started = any(
+        launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
+        for launch in started
+    )
+    return is_started or any(_starts_ranks(program, file) for file in near)
+
+
 def _joins(program: Program, source: Source) -> Iterator[ast.Call]:
     """The calls that join a group in any case, which needs a launcher."""
     for init in program.calls(source, INIT):

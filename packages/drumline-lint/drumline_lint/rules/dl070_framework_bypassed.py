@@ -28,7 +28,7 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders
-from drumline_lint.training.steps import is_method
+from drumline_lint.training.steps import is_method, steps_of_rounds
 
 RULE = rule("DL070", only_distributed=False)
 # What makes the model ready, and what must then be called instead of loss.backward().
@@ -58,7 +58,9 @@ def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
         counts = constants(program, option) if option is not None else set()
         is_several = any(isinstance(count, int) and count > 1 for count in counts)
         is_used = any_text_near(program, source, ".accumulate(", "DeepSpeed", "deepspeed")
-        if is_several and not is_used and any_text_near(program, source, ".backward("):
+        loops = batch_loops(program, source) if is_several and not is_used else []
+        steps = [step for loop in loops for step in steps_of_rounds(program, loop)]
+        if steps and not any(is_rare for _, is_rare in steps):
             message = (
                 "the losses are divided by gradient_accumulation_steps, and every batch is a step: "
                 "nothing calls accumulate()"

@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import connected
+from drumline_lint.program.imports import connected, with_imported
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.reading.allocation import processes_per_node
@@ -41,14 +41,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_of_several(program: Program, source: Source) -> bool:
-    """Whether it belongs to a training that is started with several processes."""
-    near = connected(program, source)
-    started = [launch for file in near for launch in program.launches_of(file)]
-    is_started = any(
+    """Whether a training runs it that is started with several processes."""
+    return any(
+        _TRAINS.search(file.text) is not None
+        and _is_started(program, file)
+        and source in with_imported(program, [file])
+        for file in connected(program, source)
+    )
+
+
+def _is_started(program: Program, file: Source) -> bool:
+    started = program.launches_of(file)
+    is_launched = any(
         launch.kind != PYTHON and processes_per_node(launch) != 1 for launch in started
     )
-    is_started = is_started or any(_STARTED.search(file.text) for file in near)
-    is_started = is_started or any(
-        is_of_ranks(program, file) and _READS_RANK.search(file.text) for file in near
-    )
-    return is_started and any(_TRAINS.search(file.text) for file in near)
+    reads_rank = _READS_RANK.search(file.text) is not None
+    is_said = _STARTED.search(file.text) is not None
+    return is_launched or is_said or (reads_rank and is_of_ranks(program, file))
