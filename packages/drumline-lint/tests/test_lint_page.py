@@ -29,6 +29,17 @@ def test_every_section_is_a_rule_and_every_rule_has_one() -> None:
     assert numbers == [*all_rules(), *OWN_RULES]
 
 
+def test_the_page_names_every_rule_that_is_not_for_tests() -> None:
+    sentence = re.search(
+        r"findings are notes;\s(.*?)\sare not reported", PAGE.read_text(), re.DOTALL
+    )
+    assert sentence is not None
+    named = []
+    for first, last in re.findall(r"(DL[0-9]+)(?: to (DL[0-9]+))?", sentence[1]):
+        named += [number for number in all_rules() if first <= number <= (last or first)]
+    assert named == [number for number, module in all_rules().items() if not module.RULE.in_tests]
+
+
 def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert set(tomllib.loads(text)["tool"]["drumline"]["lint"]) == set(FORMS)
