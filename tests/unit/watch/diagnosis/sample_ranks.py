@@ -18,7 +18,7 @@ TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_BACKWARD = (
     f"{TORCH}/autograd/graph.py:865 in _engine_run_backward",
     f"{TORCH}/autograd/__init__.py:354 in backward",
-    "/venv/lib/python3.11/site-packages/drumline/engine/step.py:88 in _backward",
+    "/venv/lib/python3.11/site-packages/drumline/training/steps/eager.py:88 in _backward",
     "/home/me/job/train.py:12 in main",
 )
 IN_ALL_REDUCE = (
@@ -30,7 +30,7 @@ IN_QUEUE = (
     "/usr/lib/python3.11/selectors.py:415 in select",
     "/usr/lib/python3.11/multiprocessing/connection.py:930 in wait",
     f"{TORCH}/utils/data/dataloader.py:1284 in _try_get_data",
-    "/venv/lib/python3.11/site-packages/drumline/engine/loop.py:70 in train",
+    "/venv/lib/python3.11/site-packages/drumline/training/loop.py:70 in train",
 )
 WORKER_IDLE = (
     "/usr/lib/python3.11/multiprocessing/connection.py:930 in wait",

@@ -48,7 +48,7 @@ from tests.unit.watch.diagnosis.sample_ranks import (
 IN_LOSS = (
     "/usr/lib/python3.11/threading.py:327 in wait",
     "/home/me/job/losses.py:44 in contrastive",
-    "/venv/lib/python3.11/site-packages/drumline/engine/step.py:80 in _forward",
+    "/venv/lib/python3.11/site-packages/drumline/training/steps/eager.py:80 in _forward",
 )
 B_GONE = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=3.4, how="no answer")
 
