@@ -1,5 +1,5 @@
-"""The sidecar: a process that the first rank of each node starts (rank/watched/watched_rank.py), with its
-options on stdin. Its failure does not affect the ranks."""
+"""The process of the sidecar, which the first rank of each node starts (rank/watched/watched_rank.py). Its
+failure does not affect the ranks. What it reads is listed in `__init__.py`."""
 
 from __future__ import annotations
 
