@@ -66,7 +66,7 @@ class LineCost:
     host_s: float = 0.0
     """Of `seconds`, those in which no operation ran, torch's own Python among them."""
     operations: float = 0.0
-    """How many operations the line itself calls; where it clips gradients, how many calls."""
+    """How many operations the line itself calls."""
     library_operations: float = 0.0
     """How many operations a library calls for the line, as a module of torch does."""
     backward_s: float = 0.0

@@ -8,12 +8,11 @@ for.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -101,13 +100,6 @@ class _Call:
         return False
 
 
-@dataclass
-class _ThreadCalls(threading.local):
-    """The calls that are open, the innermost last: a GPU's backward pass has a thread of its own."""
-
-    calls: list[_Call] = field(default_factory=list)
-
-
 class _ProductMode(TorchFunctionMode):
     """Calls back before and after each product of matrices, also those inside torch's modules."""
 
@@ -136,7 +128,9 @@ class StepInspection:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
         self._names = dict(_names_of(modules))
-        self._open = _ThreadCalls()
+        self._open: list[_Call] = []
+        """The innermost last. In a backward pass on a thread of its own, as on a GPU, that of the
+        step waits."""
         self._calls: list[_Call] = []
         self._inputs: dict[int, set[tuple[object, ...]]] = defaultdict(set)
         """By the `id` of the module: what tells the inputs of its calls apart."""
@@ -219,15 +213,15 @@ class StepInspection:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
 
-        calls = self._open.calls
-        call = _Call(module, line_of_user(sys._getframe(2)), calls[-1] if calls else None)
+        outer = self._open[-1] if self._open else None
+        call = _Call(module, line_of_user(sys._getframe(2)), outer)
         tensors = tensors_in(inputs)
         call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
         if is_in_backward():
             call.waste = "recomputation"
         elif tensors:
             self._look_at_inputs(call, inputs, tensors)
-        calls.append(call)
+        self._open.append(call)
         self._calls.append(call)
         call.began_s = self._now_s
 
@@ -256,12 +250,11 @@ class StepInspection:
             call.part = equal
 
     def _close_call(self, module: nn.Module | str, output: Any) -> None:
-        calls = self._open.calls
-        if not any(call.module is module for call in calls):
+        if not any(call.module is module for call in self._open):
             return
-        call = calls.pop()
+        call = self._open.pop()
         while call.module is not module:  # one that raised an error
-            call = calls.pop()
+            call = self._open.pop()
 
         call.seconds = self._now_s - call.began_s
         if call.waste == "recomputation" or isinstance(module, str):

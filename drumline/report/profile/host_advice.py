@@ -44,8 +44,6 @@ LOOPED = 50
 """A line that calls so many operations in a step is in a loop, which could be one operation."""
 OPERATIONS_PER_TENSOR = 5
 """The layers of a model call fewer for each of their parameters."""
-FEW_CLIPPINGS = 2
-"""A step: a script with two optimizers clips the gradients of each."""
 FEWER = 10
 """Log lines, evaluations and saves are proposed so many times as seldom."""
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
@@ -410,7 +408,7 @@ def _clipping(result: ProfileResult) -> Iterator[Advice]:
     """A script's: one call clips all gradients at once."""
     line = first_line(result, CLIPPING)
     cost_s = result.phases_s.get(CLIPPING, 0.0)
-    if line is not None and line.operations > FEW_CLIPPINGS:
+    if line is not None and line.library_operations >= LOOPED:
         yield Advice(
             bottleneck="optimizer",
             text=f"gradient clipping takes {of_step(result, cost_s)}{mostly_at(line)}",

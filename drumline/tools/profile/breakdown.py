@@ -88,7 +88,7 @@ def matched(
     for kind, calls_by_rank in by_kind.items():
         for by_rank in _aligned(calls_by_rank):
             if kind.startswith(LEFT_TOGETHER) and not _is_possible(by_rank, clock_error_s):
-                parts = _apart(by_rank)
+                parts = [{rank: call} for rank, call in by_rank.items()]
             else:
                 parts = [by_rank]
             collectives += [MatchedCollective(kind=kind, by_rank=part) for part in parts]
@@ -112,11 +112,6 @@ def _is_possible(by_rank: Mapping[int, CollectiveCall], clock_error_s: float) ->
     first_end = min(call.end for call in by_rank.values())
     last_call = max(call.call for call in by_rank.values())
     return last_call - first_end <= clock_error_s
-
-
-def _apart(by_rank: Mapping[int, CollectiveCall]) -> list[dict[int, CollectiveCall]]:
-    """Each call alone."""
-    return [{rank: call} for rank, call in by_rank.items()]
 
 
 def clock_difference(trace: RankTrace, reference: RankTrace) -> float:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.runs.profile_files import CLIPPING, SampledLine, StackSamples
+from drumline.runs.profile_files import SampledLine, StackSamples
 from drumline.runs.profile_result import LineCost
 
 Seconds = NDArray[np.float64]
@@ -59,13 +59,12 @@ def costliest(
             functions[sample.phase, line.file, line.function].append(number)
 
     lines = []
-    for (phase, _, _), samples in functions.items():
+    for samples in functions.values():
         cost = _cost_of(stacks, costs, samples)
         if operations is not None and steps is not None:
             lines_of_samples = [stacks.lines[stacks.samples[number].line] for number in samples]
             is_line = np.array([place_of(line) == cost.source for line in lines_of_samples])
             is_call = np.array([not line.library for line in lines_of_samples])
-            is_call |= stacks.phases[phase] == CLIPPING
             rows = np.array(samples)
             counts = [
                 usual_count(operations, steps, rows[is_line & is_kind])

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drumline.runs.profile_files import (
-    CLIPPING,
     WORKERS,
     RankFacts,
     SampledLine,
@@ -255,11 +254,8 @@ class SampleTimes:
         return np.searchsorted(starts, self._ends).clip(1) - 1
 
     def operations(self, trace: RankTrace) -> NDArray[np.int64]:
-        """How many operations begin in each sample; where gradients are clipped, how many calls
-        that do it."""
-        operations = self._count(trace.host_operations[:, 0])
-        clippings = self._count(trace.clippings)
-        return np.where(self.is_in([CLIPPING]), clippings, operations)
+        """How many operations begin in each sample."""
+        return self._count(trace.host_operations[:, 0])
 
     def in_torch(self, trace: RankTrace, idle_s: Seconds) -> Seconds:
         """How long each sample is in Python of torch that calls no operations: it reads a file,

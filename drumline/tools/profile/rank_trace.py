@@ -49,8 +49,6 @@ LAYERS = re.compile(
     r"|add_?$|mul_?$|div_?$|mean$|cat$|stack$"
 )
 """What the layers of a model compute most of their time, also those that add to their inputs."""
-CLIPS = ("aten::_foreach_norm", "aten::_foreach_clamp_min_")
-"""What clip_grad_norm_ and clip_grad_value_ call once for all their tensors."""
 
 
 class TraceStep(NamedTuple):
@@ -108,11 +106,9 @@ class RankTrace:
     backward: Intervals
     """Operations of backward passes, on the host."""
     host_operations: Intervals
-    """The operations on the host, without those inside another one."""
+    """The operations on the host, without those inside another one and those that make a batch."""
     differentiated: Intervals
     """Operations of forward passes that have a gradient, on the host."""
-    clippings: NDArray[np.float64] = field(repr=False)
-    """When each call began that clips gradients."""
     gradients: NDArray[np.float64] = field(repr=False)
     """When the host had the gradient of each parameter, in each backward pass."""
     launches: NDArray[np.float64] = field(repr=False)
@@ -134,10 +130,11 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         lambda label: label.kind == "cpu_op" and label.thread not in gloo_threads
     )
     host = columns.where(is_host)
-    operations = host.where(host.named(is_compute))
-
     is_data = columns.named(lambda name: name == DATA_MARK or LOADER_NEXT.match(name))
     data = union(columns.where(is_data).times())
+    # What makes a batch is data.
+    operations = host.where(host.named(is_compute))
+    operations = operations.where(~contains(data, operations.start))
 
     is_device = any(label.kind == "kernel" for label in columns.labels)
     if is_device:
@@ -148,8 +145,7 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         launches = _launches(columns, work)
         special = np.empty((0, 2))
     else:
-        # What makes a batch is data.
-        work = operations.where(~contains(data, operations.start))
+        work = operations
         seconds = _self_times(work)
         compute = difference(union(work.times()), data)
         launches = np.empty((0, 3))
@@ -159,7 +155,6 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     steps = tuple(_steps(columns, work, launches))
     is_backward = host.named(lambda name: name.startswith(NODE))
     is_differentiated = np.isin(host.start, columns.differentiated)
-    is_clipping = host.named(lambda name: name in CLIPS)
     is_accumulation = host.named(lambda name: name == ACCUMULATES)
 
     return RankTrace(
@@ -173,7 +168,6 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         backward=union(host.where(is_backward).times()),
         host_operations=union(operations.times()),
         differentiated=union(host.where(is_differentiated).times()),
-        clippings=np.sort(host.start[is_clipping]),
         gradients=np.sort(host.end[is_accumulation]),
         launches=launches,
         special=special,

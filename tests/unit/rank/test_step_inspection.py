@@ -70,7 +70,7 @@ def test_the_same_input_again_is_named_with_its_line() -> None:
 def test_equal_numbers_and_equal_samples_are_the_same_input() -> None:
     model = Body()
     copied = inspected(model, lambda: model(SAMPLES).sum() + model(SAMPLES.clone()).sum())
-    assert copied["repeated_work"].part == pytest.approx(0.5, abs=0.4)
+    assert 0 < copied["repeated_work"].part < 1
     samples = SAMPLES[:4].repeat_interleave(4, 0)
     repeated = inspected(model, lambda: model(samples).sum())
     assert repeated["repeated_work"].part == pytest.approx(0.75)

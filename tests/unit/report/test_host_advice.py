@@ -212,13 +212,13 @@ def test_a_slow_optimizer_gets_its_faster_form_or_is_named_by_its_line() -> None
 
 def test_gradients_that_are_clipped_one_by_one_have_a_line() -> None:
     phases = {"gradient clipping": 0.05, "forward": 0.05}
-    clipping = replace(line("gradient clipping", 0.05), operations=20)
+    clipping = replace(line("gradient clipping", 0.05), library_operations=80)
     advice = only(sampled(phases, clipping, optimizer=optimizer()))
     assert advice.text == (
         "gradient clipping takes 50 ms of each 100 ms step, mostly at task.py:7, in f: work()"
     )
     assert advice.remedy.startswith("clip all gradients in one call")
-    twice = replace(clipping, operations=2)
+    twice = replace(clipping, library_operations=20)
     assert advise(sampled(phases, twice, optimizer=optimizer())) == ()
 
 

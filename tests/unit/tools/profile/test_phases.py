@@ -12,7 +12,6 @@ import pytest
 
 from drumline.base.errors import UsageError
 from drumline.runs.profile_files import (
-    CLIPPING,
     WORKERS,
     Collection,
     Pause,
@@ -184,6 +183,18 @@ def test_operations_are_counted_for_the_line_that_calls_them_itself(tmp_path: Pa
     assert (loss.operations, loss.library_operations) == (0, 1), "torch's own code calls it"
 
 
+def test_operations_that_make_a_batch_are_not_those_of_the_next_line(tmp_path: Path) -> None:
+    late = two_steps(samples=tuple(row for row in two_steps().samples if row.phase))
+    batch = [
+        entry("aten::select", start + begin, start + begin + 1)
+        for start in (0, 100)
+        for begin in (1, 3, 5)
+    ]
+    result = profiled(tmp_path, late, *batch)
+    lines = {line.function: line for line in result.lines}
+    assert lines["Mine.loss"].library_operations == 1
+
+
 def test_a_function_without_a_gradient_inside_a_forward_pass_is_named(tmp_path: Path) -> None:
     stacks, entries = computing_twice(STATEMENT, STATEMENT)
     (line,) = profiled(tmp_path, stacks, *entries).undifferentiated
@@ -274,27 +285,6 @@ def test_the_length_of_a_set_before_times() -> None:
     times = np.array([0.5, 1.5, 3.0, 5.0, 9.0])
     assert length_until(intervals, times).tolist() == [0.0, 0.5, 1.0, 2.0, 3.0]
     assert length_until(union([]), times).tolist() == [0.0] * 5
-
-
-def test_calls_that_clip_gradients_are_counted(tmp_path: Path) -> None:
-    phases = tuple(CLIPPING if phase == "hook Slow" else phase for phase in PHASES)
-    samples = [
-        row._replace(line=LINES.index(REDUCE)) if row.phase == PHASES.index("hook Slow") else row
-        for row in two_steps().samples
-    ]
-    entries = [
-        entry(name, start, start + 1)
-        for step in (0, 100)
-        for start, name in [
-            (step + 15, "aten::_foreach_norm"),
-            (step + 81, "aten::_foreach_norm"),
-            (step + 83, "aten::_foreach_clamp_min_"),
-            (step + 85, "aten::_foreach_mul_"),
-        ]
-    ]
-    result = profiled(tmp_path, two_steps(samples=tuple(samples), phases=phases), *entries)
-    (line,) = (line for line in result.lines if line.phase == CLIPPING)
-    assert (line.source, line.operations) == ("task.py:20", 2)
 
 
 def test_lines_are_means_over_ranks_for_each_caller() -> None:
