@@ -71,6 +71,20 @@ assert "localhost: warning: the state of the job could not be recorded: [Errno 3
 assert "forgotten has ended on 1 host; it was stopped" in done.stdout
 assert forgotten.state().state == "starting"
 """
+WRITE_AGAIN = """
+import errno, sys
+from pathlib import Path
+from drumline.launch.detached import job_folder
+from tests.unit.launch.test_detached_node import make_folder
+
+def full(path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+job = make_folder(Path(sys.argv[1]))
+job_folder.replacing = full
+job.write_state(job_folder.JobState(state="ended"))
+assert job.state().state == "ended", job.state()
+"""
 
 
 @pytest.fixture(name="state")
@@ -145,6 +159,16 @@ def test_a_job_ends_where_nothing_can_be_written(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No space left on device" in done.stdout
+
+
+def test_a_full_disk_whose_file_system_has_no_fallocate_keeps_the_state(tmp_path: Path) -> None:
+    """As NFS; ramfs itself is never full."""
+    if why := missing():
+        pytest.skip(why)
+    script = f'mount -t ramfs ramfs {tmp_path} && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", WRITE_AGAIN]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*words, str(tmp_path)], env=variables, check=True)
 
 
 def test_a_damaged_job_is_named_beside_the_others_and_can_be_stopped(

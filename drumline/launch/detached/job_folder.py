@@ -198,7 +198,7 @@ class JobFolder:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            with os.fdopen(descriptor_of(path, os.O_WRONLY), "wb") as file:
+            with os.fdopen(descriptor_of(path, os.O_RDWR), "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, len(text))
                 file.write(text)
                 file.truncate()
