@@ -20,6 +20,7 @@ from drumline.launch.ssh.host_connection import FORMS, HostConnection, _read_lin
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.net.frames import MAX_PIPE_BYTES, Session
+from drumline.watch.watch_folder import SidecarDiagnosis
 
 WHOLE: dict[str, dict[str, Any]] = {
     "hello": {"host": "a", "protocol": 3, "address": "10.0.0.1", "unknown_names": ["a"]},
@@ -31,6 +32,10 @@ WHOLE: dict[str, dict[str, Any]] = {
         "sentence": "x",
         "was_printed": False,
         "is_last": True,
+        "what": "x",
+        "rank": None,
+        "host": "a",
+        "is_ranks_error": False,
     },
     "ended": {"code": 1, "last_lines": ["x"]},
     "progress": {"reached_step": 3, "counted_step": 0},
@@ -58,6 +63,7 @@ def host(heard: list[Any]) -> Iterator[tuple[HostConnection, Remote]]:
 
 def test_every_kind_of_frame_has_a_form() -> None:
     assert WHOLE.keys() == FORMS.keys()
+    assert WHOLE["diagnosis"].keys() >= SidecarDiagnosis.__dataclass_fields__.keys()
     for kind, content in WHOLE.items():
         assert (
             decode_from_host(json.dumps({"kind": kind, **content}).encode(), Session()) is not None
@@ -68,7 +74,7 @@ def test_every_kind_of_frame_has_a_form() -> None:
 def test_a_malformed_frame_is_no_frame(kind: str) -> None:
     heard: list[Any] = []
     with host(heard) as (connection, _):
-        for name in FORMS[kind]:
+        for name in WHOLE[kind]:
             missing = {key: value for key, value in WHOLE[kind].items() if key != name}
             wrong = [value for value in WRONG if type(value) is not type(WHOLE[kind][name])]
             for content in (missing, *({**WHOLE[kind], name: value} for value in wrong)):
@@ -85,7 +91,7 @@ def test_a_malformed_frame_is_no_frame(kind: str) -> None:
     st.data(),
 )
 def test_no_frame_ends_the_controller(kind: str, value: object, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(FORMS[kind])))
+    name = data.draw(st.sampled_from(sorted(WHOLE[kind])))
     with host([]) as (connection, remote):
         connection._receive(json.dumps({"kind": kind, **WHOLE[kind], name: value}).encode())
         remote.end_lines()
