@@ -64,6 +64,9 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, addres
             PreflightError, match="is not an address of this host that others reach"
         ):
             action(message)
+    for wrong in ({"first_rank": -1}, {"world_size": 0}, {"port": 0}):
+        with pytest.raises(ValueError, match=f"Expected `int` .* at `\\$.{next(iter(wrong))}`"):
+            node._collectives({**share, **wrong, "address": address})
     assert node.listeners is None
 
 

@@ -274,7 +274,7 @@ class Coordinator:
             host.absent = error.what
             host.absent_fix = error.next_step or host.absent_fix
         else:
-            host.absent = f"its answer is not that of the doctor: {error!r}"
+            host.absent = f"its answer is not that of the doctor: {error}"
 
 
 async def examine(hosts: Coordinator) -> None:

@@ -171,7 +171,9 @@ class NodeServer:
             self._send("answer", id=number, ok=to_builtins(action(message)))
         except DrumlineError as error:
             self._send("answer", id=number, error=error.what)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
+            self._send("answer", id=number, error=str(error))
+        except OSError as error:
             self._send("answer", id=number, error=f"{type(error).__name__}: {error}")
 
     def _send(self, kind: str, **content: Any) -> None:

@@ -23,6 +23,7 @@ from drumline.base.text import memory_size, plural, signal_name
 from drumline.launch.node import guard
 from drumline.net.interfaces import LOOPBACK
 from drumline.tools.doctor.finding import Finding
+from drumline.tools.doctor.pairs.probe import Port
 
 PROGRAM = ("-m", "drumline.tools.doctor.ranks.doctor_rank")
 # How long ranks wait for each other in one collective before they report.
@@ -39,11 +40,11 @@ Backend = Literal["auto", "gloo", "nccl"]
 class HostRanks:
     """Which ranks of the group run on this host, and where the rendezvous is."""
 
-    first_rank: int
+    first_rank: Annotated[int, Meta(ge=0, le=1 << 20)]
     num_procs: Annotated[int, Meta(ge=1, le=1024)]
-    world_size: int
+    world_size: Annotated[int, Meta(ge=1)]
     address: str
-    port: int
+    port: Port
     limit_s: Annotated[float, Meta(ge=1.0, le=600.0)]
     backend: Backend = "auto"
 

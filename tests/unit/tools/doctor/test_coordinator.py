@@ -109,7 +109,7 @@ ANSWER = BEGIN + """print('{"kind": "answer", "id": 1, %s}', flush=True)\nwhile 
         ),
         (
             HELLO + ANSWER % '"ok": {"host": "b"}',
-            "its answer is not that of the doctor: ValueError('Object missing required field `interfaces`')",
+            "its answer is not that of the doctor: Object missing required field `interfaces`",
         ),
         (HELLO + ANSWER % '"error": "no"', "no"),
     ],
@@ -216,7 +216,7 @@ def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
             ):
                 with pytest.raises(NodeRequestError) as caught:
                     await node.ask(action, 20, **arguments)
-                assert str(caught.value).removeprefix("ValueError: ") == words
+                assert str(caught.value) == words
         finally:
             await node.close()
 
