@@ -94,9 +94,11 @@ class LaunchRequest:
         """With `{verb}`, `{job}` and `{hosts}`; on its hosts it is reached as here."""
         if self.follow:
             return list(self.follow)
-        names = [name for name in ("hostfile", "ssh", "python") if name in self.flags]
+        hosts = ["--hosts", "{hosts}"]
+        if "hostfile" in self.flags:
+            hosts = ["--hostfile", str(Path(self.flags.hostfile).absolute())]
+        names = [name for name in ("ssh", "python") if name in self.flags]
         options = [word for name in names for word in (f"--{name}", str(self.flags[name]))]
-        hosts = [] if "hostfile" in names else ["--hosts", "{hosts}"]
         return ["drumline", "{verb}", "{job}", *hosts, *options]
 
     @cached_property

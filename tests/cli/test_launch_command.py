@@ -670,15 +670,18 @@ def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
     ("words", "printed"),
     [
         (["--hosts", "ignored:8"], "--hosts 'me@a,[fd00::1]'"),
-        (["--hostfile", "my hosts"], "--hostfile 'my hosts'"),
+        (["--hostfile", "my hosts"], "--hostfile '/code/my hosts'"),
         (
             ["--hosts", "a", "--ssh", "ssh -o 'User={me}'", "--python", "/venv/bin/python"],
             "--hosts 'me@a,[fd00::1]' --ssh 'ssh -o '\"'\"'User={me}'\"'\"'' --python /venv/bin/python",
         ),
     ],
 )
-def test_a_detached_job_is_followed_as_it_was_launched(words: list[str], printed: str) -> None:
-    """The hosts are those on which it has started, which may be spares."""
+def test_a_detached_job_is_followed_as_it_was_launched(
+    words: list[str], printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From every folder; the hosts are those on which it has started, which may be spares."""
+    monkeypatch.setattr(Path, "absolute", lambda path: Path("/code", path))
     flags = read_flags(words, OWN_FLAGS, ends_at_name=True)
     request = LaunchRequest(flags.values, "digits", [])
     hosts = [Host("me@a", 8), Host("fd00::1")]
