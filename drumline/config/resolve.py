@@ -37,9 +37,7 @@ from drumline.config.flags import (
     missing_value,
 )
 from drumline.config.rules import EXCLUDED_BY, broken_rules, pairs_given_together
-from drumline.config.schema import (
-    Config,
-)
+from drumline.config.schema import Config
 
 DATASET_DIR = "DATASET_DIR"
 DEFAULTS = Layer(
@@ -50,9 +48,6 @@ HOW_TO_DECLARE = (
     "float, bool, str, a Literal of texts, a tuple of one of them, or one of these | None"
 )
 NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds and default"
-
-
-# Rules between settings, and a message for each that is broken
 
 
 class Layers(NamedTuple):
