@@ -146,11 +146,10 @@ def _is_started_alone(program: Program, source: Source) -> bool:
     """Whether scripts or a README start it, and each with one process."""
     started = program.starts_of(source)
     spawns = next(program.calls(source, _SPAWN), None) is not None
-    is_plain = not any(_starts_ranks(program, near) for near in connected(program, source))
+    is_plain = bool(started) and not _start_ranks(program, connected(program, source))
     return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
-@cached_query
 def _starts_ranks(program: Program, source: Source) -> bool:
     """Whether a file starts ranks, or cannot run without a launcher."""
     if _STARTS_RANKS.search(source.text) or any(_joins(program, source)):
@@ -168,15 +167,23 @@ def _starts_ranks(program: Program, source: Source) -> bool:
 def surely_starts_ranks(program: Program, source: Source) -> bool:
     """Whether its program cannot run as one process, or is started with several: else the ranks
     are what a user may choose. What is wrong without any ranks is so, too."""
-    near = connected(program, source)
-    if not any(map(speaks_of_ranks, near)):
+    return _surely_start_ranks(program, connected(program, source))
+
+
+@cached_query
+def _surely_start_ranks(program: Program, component: frozenset[Source]) -> bool:
+    if not any(map(speaks_of_ranks, component)) or _start_ranks(program, component):
         return True
-    started = [launch for file in near for launch in program.starts_of(file)]
-    is_started = any(
+    started = [launch for file in component for launch in program.starts_of(file)]
+    return any(
         launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
         for launch in started
     )
-    return is_started or any(_starts_ranks(program, file) for file in near)
+
+
+@cached_query
+def _start_ranks(program: Program, component: frozenset[Source]) -> bool:
+    return any(_starts_ranks(program, file) for file in component)
 
 
 def _joins(program: Program, source: Source) -> Iterator[ast.Call]:

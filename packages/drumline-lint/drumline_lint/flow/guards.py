@@ -41,8 +41,8 @@ _JOINING = COLLECTIVES | {INIT, DDP, *FSDP, FABRIC, DEEPSPEED, "drumline.DDPMana
 _JOINING_NAME = re.compile(r"init\w*(dist|process_group|ddp)|setup\w*(dist|ddp)", re.IGNORECASE)
 # Flags that may let a single rank through, and objects that only a single rank may have.
 _GUARDING = re.compile(
-    r"(^|_)(main|master|rank|rank0|primary|chief|leader|root|zero|coordinator|writer?|writes?|saver?|saves?|saving"
-    r"|logger|tracker|recorder|wandb|tb|tensorboard|verbose|local)(_|\d|$)|should|is_first"
+    r"(^|_)(main|master|rank|rank0|primary|chief|leader|zero|coordinator|writer?|writes?|saver?|saves?|saving"
+    r"|logger|tracker|recorder|wandb|tb|tensorboard|verbose|local)(_|\d|$)|should|is_first|is_root|root_(rank|proc)"
 )
 _GUARDED_NAME = re.compile(r"rank_?0|rank_?zero|main_process|master|main_only|main_rank|is_main")
 WAITING = ("barrier", "synchronize", "wait_for_everyone")

@@ -9,8 +9,10 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import rank_tests, rest_of_block
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.imports import connected
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import called_name, nodes_in
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
@@ -30,15 +32,22 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, severity=Severity.ERROR)
         if has_unknown_arguments(call) or program.values(timeout) - {ConstantValue(None)}:
             continue
-        for work in _long_work(program, source):
+        for work in _long_work_near(program, connected(program, source)):
+            where = program.source_of(work)
             message = (
-                f"{source.code(work.func)} runs on one rank while the others wait in a barrier, "
+                f"{where.code(work.func)} runs on one rank while the others wait in a barrier, "
                 "which fails after the default timeout"
             )
             is_short = called_name(work) == "extractall"
             severity = Severity.NOTE if is_short else None
-            yield RULE.at(source, work, message, severity=severity)
+            yield RULE.at(where, work, message, severity=severity)
             break
+
+
+@cached_query
+def _long_work_near(program: Program, component: frozenset[Source]) -> list[ast.Call]:
+    near = [file for file in program.sources if file in component]
+    return [work for file in near for work in _long_work(program, file)]
 
 
 def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:

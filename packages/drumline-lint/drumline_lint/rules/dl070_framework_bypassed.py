@@ -30,6 +30,8 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders
 from drumline_lint.training.steps import is_method, steps_of_rounds
 
+# Other data may be what this rank has made itself.
+_STORED = ("datasets.load_", "torchvision.datasets.")
 RULE = rule("DL070", only_distributed=False)
 # What makes the model ready, and what must then be called instead of loss.backward().
 _BACKWARD = {
@@ -109,7 +111,15 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
             message = (
                 "the framework does not know this loader: every rank trains on all of the data"
             )
-            yield RULE.at(source, call, message, fix="pass the loader to the framework as well")
+            origins = [
+                part
+                for part in parts(program, given(call, "dataset"))
+                if isinstance(part, ast.Call)
+            ]
+            is_stored = any(program.name_of(part.func).startswith(_STORED) for part in origins)
+            severity = Severity.WARNING if is_stored else None
+            fix = "pass the loader to the framework as well"
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
 def _has_own_backward(program: Program, source: Source) -> bool:

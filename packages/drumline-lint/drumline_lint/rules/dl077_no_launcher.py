@@ -20,9 +20,13 @@ from drumline_lint.reading.source import Source
 RULE = rule("DL077", only_distributed=False)
 # Code that looks whether there is a launcher, or does its work.
 _OTHER_STARTS = re.compile(
-    r"(?:get|getenv|setdefault|pop)\(\s*[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)\b"
-    r"|[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)[\"'] (?:not )?in\b|environ\[[\"']RANK[\"']\] *=[^=]"
-    r"|SLURM_|OMPI_|\bspawn\(|Process\(|start_processes|environ\.update|subprocess"
+    r"SLURM_|OMPI_|\bspawn\(|Process\(|start_processes|environ\.update|subprocess"
+    r"|environ\[[\"']RANK[\"']\] *=[^=]|(?:setdefault|pop)\(\s*[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)\b"
+)
+# Code that also runs alone.
+_MAY_BE_ALONE = re.compile(
+    r"(?:get|getenv)\(\s*[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)\b"
+    r"|[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)[\"'] (?:not )?in\b"
 )
 _SOURCED = re.compile(r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda|bashrc|profile))", re.MULTILINE)
 
@@ -32,13 +36,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     started = program.launches_of(source)
     if not started or not all(map(_is_plain, started)) or framework(program, source):
         return
-    if any(_OTHER_STARTS.search(near.text) for near in connected(program, source)):
+    texts = [near.text for near in connected(program, source)]
+    # tasks of Slurm with an address of the first are meant to be ranks, also with defaults
+    are_ranks = all(launch.srun and "MASTER_ADDR" in launch.script.text for launch in started)
+    is_alone = not are_ranks and any(map(_MAY_BE_ALONE.search, texts))
+    if is_alone or any(map(_OTHER_STARTS.search, texts)):
         return
     reads = [
         read
         for read in program.index(source).every(ast.Subscript)
         if joins(program, read) and not any(conditions(program, read))
     ]
+    if are_ranks:
+        reads += list(_reads_with_default(program, source))
     if reads and any(program.calls(source, INIT)):
         for launch in started:
             starter = "python" if launch.srun is None else "srun"
@@ -46,6 +56,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.path.name} reads {source.code(reads[0])}, which {starter} does not set"
             )
             yield RULE.at(launch.script, launch.name[-1], message)
+
+
+def _reads_with_default(program: Program, source: Source) -> Iterator[ast.Call]:
+    """`os.environ.get("RANK", 0)`"""
+    for call in program.calls(source, "os.environ.get", "os.getenv"):
+        key = call.args[0] if call.args else None
+        if isinstance(key, ast.Constant) and key.value in ("RANK", "LOCAL_RANK"):
+            yield call
 
 
 def _is_plain(launch: Launch) -> bool:
