@@ -1,13 +1,19 @@
 """The run folder, its paths and its lock, and how an earlier run is moved aside.
 
-config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log
-checkpoints/step-NNNNNNNN/ settings-history.jsonl (which settings changed at which step, if any did)
-trace/rank-NNNNN.jsonl (with log.trace) profile/ (with log.profile: runs/profile_files.py)
-media/NAME-NNNNNNNN.png (images that hooks log, by step) step-trial.txt (the kind of step that
---train.step auto is trying) preempted.json (until a preempted run is resumed; scripts that requeue
-jobs may check for it) watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json
-(diagnoses of the sidecars) report.html (written at the end) trackers/NAME.json (the id of the
-tracker's run)  wandb/  tensorboard/ (with log.trackers)
+config.toml, environment.json, ledger.jsonl
+events/rank-NNNNN.jsonl, logs/rank-NNNNN.log
+checkpoints/step-NNNNNNNN/
+settings-history.jsonl      which settings changed at which step, if any did
+preempted.json              until a preempted run is resumed; scripts that requeue jobs may check for it
+step-trial.txt              the kind of step that `--train.step auto` is trying
+watch/launch.json           the launch, kept over restarts
+diagnoses/NNNN-CAUSE.json   diagnoses of the sidecars
+media/NAME-NNNNNNNN.png     images that hooks log, by step
+trace/rank-NNNNN.jsonl      with log.trace
+profile/                    with log.profile: runs/profile_files.py
+trackers/NAME.json          the id of the tracker's run, with log.trackers
+wandb/, tensorboard/        of those trackers
+report.html                 written at the end
 """
 
 from __future__ import annotations
