@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,7 +35,7 @@ from drumline.launch.kubernetes import (
     wrong_object_name,
 )
 from drumline.launch.pod_template import merged_manifest, read_pod_template
-from drumline.launch.ssh.hosts_job import wrong_variables
+from drumline.launch.ssh.hosts_job import chosen_variables, wrong_variables
 
 EFA = (
     Annotated[bool | str, SwitchOr("N", r"[1-9]\d?")],
@@ -165,7 +165,7 @@ def _job(request: LaunchRequest) -> KubernetesJob:
         claims=dict(claim_paths(verb_flags.get("pvc", []))),
         node_selector={key: value for key, _, value in labels},
         tolerations=[toleration(taint) for taint in verb_flags.get("toleration", [])],
-        variables=_variables(verb_flags, os.environ),
+        variables=chosen_variables(verb_flags.get("env", []), os.environ),
         max_restarts=request.restarts(least),
         min_nodes=least,
         grace_s=verb_flags.get("grace", GRACE_S),
@@ -177,11 +177,6 @@ def _job(request: LaunchRequest) -> KubernetesJob:
             next_step="give --nnodes MIN: as well, with drumline in the image, or leave it out",
         )
     return job
-
-
-def _variables(verb_flags: FlagValues, environment: Mapping[str, str]) -> dict[str, str]:
-    words = (word.partition("=") for word in verb_flags.get("env", []))
-    return {name: value if equals else environment[name] for name, equals, value in words}
 
 
 def apply(job: KubernetesJob, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from drumline.launch.detached.job_folder import ENDED, JobState
 from tests.multinode import processes
 from tests.multinode.detached import Cluster
 from tests.multinode.hosts import Testbed
+from tests.unit.launch.test_detached_node import make_folder
 
 # Ranks that load no torch; they run until they are asked to end.
 STAY = """
@@ -52,7 +55,12 @@ def _make_cluster(
 
 def test_a_job_runs_on_without_the_laptop(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster("a", "b")
+    # Of a machine that is gone, with which this one shares the home folder.
+    old = make_folder(cluster.state(cluster.hosts[0]) / "drumline", name="old", machine="c")
+    old.write_state(JobState(state=ENDED))
+    os.utime(old.path / "state.json", (1.0, 1.0))
     name = cluster.launch("--procs", "1", "--env", "TOKEN=hunter2", "stay.py")
+    assert not old.path.parent.exists()
     cluster.wait_for_state(name, "running")
     for host in cluster.hosts:
         assert not any("hunter2" in processes.command(pid) for pid in host.space.pids())
@@ -121,6 +129,55 @@ def test_a_job_survives_reboots_and_is_stopped_with_a_checkpoint(
     cluster.wait_for_state(name, "ended", code=75)
     cluster.wait_for_nothing_left()
     assert cluster.command("attach", name, "--hosts", "a", code=75)
+
+
+@pytest.mark.soak
+def test_a_job_is_stopped_with_a_save_between_two_starts_of_ranks(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster("a", "b")
+    a, b = cluster.hosts
+    name = train(cluster, "--lost-after", "5")
+    b.power_off()
+    processes.wait_until(
+        lambda: any("for node 1" in log.read_text() for log in cluster.folder.rglob("node-0.log")),
+        "a waits for b, without ranks",
+        timeout_s=60,
+    )
+    step = newest_step(cluster)
+    text = cluster.command("stop", name, "--save", "--hosts", "a", code=3)
+    assert "error: b: " in text
+    assert cluster.state_of(a, name)["code"] == 130, "no rank was running that could save"
+
+    cluster.reboot(b)
+    text = cluster.command("stop", name, "--save", "--hosts", "a,b")
+    assert "it was stopped without a save" in text
+    cluster.wait_for_state(name, "ended", code=130)
+    cluster.wait_for_nothing_left()
+    train(cluster)
+    assert newest_step(cluster) > step, "it has resumed"
+
+
+@pytest.mark.soak
+def test_a_damaged_state_ends_the_job_on_its_host_and_loses_nothing(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster("a", "b")
+    b = cluster.bed["b"]
+    name = train(cluster, "--lost-after", "5")
+    b.power_off()
+    (state,) = cluster.state(b).glob(f"drumline/jobs/{name}/node-1/state.json")
+    state.write_text("")
+    cluster.reboot(b)
+    processes.wait_until(lambda: "code" in state.read_text(), "b has ended its part")
+    step = newest_step(cluster)
+    why = f"{state} is damaged: "
+    assert str(cluster.state_of(b, name)["why"]).startswith(why)
+    assert "failed (exit code 1) on b" in cluster.command("jobs", "--hosts", "a,b")
+    cluster.command("stop", name, "--hosts", "a")
+    cluster.wait_for_nothing_left()
+    train(cluster)
+    assert newest_step(cluster) > step, "it has resumed"
 
 
 @pytest.mark.soak

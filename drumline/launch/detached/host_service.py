@@ -11,14 +11,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from drumline.base.errors import DrumlineError, ExitCode
-from drumline.base.processes import Termination, send_signal
+from drumline.base.processes import EXITED, Termination, send_signal, state_of
 from drumline.base.untrusted import from_json, parse_json
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
@@ -32,6 +32,7 @@ from drumline.launch.detached.job_folder import (
     jobs_folder,
     machine_id,
     remove_old,
+    unreadable,
     wrong_job_name,
 )
 from drumline.launch.detached.keeper import STOP_SIGNALS, STOPPED
@@ -138,12 +139,13 @@ def _wait_for_start(link: ControllerLink) -> Request | None:
 def _wait_for_keeper(folder: JobFolder, link: ControllerLink) -> None:
     """As long as it loads: its Python may be on a slow disk."""
     until = time.monotonic() + START_S
-    was_alive = False
+    keepers: list[int] = []
     while link.is_alive and not folder.is_kept() and folder.state().state == STARTING:
-        is_alive = bool(units.keepers(folder))
-        if not is_alive and (was_alive or time.monotonic() > until):
+        # A process that becomes another program has no command for a moment.
+        keepers = keepers or units.keepers(folder)
+        have_ended = all(state_of(keeper) in EXITED for keeper in keepers)
+        if have_ended and (keepers or time.monotonic() > until):
             raise _not_started(folder)
-        was_alive = is_alive
         link.read()
 
 
@@ -165,10 +167,15 @@ def _list(request: Request, link: ControllerLink) -> None:
     link.out.send("hello", protocol=PROTOCOL)
     problems: list[str] = []
     for folder in folders_of(jobs_folder(os.environ), request["name"], problems):
-        with suppress(OSError, ValueError):  # it was removed meanwhile
+        try:
             record = _record(folder)
-            link.out.send("job", **record)
-            problems += [record["why"]] if record["state"] == DAMAGED else []
+        except FileNotFoundError:  # it was removed meanwhile
+            continue
+        except (OSError, ValueError) as error:
+            problems.append(unreadable(folder.path, error))
+            continue
+        link.out.send("job", **record)
+        problems += [record["why"]] if record["state"] == DAMAGED else []
     for problem in problems:
         link.out.send("notice", text=f"warning: {problem}")
     link.out.send("ended", code=0, last_lines=[])
@@ -224,56 +231,43 @@ def _follow(request: Request, link: ControllerLink) -> None:
         from_end=False,
     )
     link.out.send("hello", protocol=PROTOCOL)
+    lines = LineBuffer(MAX_PIPE_BYTES)
     state = ""
     checked_at = 0.0
-    frames = _Frames(folder.frames)
-    while link.is_alive:
-        for frame in frames.read():
-            if frame["kind"] == "started":
-                output.follow(frame["ranks"], frame["start"])
-            if frame["kind"] == "ended":
-                output.send_news(is_last=True)
-            link.out.send(**frame)
-            if frame["kind"] == "ended":
+    with folder.frames.open("rb") as file:
+        while link.is_alive:
+            for frame in _new_frames(file, lines):
+                if frame["kind"] == "started":
+                    output.follow(frame["ranks"], frame["start"])
+                if frame["kind"] == "ended":
+                    output.send_news(is_last=True)
+                link.out.send(**frame)
+                if frame["kind"] == "ended":
+                    return
+
+            output.send_news()
+            link.read()
+            if time.monotonic() - checked_at < CHECK_S:
+                continue
+
+            checked_at = time.monotonic()
+            state_before = state
+            record = _record(folder)
+            state = record["state"]
+            if state == DOWN != state_before:
+                text = f"the job does not run on {spec.machine}: its keeper was ended"
+                link.out.send("notice", text=f"warning: {text}")
+            if state == ENDED == state_before:  # a full disk had no space for the last frame
+                link.out.send("ended", code=record["code"], last_lines=[], end_reason=record["why"])
                 return
 
-        output.send_news()
-        link.read()
-        if time.monotonic() - checked_at < CHECK_S:
-            continue
 
-        checked_at = time.monotonic()
-        state_before = state
-        record = _record(folder)
-        state = record["state"]
-        if state == DOWN != state_before:
-            text = f"the job does not run on {spec.machine}: its keeper was ended"
-            link.out.send("notice", text=f"warning: {text}")
-        if state == ENDED == state_before:  # a full disk had no space for the last frame
-            link.out.send("ended", code=record["code"], last_lines=[], end_reason=record["why"])
-            return
-
-
-class _Frames:
-    """The frames of a file, as far as they are written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._lines = LineBuffer(MAX_PIPE_BYTES)
-
-    def read(self) -> list[dict[str, Any]]:
-        with suppress(OSError), self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read(MAX_PIPE_BYTES)
-            self._offset += len(data)
-            self._lines.add(data)
-
-        frames = []
-        while (line := self._lines.pop()) is not None:
-            with suppress(ValueError):
-                frames.append(parse_json(line))
-        return frames
+def _new_frames(file: BinaryIO, lines: LineBuffer) -> Iterator[dict[str, Any]]:
+    """What was added to the file since the last call."""
+    lines.add(file.read(MAX_PIPE_BYTES))
+    while (line := lines.pop()) is not None:
+        with suppress(ValueError):
+            yield parse_json(line)
 
 
 # Stop

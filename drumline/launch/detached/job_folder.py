@@ -133,7 +133,7 @@ class JobFolder:
         self.path.mkdir(mode=0o700)
         try:
             self.check()
-            for path in (self._spec, self._lock):
+            for path in (self._spec, self._lock, self.frames):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             self._write(self._spec, spec)
             self.write_state(JobState())
@@ -279,13 +279,18 @@ def folders_of(
                 folders.append(folder)
         except (OSError, ValueError) as error:
             if problems is not None:
-                problems.append(f"{path} cannot be read: {error}; delete it if no job runs from it")
+                problems.append(unreadable(path, error))
     return folders
 
 
+def unreadable(path: Path, error: Exception) -> str:
+    return f"{path} cannot be read: {error}; delete it if no job runs from it"
+
+
 def remove_old(jobs: Path) -> None:
-    """The folders of jobs that have ended on this machine long ago."""
-    for folder in folders_of(jobs):
+    """The folders of jobs that have ended long ago, also on other machines, which may be gone."""
+    for path in jobs.glob("*/node-*"):
+        folder = JobFolder(path)
         ended_at = folder.ended_at()
         if ended_at is not None and time.time() - ended_at > KEPT_S:
             folder.remove()

@@ -379,6 +379,9 @@ class Keeper:
 def main(path: str) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = JobFolder(Path(path))
+    if folder.path.parents[1].is_dir() and not folder.path.exists():
+        units.remove(folder)  # the job was deleted; or else its disk is not mounted yet
+        return 0
     if not is_of_this_machine(folder, folder.spec()):
         return 0  # its unit is in a home folder that several hosts share
 

@@ -163,13 +163,15 @@ def variables_for_ranks(
 ) -> dict[str, str]:
     """The environment to add on every host, through ssh's stdin: some variables always, others by
     `--env`."""
-    chosen = {
+    always = {
         name: value
         for name, value in environment.items()
         if name.startswith(PREFIXES) or name in NAMES
     }
-    for word in flag_values:
-        name, equals, value = word.partition("=")
-        chosen[name] = value if equals else environment[name]
+    return always | chosen_variables(flag_values, environment)
 
-    return chosen
+
+def chosen_variables(flag_values: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of `--env`."""
+    words = (word.partition("=") for word in flag_values)
+    return {name: value if equals else environment[name] for name, equals, value in words}

@@ -394,14 +394,27 @@ def test_a_damaged_spec_is_refused(tmp_path: Path) -> None:
 
 def test_a_keeper_that_cannot_start_says_why() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "drumline.launch.detached.keeper", "/nowhere"],
+        [sys.executable, "-m", "drumline.launch.detached.keeper", "/nowhere/jobs/x/node-0"],
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert "No such file or directory: '/nowhere'" in done.stderr
+    assert "No such file or directory: '/nowhere/jobs/x/node-0'" in done.stderr
+
+
+def test_the_unit_of_a_job_that_was_deleted_is_removed(
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    job = make_folder(tmp_path)
+    unit = tmp_path / "config/systemd/user" / f"{job.unit}.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    job.remove()
+    assert main(str(job.path)) == 0, "the system does not start it again"
+    assert not unit.exists()
 
 
 def test_an_agent_that_is_ended_while_it_exits_is_not_restarted(tmp_path: Path) -> None:
@@ -429,6 +442,9 @@ def test_jobs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
     make_old("f-damaged", "no state", long_ago)
     (tmp_path / "jobs" / "f-damaged" / "node-0" / "state.json").write_text("{")
     make_old("g-kept", ENDED, long_ago)
+    # Of an earlier version, perhaps.
+    make_old("h-unreadable", ENDED, long_ago)
+    (tmp_path / "jobs" / "h-unreadable" / "node-0" / "spec.json").write_text("{")
     with JobFolder(tmp_path / "jobs" / "g-kept" / "node-0").held():
         remove_old(tmp_path / "jobs")
     left = sorted(path.name for path in (tmp_path / "jobs").iterdir())
@@ -466,3 +482,21 @@ def test_a_keeper_is_waited_for_as_long_as_it_loads(
     units.start_keeper(broken, python_path=str(Path.cwd()), grace_s=1.0)
     with pytest.raises(DrumlineError, match="the job's keeper did not start"):
         host_service._wait_for_keeper(broken, link)
+
+
+def test_a_keeper_that_becomes_another_program_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it has no command for a moment, which is long where its Python is on a slow disk."""
+    job = make_folder(tmp_path)
+    commands = iter([[os.getpid()]])
+    monkeypatch.setattr(units, "keepers", lambda _: next(commands, []))
+    ticks = iter(range(3))
+
+    def read() -> None:
+        if next(ticks, None) is None:
+            job.write_state(JobState(state=RUNNING))
+
+    link: Any = SimpleNamespace(is_alive=True, read=read)
+    host_service._wait_for_keeper(job, link)
+    assert job.state().state == RUNNING
