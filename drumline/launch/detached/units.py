@@ -42,12 +42,9 @@ TOOL_S = 20.0
 OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
 NO_REBOOT = (
     "after a reboot of {host} the job does not start again: without a login no user manager of systemd "
-    "runs there; to change that for later jobs: loginctl enable-linger"
+    "runs there; to change that for later jobs, {linger}"
 )
-NO_LOGOUT = (
-    "the job ends with this login to {host}: logind.conf has KillUserProcesses=yes there; "
-    "to change that: loginctl enable-linger, then launch again"
-)
+LINGER = "run `loginctl enable-linger {user}` there, with sudo if it is refused"
 OWN_GROUP = Path("/proc/self/cgroup")
 LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
@@ -66,11 +63,16 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
         _start_unit(folder, words, grace_s)
         return ""
 
+    linger = LINGER.format(user=_user())
+    if _ends_with_login():
+        raise DrumlineError(
+            "the job would end with this login: logind.conf has KillUserProcesses=yes there",
+            next_step=f"{linger}; then launch again",
+        )
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    notice = NO_LOGOUT if _ends_with_login() else NO_REBOOT
-    return notice.format(host=os.uname().nodename)
+    return NO_REBOOT.format(host=os.uname().nodename, linger=linger)
 
 
 def keepers(folder: JobFolder) -> list[int]:
@@ -108,7 +110,11 @@ def _unit_file(folder: JobFolder) -> Path:
 
 def _is_lingering() -> bool:
     """Whether the user manager runs without a login."""
-    return (LINGERING / pwd.getpwuid(os.geteuid()).pw_name).exists()
+    return (LINGERING / _user()).exists()
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None:
@@ -132,8 +138,10 @@ def _ends_with_login() -> bool:
     if len(answers) != 3 or "/session-" not in OWN_GROUP.read_text(encoding="utf-8"):
         return False
     is_on, only, excluded = answers
-    user = f'"{pwd.getpwuid(os.geteuid()).pw_name}"'
-    return is_on == "b true" and (only == "as 0" or user in only) and user not in excluded
+    user = f'"{_user()}"'
+    if user in excluded or (excluded == "as 0" and os.geteuid() == 0):  # root, if nobody is named
+        return False
+    return is_on == "b true" if only == "as 0" else user in only
 
 
 def _systemctl(*words: str) -> bool:

@@ -162,9 +162,11 @@ def test_what_is_missing_for_a_reboot_is_said(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_folder(tmp_path, machine="elsewhere")
+    user = pwd.getpwuid(os.geteuid()).pw_name
     no_reboot = (
         f"after a reboot of {socket.gethostname()} the job does not start again: without a login no user "
-        "manager of systemd runs there; to change that for later jobs: loginctl enable-linger"
+        f"manager of systemd runs there; to change that for later jobs, run `loginctl enable-linger {user}` there, "
+        "with sudo if it is refused"
     )
     assert units.start_keeper(job, python_path=None, grace_s=1.0) == no_reboot
     # There is a user manager, which ends with the login.
@@ -173,32 +175,53 @@ def test_what_is_missing_for_a_reboot_is_said(
     assert units.start_keeper(job, python_path=None, grace_s=1.0) == no_reboot
 
 
-def test_a_login_that_ends_all_its_processes_is_named(
-    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("uid", "is_on", "only", "excluded", "group", "ends"),
+    [
+        (1234, "true", "as 0", "as 0", "session-3.scope", True),
+        (1234, "true", "as 0", 'as 1 "nobody"', "session-3.scope", True),
+        (1234, "false", 'as 1 "me"', "as 0", "session-3.scope", True),
+        (0, "true", "as 0", 'as 1 "nobody"', "session-3.scope", True),
+        (1234, "false", "as 0", "as 0", "session-3.scope", False),
+        (1234, "true", 'as 1 "nobody"', "as 0", "session-3.scope", False),
+        (1234, "true", "as 0", 'as 2 "nobody" "me"', "session-3.scope", False),
+        (0, "true", "as 0", "as 0", "session-3.scope", False),
+        (1234, "true", "as 0", "as 0", "user@1234.service", False),
+    ],
+)
+def test_a_login_that_ends_all_its_processes_starts_no_job(
+    tmp_path: Path,
+    tools: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int,
+    is_on: str,
+    only: str,
+    excluded: str,
+    group: str,
+    ends: bool,
 ) -> None:
+    """As logind decides it (manager_shall_kill of systemd)."""
     busctl = tools / "busctl"
-    busctl.write_text('#!/bin/sh\necho "b $IS_ON"; echo as 0; echo "as 1 \\"$EXCLUDED\\""\n')
+    busctl.write_text(f"#!/bin/sh\necho b {is_on}; echo '{only}'; echo '{excluded}'\n")
     busctl.chmod(0o755)
-    group = tmp_path / "cgroup"
-    monkeypatch.setattr(units, "OWN_GROUP", group)
+    group_file = tmp_path / "cgroup"
+    group_file.write_text(f"0::/user.slice/{group}\n")
+    monkeypatch.setattr(units, "OWN_GROUP", group_file)
     job = make_folder(tmp_path, machine="elsewhere")
-
-    def notice(is_on: str, excluded: str, name: str) -> str:
-        monkeypatch.setenv("IS_ON", is_on)
-        monkeypatch.setenv("EXCLUDED", excluded)
-        group.write_text(f"0::/user.slice/{name}\n")
-        return units.start_keeper(job, python_path=None, grace_s=1.0)
-
-    assert notice("true", "nobody", "session-3.scope") == (
-        f"the job ends with this login to {socket.gethostname()}: logind.conf has KillUserProcesses=yes "
-        "there; to change that: loginctl enable-linger, then launch again"
-    )
-    for circumstances in (
-        ("false", "nobody", "session-3.scope"),
-        ("true", pwd.getpwuid(os.geteuid()).pw_name, "session-3.scope"),
-        ("true", "nobody", "user@1000.service"),
-    ):
-        assert notice(*circumstances).startswith("after a reboot of ")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(units, "_user", lambda: "me")
+    monkeypatch.setattr(units, "open_append", lambda path: path.open("ab"))
+    if not ends:
+        notice = units.start_keeper(job, python_path=None, grace_s=1.0)
+        assert notice.startswith("after a reboot of ")
+        return
+    with pytest.raises(DrumlineError) as raised:
+        units.start_keeper(job, python_path=None, grace_s=1.0)
+    assert raised.value.lines() == [
+        "the job would end with this login: logind.conf has KillUserProcesses=yes there",
+        "try: run `loginctl enable-linger me` there, with sudo if it is refused; then launch again",
+    ]
+    assert not job.log.exists(), "nothing was started"
 
 
 # When there is another attempt
