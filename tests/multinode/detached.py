@@ -123,10 +123,12 @@ class Cluster:
             cwd=self.folder,
         )
 
-    def command(self, *words: str, code: int = 0, on: Host | None = None) -> str:
+    def command(
+        self, *words: str, code: int = 0, on: Host | None = None, timeout_s: float = 60.0
+    ) -> str:
         """The same to its end; what it prints."""
         job = self.start(*words, on=on)
-        assert job.wait() == code, job.text()
+        assert job.wait(timeout_s) == code, job.text()
         return job.text()
 
     def launch(self, *words: str, hosts: str = "") -> str:

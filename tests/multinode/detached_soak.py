@@ -22,10 +22,13 @@ from pathlib import Path
 from tests.multinode import needs, processes
 from tests.multinode.detached import Cluster
 from tests.multinode.hosts import Host, Testbed
+from tests.multinode.job import Job
 
 EVENTS = ("nothing", "reboot", "reboot both", "kill agent", "kill rank", "kill keeper")
 ENDS = ("done", "stop", "stop --save")
 PORT = 29500
+# How long a job may show no progress, and a command may take, on a machine that does other work too.
+STUCK_S = 180.0
 
 
 def strike(cluster: Cluster, name: str, event: str, host: Host) -> None:
@@ -43,13 +46,29 @@ def strike(cluster: Cluster, name: str, event: str, host: Host) -> None:
         processes.send(pids[:1], 9)
 
 
+def wait_while_it_proceeds(cluster: Cluster, name: str, shown: Job) -> None:
+    """Beside other work a step may take seconds."""
+
+    def progress() -> list[object]:
+        states = [cluster.state_of(host, name) for host in cluster.hosts]
+        return [(state["first_start"], state["reached_step"]) for state in states]
+
+    while shown.is_running():
+        before = progress()
+        processes.wait_until(
+            lambda before=before: not shown.is_running() or progress() != before,
+            f"progress of {name}:\n{shown.text()}",
+            timeout_s=STUCK_S,
+        )
+
+
 def play(cluster: Cluster, chance: random.Random, number: int) -> str:
     """One round; what went wrong, or nothing."""
     event = chance.choice(EVENTS)
     end = chance.choice(ENDS)
     host = chance.choice(cluster.hosts)
     run = cluster.folder / f"run-{number}"
-    steps = "150" if end == "done" else "1000000"
+    steps = "80" if end == "done" else "1000000"
     name = cluster.launch(
         *("--procs", "1", "--lost-after", "5", "--max-restarts", "5", "digits"),
         *("--model.widths", "4", "--train.steps", steps, "--checkpoint.every_steps", "20"),
@@ -62,9 +81,10 @@ def play(cluster: Cluster, chance: random.Random, number: int) -> str:
     if end == "done":
         codes = {0}
         shown = cluster.start("attach", name, "--hosts", cluster.names)
-        shown.wait(300)
+        wait_while_it_proceeds(cluster, name, shown)
     else:
-        cluster.command(*end.replace("stop", f"stop {name}").split(), "--hosts", cluster.names)
+        words = end.replace("stop", f"stop {name}").split()
+        cluster.command(*words, "--hosts", cluster.names, timeout_s=STUCK_S)
     states = [cluster.state_of(peer, name) for peer in cluster.hosts]
     problem = ""
     if any(state["state"] != "ended" or state["code"] not in codes for state in states):
