@@ -83,7 +83,7 @@ def _run_guarded(
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from drumline.launch.node.agent import first_failure, run_agent
-    from drumline.launch.node.rank_exchange import Preempted
+    from drumline.launch.node.node_rendezvous import Preempted
 
     # Otherwise the agent would print its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):

@@ -52,6 +52,20 @@ TEXTS = ("address", "host", "probe_token", "public", "nonce")
 CARD: dict[str, type] = dict.fromkeys(NUMBERS, int) | dict.fromkeys(TEXTS, str)
 
 
+class Preempted(Exception):  # noqa: N818  # no error
+    """A signal asked this node's ranks to stop, and they did."""
+
+    def __init__(
+        self, *, was_reported: bool, was_signalled: bool = True, has_saved: bool = False
+    ) -> None:
+        super().__init__()
+        self.has_saved = has_saved
+        self.was_reported = was_reported
+        """Whether a rank has reported it."""
+        self.was_signalled = was_signalled
+        """Whether the signal was sent to this process; otherwise a rank got it, or a notice."""
+
+
 @dataclass(frozen=True)
 class Round:
     """The nodes that start ranks together."""
@@ -241,7 +255,7 @@ class NodeRendezvous(RendezvousHandler):
     def _polls(self) -> Iterator[float]:
         """The time of each poll, until the join timeout is over, or the job."""
         while (now := time.monotonic()) <= self._join_until:
-            self._check_replaced()
+            self._check_joins()
             if self.is_closed():
                 raise self._job_over()
 
@@ -264,6 +278,12 @@ class NodeRendezvous(RendezvousHandler):
         with contextlib.suppress(dist.DistError):  # node 0 may have left, with its store
             what = self.membership.failure() or what
         return self._error(what, "read the output of the others")
+
+    def _check_joins(self) -> None:
+        """While no ranks run: raise if there is no reason to wait for the others."""
+        if self.is_leaving:
+            raise Preempted(was_reported=False)
+        self._check_replaced()
 
     def _check_replaced(self) -> None:
         """Raise if another launcher has this node's rank."""
@@ -319,7 +339,7 @@ class NodeRendezvous(RendezvousHandler):
         limit_s = max(self.node.join_timeout_s, CLOSED_S + self.node.silence_s)
         until = time.monotonic() + limit_s
         while time.monotonic() <= until:
-            self._check_replaced()
+            self._check_joins()
 
             is_closed = self.is_closed()
             # Read after that: the first node that raises what was decided closes the job.

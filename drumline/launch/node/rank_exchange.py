@@ -23,7 +23,7 @@ from drumline.base.errors import ExitCode
 from drumline.base.processes import has_signal, read_status
 from drumline.base.rank_environment import FailureRecord, read_failure
 from drumline.base.startup import ENDING_SIGNALS, SAME_SIGNAL_S
-from drumline.launch.node.node_rendezvous import NodeRendezvous
+from drumline.launch.node.node_rendezvous import NodeRendezvous, Preempted
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.rank_logs import rank_file, rank_output
 from drumline.rank.torch_internals import is_terminating_handler
@@ -104,20 +104,6 @@ class RankFiles(LogsSpecs):
 
 
 # Signals
-
-
-class Preempted(Exception):  # noqa: N818  # no error
-    """A signal asked this node's ranks to stop, and they did."""
-
-    def __init__(
-        self, *, was_reported: bool, was_signalled: bool = True, has_saved: bool = False
-    ) -> None:
-        super().__init__()
-        self.has_saved = has_saved
-        self.was_reported = was_reported
-        """Whether a rank has reported it."""
-        self.was_signalled = was_signalled
-        """Whether the signal was sent to this process; otherwise a rank got it, or a notice."""
 
 
 class RankSignals:

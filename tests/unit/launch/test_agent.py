@@ -14,8 +14,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from drumline.launch.node import agent as agent_module
 from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.guard import Guard, new_job
+from drumline.launch.node.node_rendezvous import Preempted
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.node.rank_exchange import Preempted, RankFiles, RankSignals
+from drumline.launch.node.rank_exchange import RankFiles, RankSignals
 from drumline.launch.node.rank_logs import rank_file
 from drumline.launch.node_plan import NodePlan
 from drumline.watch.watch_folder import WatchFolder, read_ending

@@ -18,7 +18,7 @@ from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightEr
 from drumline.launch.node import membership as membership_module
 from drumline.launch.node import node_rendezvous
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
-from drumline.launch.node.node_rendezvous import NodeRendezvous, Round
+from drumline.launch.node.node_rendezvous import NodeRendezvous, Preempted, Round
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Reason, WaitNotice
 from drumline.rank.sealed_store import SealedStore
@@ -397,6 +397,18 @@ def test_a_node_that_does_not_join_is_named(nodes: list[NodeRendezvous]) -> None
     with pytest.raises(PreflightError) as caught:
         nodes[0].next_rendezvous()
     assert caught.value.what == "node 0 waited 0 s at a:1: node 1 (b) did not join"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_that_is_asked_to_stop_waits_for_nobody(
+    nodes: list[NodeRendezvous], rank: int
+) -> None:
+    nodes.append(handler(dist.HashStore(), node_of(rank, 2)))
+    nodes[0].membership.join()
+    nodes[0].is_leaving = True
+    with pytest.raises(Preempted) as preempted:
+        nodes[0].next_rendezvous()
+    assert not preempted.value.has_saved
 
 
 def test_a_node_whose_ranks_are_done_joins_again_when_another_restarts(
