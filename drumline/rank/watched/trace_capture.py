@@ -542,12 +542,9 @@ def unused_gradients(
         for parameter in group["params"]
         if float(group.get("lr", 1.0)) > 0
     }
-    total = 0
-    used = 0
-    for parameter in modules[0].parameters():
-        if parameter.requires_grad:
-            total += parameter.nbytes
-            used += parameter.nbytes if id(parameter) in updated else 0
+    trained = [part for part in modules[0].parameters() if part.requires_grad]
+    total = sum(part.nbytes for part in trained)
+    used = sum(part.nbytes for part in trained if id(part) in updated)
 
     # With none that is used, optimizers have other tensors than the model, or no rate as yet.
     return 1 - used / total if used else 0.0

@@ -4,7 +4,7 @@ reduced, and the collectives besides them. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from drumline.base.text import bit_rate, file_size, latency, plural
@@ -64,10 +64,15 @@ def _reductions(result: ProfileResult) -> Iterator[Advice]:
         uncrowded = exposed * _uncrowded(result)
         advice = [_fewer_all_reduces(result, uncrowded)]
         if all(bucket.num_bytes for bucket in result.buckets):
+            costs = fit_costs(
+                result.buckets,
+                network_bytes_per_s=result.network_bytes_per_s,
+                world_size=result.world_size,
+            )
             advice = [
-                *_fewer_bytes(result, uncrowded),
+                *_fewer_bytes(result, uncrowded, costs),
                 *advice,
-                *_other_bucket_size(result, exposed),
+                *_other_bucket_size(result, exposed, costs),
             ]
         yield from sorted(advice, key=_preference, reverse=True)
 
@@ -124,7 +129,9 @@ def _preference(advice: Advice) -> float:
     return advice.saved_s.likely * (3 if advice.samples_factor == 1 else 1)
 
 
-def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice]:
+def _other_bucket_size(
+    result: ProfileResult, exposed: float, costs: Sequence[ReduceCost]
+) -> Iterator[Advice]:
     """The size with the least exposed time, if it is not the present one."""
     part = sent_part(result.settings)
     if part is None:
@@ -132,9 +139,6 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
 
     buckets = result.buckets
     total = sum(bucket.reduce_s for bucket in buckets)
-    costs = fit_costs(
-        buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
-    )
     now = exposed_s([(bucket.reduce_s, bucket.backward_s) for bucket in buckets])
     # gloo reduces several buckets at once, which the queue does not.
     scale = min(1.0, exposed / now) if now else 1.0
@@ -198,14 +202,13 @@ def _on_network(result: ProfileResult, exposed: float) -> str:
     return f"{of_step(result, exposed)} is exposed communication{sent}"
 
 
-def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
+def _fewer_bytes(
+    result: ProfileResult, exposed: float, costs: Sequence[ReduceCost]
+) -> Iterator[Advice]:
     """Gradients in half the bytes."""
     if is_script(result) or result.settings.get("dist.comm", "none") != "none":
         return
 
-    costs = fit_costs(
-        result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
-    )
     saved = [sum(_saved_by_half(bucket, cost) for bucket in result.buckets) for cost in costs]
     likely = min(exposed, saved[0])
     yield Advice(

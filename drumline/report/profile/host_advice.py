@@ -154,14 +154,10 @@ def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     runs_layers = line.phase == "forward" and line.library_operations >= LOOPED
     if line.operations >= LOOPED and not runs_layers:
         return True
-    return _is_loop_in_library(result, line)
-
-
-def _is_loop_in_library(result: ProfileResult, line: LineCost) -> bool:
-    """Whether a line makes a library call operations again and again. A line that runs the layers
-    of a model has many, too, and more between them, but few for each parameter."""
     if result.optimizer is None or is_call_of_torch(line):
         return False
+    # A line that runs the layers of a model has many, too, and more between them, but few for each
+    # parameter.
     least = max(LOOPED, OPERATIONS_PER_TENSOR * result.optimizer.num_tensors)
     return max(line.operations, line.library_operations) >= least
 
@@ -242,14 +238,13 @@ def _tracers(result: ProfileResult) -> Iterator[Advice]:
     """Each call of Python takes longer, wherever it is."""
     if result.tracers:
         gaps_s = result.parts_s["gaps"]
-        yield Advice(
-            bottleneck="tracers",
-            text=f"{one_line(', '.join(result.tracers))} follows each call of Python, which takes "
+        yield removable(
+            "tracers",
+            f"{one_line(', '.join(result.tracers))} follows each call of Python, which takes "
             f"{of_step(result, gaps_s)}",
-            remedy="turn it off, or on for some steps only",
-            cost_s=gaps_s / 2,
-            saved_s=Savings(gaps_s / 2, gaps_s, 0.0),
-            derivation="half of the time in Python",
+            "turn it off, or on for some steps only",
+            gaps_s / 2,
+            what="half of the time in Python",
         )
 
 
@@ -409,13 +404,11 @@ def _clipping(result: ProfileResult) -> Iterator[Advice]:
     line = first_line(result, CLIPPING)
     cost_s = result.phases_s.get(CLIPPING, 0.0)
     if line is not None and line.library_operations >= LOOPED:
-        yield Advice(
-            bottleneck="optimizer",
-            text=f"gradient clipping takes {of_step(result, cost_s)}{mostly_at(line)}",
-            remedy="clip all gradients in one call, and do not read their norms there",
-            cost_s=cost_s,
-            saved_s=Savings(0.8 * cost_s, cost_s, 0.0),
-            derivation="one call for all tensors in place of one for each",
+        yield removable(
+            "optimizer",
+            f"gradient clipping takes {of_step(result, cost_s)}{mostly_at(line)}",
+            "clip all gradients in one call, and do not read their norms there",
+            cost_s,
         )
 
 
