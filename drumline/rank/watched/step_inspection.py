@@ -34,6 +34,8 @@ MOSTLY_ZEROS = 0.95
 SOME_DENORMALS = 0.05
 FEW_ROWS = 0.3
 """Where a linear layer's gradient has no more rows than this, the others are computed in vain."""
+SOME_NUMBERS = 0.2
+"""Rows with fewer numbers in them are those that a maximum chose, one for each number."""
 MANY_CALLS = 8
 FEW_SAMPLES = 4
 """In so many the time of most operations is that of their call."""
@@ -393,7 +395,10 @@ def _on_gradient(call: _Call, gradient: Tensor) -> None:
         if gradient.device.type == "cpu" and _has_denormals(gradient):
             call.waste = call.waste or "denormals"
         rows = gradient if isinstance(call.module, nn.Linear) else gradient.reshape(1, -1)
-        call.used = max(call.used or 0.0, _rows_with_numbers(rows))
+        used = _rows_with_numbers(rows)
+        if rows.count_nonzero() < SOME_NUMBERS * used * rows.numel():
+            used = 1.0
+        call.used = max(call.used or 0.0, used)
 
 
 def _rows_with_numbers(rows: Tensor) -> float:

@@ -405,10 +405,19 @@ class TraceCapture:
         )
 
     def _optimizer_facts(self) -> OptimizerFacts | None:
+        """What the advice about an optimizer needs to know of it."""
         if self.optimizer is None:
             return None
-        facts = optimizer_facts(self.optimizer)
-        return replace(facts, unused_gradients=unused_gradients(self.modules, self.optimizers))
+        groups = self.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return OptimizerFacts(
+            name=type(self.optimizer).__name__,
+            num_tensors=len(parameters),
+            num_bytes=sum(parameter.nbytes for parameter in parameters),
+            is_fused=all(bool(group.get("fused")) for group in groups),
+            is_foreach=all(bool(group.get("foreach")) for group in groups),
+            unused_gradients=unused_gradients(self.modules, self.optimizers),
+        )
 
 
 class CpuUse(NamedTuple):
@@ -511,19 +520,6 @@ def has_open_collectives() -> bool:
         str(entry.get("profiling_name")).startswith("gloo:") and not entry.get("retired", True)
         for entry in recorded_collectives()
         if not entry.get("is_p2p")
-    )
-
-
-def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-    """What the advice about an optimizer needs to know of it."""
-    groups = optimizer.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    return OptimizerFacts(
-        name=type(optimizer).__name__,
-        num_tensors=len(parameters),
-        num_bytes=sum(parameter.nbytes for parameter in parameters),
-        is_fused=all(bool(group.get("fused")) for group in groups),
-        is_foreach=all(bool(group.get("foreach")) for group in groups),
     )
 
 

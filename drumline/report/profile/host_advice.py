@@ -27,7 +27,6 @@ from drumline.runs.profile_files import CLIPPING, GRADIENTS, IN_BACKWARD
 from drumline.runs.profile_result import PAUSES, BusyThread, LineCost, ProfileResult
 
 MIN_SPECIAL = 0.25
-MOST_THREADS = 3
 MOST_NAMED = 3
 BUSY_THREAD = 0.2
 """Of a core: threads that use less are no competition."""
@@ -141,7 +140,7 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
 
 def _meanwhile(result: ProfileResult) -> str:
     """What other threads do, for one of which a line may wait."""
-    threads = {row.name: row.source for row in result.threads[:MOST_THREADS]}
+    threads = {row.name: row.source for row in result.threads[:MOST_NAMED]}
     places = [f"the thread {one_line(name)} is at {one_line(threads[name])}" for name in threads]
     return f" (meanwhile {', '.join(places)})" if places else ""
 
@@ -180,8 +179,8 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
 def _operations(result: ProfileResult) -> Iterator[Advice]:
     """Copies, sorts, sums over pairs: what the layers of a model do not consist of."""
     loops = [(line.phase, line.function) for line in result.lines if _is_loop(result, line)]
-    names = [one_line(kernel.name) for kernel in result.kernels if not kernel.is_layer]
-    longest = f": {', '.join(names[:MOST_NAMED])}" if names else ""
+    names = [f", {one_line(kernel.name)}" for kernel in result.kernels if not kernel.is_layer]
+    longest = "".join(names[:MOST_NAMED])
     for line in result.special_lines:
         is_needed = line.phase not in PASSES or (line.phase, line.function) in loops
         if not is_needed and line.seconds >= MIN_SPECIAL * result.step_s:

@@ -62,15 +62,16 @@ def costliest(
     for samples in functions.values():
         cost = _cost_of(stacks, costs, samples)
         if operations is not None and steps is not None:
-            lines_of_samples = [stacks.lines[stacks.samples[number].line] for number in samples]
-            is_line = np.array([place_of(line) == cost.source for line in lines_of_samples])
-            is_call = np.array([not line.library for line in lines_of_samples])
-            rows = np.array(samples)
-            counts = [
-                usual_count(operations, steps, rows[is_line & is_kind])
-                for is_kind in (is_call, ~is_call)
-            ]
-            cost = replace(cost, operations=counts[0], library_operations=counts[1])
+            rows: dict[bool, list[int]] = {True: [], False: []}
+            for number in samples:
+                line = stacks.lines[stacks.samples[number].line]
+                if place_of(line) == cost.source:
+                    rows[not line.library].append(number)
+            cost = replace(
+                cost,
+                operations=usual_count(operations, steps, rows[True]),
+                library_operations=usual_count(operations, steps, rows[False]),
+            )
         lines.append(cost)
 
     return costliest_first(lines)
@@ -100,7 +101,7 @@ def _cost_of(
 
 
 def usual_count(
-    counts: NDArray[np.int64], steps: NDArray[np.int64], samples: NDArray[np.int64]
+    counts: NDArray[np.int64], steps: NDArray[np.int64], samples: Sequence[int]
 ) -> float:
     """The median over all steps: a sample that lasts long on a busy machine may have the operations
     of another line."""

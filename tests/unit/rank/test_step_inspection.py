@@ -136,6 +136,14 @@ def test_rows_that_the_loss_ignores_have_no_gradient() -> None:
     assert (work.module, work.kind) == ("spare", "zero_gradients")
 
 
+def test_rows_of_which_a_maximum_takes_numbers_are_needed() -> None:
+    model = nn.Linear(32, 8)
+    points = torch.rand(4, 100, 32)
+    assert inspected(model, lambda: model(points).amax(1).sum()) == {}
+    rows = inspected(model, lambda: model(points)[:, :20].sum())
+    assert rows["zero_gradients"].part == pytest.approx(0.8)
+
+
 def test_checkpointed_modules_are_computed_again() -> None:
     model = Body()
 
