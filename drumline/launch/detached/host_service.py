@@ -28,6 +28,7 @@ from drumline.launch.detached.job_folder import (
     JobFolder,
     JobSpec,
     JobState,
+    device_addresses,
     folders_of,
     jobs_folder,
     machine_id,
@@ -113,6 +114,7 @@ def _launch(request: Request, link: ControllerLink) -> None:
         frame={**frame, "kind": "spec", "node": start["node"]},
         variables=units.lasting_variables(os.environ),
         machine_id=machine_id(),
+        device_addresses=device_addresses(),
     )
     folder.create(spec)
     remove_old(jobs_folder(os.environ))

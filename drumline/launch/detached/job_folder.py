@@ -45,6 +45,7 @@ WAITING = "waiting"
 ENDED = "ended"
 DAMAGED = "damaged"
 MACHINE_ID = Path("/etc/machine-id")
+NETWORK_DEVICES = Path("/sys/class/net")
 # How long a job that has ended is kept.
 KEPT_S = 30 * 86400.0
 
@@ -85,6 +86,8 @@ class JobSpec:
     """The environment in which ssh started us."""
     machine_id: str = ""
     """A folder may be visible on several machines, and a machine may start under another name."""
+    device_addresses: tuple[str, ...] = ()
+    """Of its network devices: machines that were copied from one image have the same id."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,10 @@ class JobFolder:
         self.path.mkdir(mode=0o700)
         try:
             self.check()
-            for path in (self._spec, self._lock, self.frames):
+            for path in (self._lock, self.frames):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            self._write(self._spec, spec)
             self.write_state(JobState())
+            self._write(self._spec, spec)  # the last one: from here on the job is listed
             flush_folder(self.path)
         except OSError:
             self.remove()
@@ -159,14 +162,6 @@ class JobFolder:
         self.check()
         check_own_file(self._spec)
         return from_json(JobSpec, parse_json(read_regular(self._spec)))
-
-    def machines_of_peers(self) -> set[str]:
-        """The host names of the job's other nodes, as far as they are known here."""
-        names = set()
-        for path in self.path.parent.glob("node-*"):
-            with suppress(OSError, ValueError):
-                names |= {JobFolder(path).spec().machine} if path != self.path else set()
-        return names
 
     def state(self) -> JobState:
         try:
@@ -196,7 +191,7 @@ class JobFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in FULL or not path.exists():
                 raise
             with os.fdopen(descriptor_of(path, os.O_RDWR), "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, len(text))
@@ -251,15 +246,24 @@ def machine_id() -> str:
     return ""
 
 
-def is_of_this_machine(folder: JobFolder, spec: JobSpec) -> bool:
-    name = socket.gethostname()
+def device_addresses() -> tuple[str, ...]:
+    """Of this machine's network devices, but for virtual ones."""
+    files = sorted(path.with_name("address") for path in NETWORK_DEVICES.glob("*/device"))
+    addresses = []
+    for file in files:
+        with suppress(OSError):
+            addresses.append(file.read_text(encoding="ascii").strip())
+    return tuple(addresses)
+
+
+def is_of_this_machine(spec: JobSpec) -> bool:
+    has_same_name = spec.machine == socket.gethostname()
     this_id = machine_id()
     if not (spec.machine_id and this_id):
-        return spec.machine == name
+        return has_same_name
     if spec.machine_id != this_id:
         return False
-    # It has a new name; or it was copied from one image with its peers, and is one of them.
-    return spec.machine == name or name not in folder.machines_of_peers()
+    return has_same_name or not set(spec.device_addresses).isdisjoint(device_addresses())
 
 
 def folders_of(
@@ -275,8 +279,10 @@ def folders_of(
         folder = JobFolder(path)
         try:
             spec = folder.spec()
-            if spec.name == path.parent.name and is_of_this_machine(folder, spec):
+            if spec.name == path.parent.name and is_of_this_machine(spec):
                 folders.append(folder)
+        except FileNotFoundError:  # it is being made, or removed
+            continue
         except (OSError, ValueError) as error:
             if problems is not None:
                 problems.append(unreadable(path, error))

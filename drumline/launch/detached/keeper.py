@@ -382,7 +382,7 @@ def main(path: str) -> int:
     if folder.path.parents[1].is_dir() and not folder.path.exists():
         units.remove(folder)  # the job was deleted; or else its disk is not mounted yet
         return 0
-    if not is_of_this_machine(folder, folder.spec()):
+    if not is_of_this_machine(folder.spec()):
         return 0  # its unit is in a home folder that several hosts share
 
     until = time.monotonic() + HOLD_S

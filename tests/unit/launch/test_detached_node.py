@@ -114,13 +114,25 @@ def test_a_machine_with_a_new_name_keeps_its_jobs(
     file = tmp_path / "machine-id"
     file.write_text("1234\n")
     monkeypatch.setattr(job_folder, "MACHINE_ID", file)
+    monkeypatch.setattr(job_folder, "NETWORK_DEVICES", tmp_path / "net")
+    (tmp_path / "net/eth0/device").mkdir(parents=True)
+    (tmp_path / "net/docker0").mkdir()
+    address = tmp_path / "net/eth0/address"
+    address.write_text("02:00:00:00:00:01\n")
+    (tmp_path / "net/docker0/address").write_text("02:42:00:00:00:01\n")
     jobs = tmp_path / "jobs"
-    before = make_folder(tmp_path, machine="before", machine_id="1234")
+    addresses = job_folder.device_addresses()
+    assert addresses == ("02:00:00:00:00:01",), "a virtual device may have the same on each host"
+    before = make_folder(tmp_path, machine="before", machine_id="1234", device_addresses=addresses)
     assert [folder.path for folder in folders_of(jobs)] == [before.path]
-    # Two nodes that were copied from one image.
+    # Machines that were copied from one image: one is in the job, the other is not.
+    address.write_text("02:00:00:00:00:02\n")
     here = JobFolder(before.path.with_name("node-1"))
     here.create(make_spec(tmp_path, machine_id="1234"))
     assert [folder.path for folder in folders_of(jobs)] == [here.path]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "copy")
+        assert folders_of(jobs) == []
 
     file.write_text("5678\n")
     assert folders_of(jobs) == [], "another machine has its name"
@@ -413,6 +425,23 @@ def test_a_damaged_spec_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"\S"):
             folder.spec()
         assert folders_of(tmp_path / "jobs") == []
+
+
+def test_a_job_that_is_being_launched_is_not_named_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[str] = []
+    listed: list[JobFolder] = []
+    write = JobFolder._write
+
+    def write_and_list(job: JobFolder, path: Path, content: JobSpec | JobState) -> None:
+        listed.extend(folders_of(tmp_path / "jobs", problems=problems))
+        write(job, path, content)
+
+    monkeypatch.setattr(JobFolder, "_write", write_and_list)
+    make_folder(tmp_path)
+    assert (problems, listed) == ([], [])
+    assert len(folders_of(tmp_path / "jobs", problems=problems)) == 1
 
 
 def test_a_keeper_that_cannot_start_says_why() -> None:
