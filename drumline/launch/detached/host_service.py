@@ -142,7 +142,7 @@ def _wait_for_keeper(folder: JobFolder, link: ControllerLink) -> None:
     """As long as it loads: its Python may be on a slow disk."""
     until = time.monotonic() + START_S
     keepers: list[int] = []
-    while link.is_alive and not folder.is_kept() and folder.state().state == STARTING:
+    while link.is_alive and not folder.has_keeper() and folder.state().state == STARTING:
         # A process that becomes another program has no command for a moment.
         keepers = keepers or units.keepers(folder)
         have_ended = all(state_of(keeper) in EXITED for keeper in keepers)
@@ -187,7 +187,7 @@ def _record(folder: JobFolder) -> dict[str, Any]:
     """For the table of `drumline jobs`."""
     spec = folder.spec()
     state = folder.state()
-    is_down = state.state not in (ENDED, DAMAGED) and not folder.is_kept()
+    is_down = state.state not in (ENDED, DAMAGED) and not folder.has_keeper()
     return {
         "name": spec.name,
         "hosts": list(spec.hosts),
@@ -259,6 +259,13 @@ def _follow(request: Request, link: ControllerLink) -> None:
             if state == DOWN != state_before:
                 text = f"the job does not run on {spec.machine}: its keeper was ended"
                 link.out.send("notice", text=f"warning: {text}")
+            if state == DAMAGED != state_before:
+                link.out.send("notice", text=f"warning: {record['why']}")
+            if state == DAMAGED and not folder.has_keeper():
+                raise DrumlineError(
+                    f"the job does not run on {spec.machine}, and its state is damaged",
+                    next_step=f"drumline stop {spec.name} ends it",
+                )
             if state == ENDED == state_before:  # a full disk had no space for the last frame
                 link.out.send("ended", code=record["code"], last_lines=[], end_reason=record["why"])
                 return

@@ -47,7 +47,7 @@ DAMAGED = "damaged"
 MACHINE_ID = Path("/etc/machine-id")
 NETWORK_DEVICES = Path("/sys/class/net")
 # How long a job that has ended is kept.
-KEPT_S = 30 * 86400.0
+RETENTION_S = 30 * 86400.0
 
 
 def wrong_job_name(name: str) -> str | None:
@@ -173,7 +173,7 @@ class JobFolder:
     def ended_at(self) -> float | None:
         """In Unix seconds; None: it has not ended."""
         with suppress(OSError):
-            if self.state().state == ENDED and not self.is_kept():
+            if self.state().state == ENDED and not self.has_keeper():
                 return self._state.stat().st_mtime
         return None
 
@@ -217,7 +217,7 @@ class JobFolder:
         with self._locked(fcntl.LOCK_EX) as is_held:
             yield is_held
 
-    def is_kept(self) -> bool:
+    def has_keeper(self) -> bool:
         """Whether a keeper holds it. Any number of processes may ask at once."""
         with self._locked(fcntl.LOCK_SH) as is_free:
             return not is_free
@@ -298,5 +298,5 @@ def remove_old(jobs: Path) -> None:
     for path in jobs.glob("*/node-*"):
         folder = JobFolder(path)
         ended_at = folder.ended_at()
-        if ended_at is not None and time.time() - ended_at > KEPT_S:
+        if ended_at is not None and time.time() - ended_at > RETENTION_S:
             folder.remove()

@@ -114,7 +114,8 @@ class Attempt:
     # What it reports
 
     def has_room(self) -> bool:
-        """Lines are in the files of the ranks already, where whoever attaches reads them."""
+        """True: lines are copied to the JSON log of the node. Otherwise they are only in the files of
+        the ranks, which `attach` reads."""
         return self.keeper.is_json
 
     def is_empty(self) -> bool:

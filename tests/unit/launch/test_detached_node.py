@@ -103,9 +103,9 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
 
     with job.held() as is_free, job.held() as is_free_again:
         assert (is_free, is_free_again) == (True, False)
-        assert job.is_kept()
-        assert job.is_kept(), "asking holds nothing"
-    assert not job.is_kept()
+        assert job.has_keeper()
+        assert job.has_keeper(), "asking holds nothing"
+    assert not job.has_keeper()
 
 
 def test_a_machine_with_a_new_name_keeps_its_jobs(
@@ -512,6 +512,40 @@ def test_a_keeper_ends_a_job_whose_state_is_damaged(tmp_path: Path) -> None:
     assert state.why.startswith(f"{folder.path}/state.json is damaged: ")
 
 
+def test_a_damaged_job_is_followed_only_while_its_keeper_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(host_service, "CHECK_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    job = make_folder(tmp_path / "drumline", cwd=str(tmp_path))
+    (job.path / "state.json").write_text("{")
+    request = {"name": "digits-1a2b3c"}
+    sent: list[dict[str, Any]] = []
+    out = SimpleNamespace(
+        send=lambda kind, **content: sent.append({"kind": kind, **content}), has_room=lambda: True
+    )
+    link: Any = SimpleNamespace(out=out, is_alive=True, reads=0)
+
+    def read() -> None:
+        link.reads += 1
+        link.is_alive = link.reads < 5
+
+    link.read = read
+    with job.held():
+        host_service._follow(request, link)
+    assert [frame["kind"] for frame in sent] == ["hello", "notice"]
+    assert sent[1]["text"].startswith(f"warning: {job.path}/state.json is damaged: ")
+
+    link.is_alive = True
+    with pytest.raises(DrumlineError) as raised:
+        host_service._follow(request, link)
+    assert raised.value.lines() == [
+        f"the job does not run on {socket.gethostname()}, and its state is damaged",
+        "try: drumline stop digits-1a2b3c ends it",
+    ]
+
+
 def test_a_keeper_is_waited_for_as_long_as_it_loads(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,7 +556,7 @@ def test_a_keeper_is_waited_for_as_long_as_it_loads(
     job = make_folder(tmp_path, cwd="/nowhere", node=node, variables=variables)
     units.start_keeper(job, python_path=str(Path.cwd()), grace_s=1.0)
     host_service._wait_for_keeper(job, link)
-    assert job.is_kept()
+    assert job.has_keeper()
     while not job.state().why:  # until it handles signals
         time.sleep(0.05)
     send_signal(units.keepers(job), signal.SIGUSR1)
