@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,9 +41,14 @@ STOP_S = 15.0
 TOOL_S = 20.0
 # Variables of the ssh session that started the job, which do not outlive it.
 OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
-NO_REBOOT = (
-    "after a reboot of {host} the job does not start again: without a login no user manager of systemd "
-    "runs there; to change that for later jobs, {linger}"
+NO_REBOOT = "after a reboot of {host} the job does not start again: {reason}"
+NO_SYSTEMD = "it has no systemd; launch the job again after a reboot"
+NOT_LINGERING = (
+    "without a login no user manager of systemd runs there; to change that for later jobs, {linger}"
+)
+NO_ANSWER = (
+    "`systemctl --user` does not answer there; to change that for later jobs, "
+    "check the service user@{uid} there"
 )
 LINGER = "run `loginctl enable-linger {user}` there, with sudo if it is refused"
 OWN_GROUP = Path("/proc/self/cgroup")
@@ -59,11 +65,17 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
     words = [sys.executable, "-m", KEEPER, str(folder.path)]
     if python_path:
         words = ["/usr/bin/env", f"PYTHONPATH={python_path}", *words]
-    if _is_lingering() and _systemctl("show-environment"):
+    linger = LINGER.format(user=_user())
+    if shutil.which("systemctl") is None:
+        reason = NO_SYSTEMD
+    elif not _is_lingering():
+        reason = NOT_LINGERING.format(linger=linger)
+    elif not _systemctl("show-environment"):
+        reason = NO_ANSWER.format(uid=os.geteuid())
+    else:
         _start_unit(folder, words, grace_s)
         return ""
 
-    linger = LINGER.format(user=_user())
     if _ends_with_login():
         raise DrumlineError(
             "the job would end with this login: logind.conf has KillUserProcesses=yes there",
@@ -72,7 +84,7 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    return NO_REBOOT.format(host=os.uname().nodename, linger=linger)
+    return NO_REBOOT.format(host=os.uname().nodename, reason=reason)
 
 
 def keepers(folder: JobFolder) -> list[int]:

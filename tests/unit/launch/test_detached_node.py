@@ -175,16 +175,28 @@ def test_what_is_missing_for_a_reboot_is_said(
 ) -> None:
     job = make_folder(tmp_path, machine="elsewhere")
     user = pwd.getpwuid(os.geteuid()).pw_name
-    no_reboot = (
-        f"after a reboot of {socket.gethostname()} the job does not start again: without a login no user "
-        f"manager of systemd runs there; to change that for later jobs, run `loginctl enable-linger {user}` there, "
-        "with sudo if it is refused"
-    )
-    assert units.start_keeper(job, python_path=None, grace_s=1.0) == no_reboot
-    # There is a user manager, which ends with the login.
-    (tools / "systemctl").symlink_to("/bin/true")
     monkeypatch.setattr(units, "LINGERING", tmp_path)
-    assert units.start_keeper(job, python_path=None, grace_s=1.0) == no_reboot
+
+    def reason() -> str:
+        notice = units.start_keeper(job, python_path=None, grace_s=1.0)
+        begin = f"after a reboot of {socket.gethostname()} the job does not start again: "
+        assert notice.startswith(begin)
+        return notice.removeprefix(begin)
+
+    assert reason() == "it has no systemd; launch the job again after a reboot"
+    systemctl = tools / "systemctl"
+    systemctl.symlink_to("/bin/true")
+    assert reason() == (
+        "without a login no user manager of systemd runs there; to change that for later jobs, "
+        f"run `loginctl enable-linger {user}` there, with sudo if it is refused"
+    )
+    (tmp_path / user).touch()
+    systemctl.unlink()
+    systemctl.symlink_to("/bin/false")
+    assert reason() == (
+        "`systemctl --user` does not answer there; to change that for later jobs, "
+        f"check the service user@{os.geteuid()} there"
+    )
 
 
 @pytest.mark.parametrize(
