@@ -595,19 +595,12 @@ class SyncLines:
 
         return synchronize
 
-    def _on_warning(
-        self,
-        message: Any,
-        category: Any,
-        filename: str,
-        lineno: int,
-        *context: Any,
-    ) -> None:
+    def _on_warning(self, message: Any, *context: Any) -> None:
         """Note torch's warnings of waits, and show all others as before."""
         if SYNCHRONIZES in str(message):
             self._note(sys._getframe(1))
         else:
-            self._show_warning(message, category, filename, lineno, *context)
+            self._show_warning(message, *context)
 
     def _note(self, frame: FrameType | None) -> None:
         """Record the innermost line that is not torch's or Python's own."""

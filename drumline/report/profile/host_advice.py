@@ -140,8 +140,10 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
 
 def _meanwhile(result: ProfileResult) -> str:
     """What other threads do, for one of which a line may wait."""
-    threads = {row.name: row.source for row in result.threads[:MOST_NAMED]}
-    places = [f"the thread {one_line(name)} is at {one_line(threads[name])}" for name in threads]
+    places = dict.fromkeys(
+        f"the thread {one_line(thread.name)} is at {one_line(thread.source)}"
+        for thread in result.threads[:MOST_NAMED]
+    )
     return f" (meanwhile {', '.join(places)})" if places else ""
 
 
@@ -183,6 +185,8 @@ def _operations(result: ProfileResult) -> Iterator[Advice]:
     longest = "".join(names[:MOST_NAMED])
     for line in result.special_lines:
         is_needed = line.phase not in PASSES or (line.phase, line.function) in loops
+        # Of a function of torch.autograd; all else in that pass counts for its line in the forward pass.
+        is_needed |= line.phase == "backward" and not line.function.endswith("backward")
         if not is_needed and line.seconds >= MIN_SPECIAL * result.step_s:
             yield removable(
                 "operations",

@@ -366,7 +366,14 @@ def test_operations_that_are_no_layers_have_a_line() -> None:
     ]
     named = only(replace(result, kernels=tuple(kernels)))
     assert "(copies, sorts, sums, aten::sort, aten::copy_)" in named.text
-    for other in (replace(copies, seconds=0.01), replace(copies, phase="optimizer")):
+    sorts = replace(copies, phase="backward", function="Sorted.backward")
+    assert only(replace(result, special_lines=(sorts,))).cost_s == 0.04
+    others = [
+        replace(copies, seconds=0.01),
+        replace(copies, phase="optimizer"),
+        replace(copies, phase="backward"),
+    ]
+    for other in others:
         assert advise(replace(result, special_lines=(other,))) == ()
 
 
