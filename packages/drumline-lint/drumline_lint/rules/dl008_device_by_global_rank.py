@@ -27,10 +27,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for device in (
         number for argument in devices_given(program, source) for number in _numbers(argument)
     ):
-        origins = written_values(program, device)
         kinds = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-        # a parameter of which no caller is seen may be the number of a process of mp.spawn
-        is_seen = kinds == {"global"} and not any(isinstance(part, ast.Name) for part in origins)
         if (
             kinds == {"local"}
             and _is_alone_with_gpu(program, source)
@@ -43,10 +40,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
             fix = "choose cuda:0, or ask for --gpus-per-node"
             yield RULE.at(source, device, message, fix=fix, severity=Severity.ERROR)
+        if kinds != {"global"} or program.source_of(device) is not source:
+            continue
+        # a parameter of which no caller is seen may be the number of a process of mp.spawn
+        is_seen = not any(isinstance(part, ast.Name) for part in written_values(program, device))
         earlier = [value for value in previous_values(program, device) if value is not None]
         if any(are_exclusive(program, value, device) for value in earlier):
             continue  # it is the global rank in another branch
-        if is_seen and program.source_of(device) is source and device.lineno not in lines:
+        if is_seen and device.lineno not in lines:
             lines.add(device.lineno)
             message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
             severity = Severity.WARNING if has_several_nodes(program, source) else None

@@ -53,11 +53,14 @@ def _long_work_near(program: Program, component: frozenset[Source]) -> list[ast.
 def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
     """What prepares data on one rank, right before a barrier of all."""
     for branch in program.index(source).every(ast.If):
-        if not any(test.is_main for test in rank_tests(program, branch.test)):
-            continue
         following = rest_of_block(branch)[:1]
         waiting = [call for statement in following for call in nodes_in(statement, ast.Call)]
-        if any(program.name_of(call.func) == "torch.distributed.barrier" for call in waiting):
+        is_waiting = any(
+            called_name(call) == "barrier"
+            and program.name_of(call.func) == "torch.distributed.barrier"
+            for call in waiting
+        )
+        if is_waiting and any(test.is_main for test in rank_tests(program, branch.test)):
             for call in (call for part in branch.body for call in nodes_in(part, ast.Call)):
                 inner = [call, *calls_made_in(program, call)]
                 is_evaluation = "eval" in called_name(call)  # which is mostly short

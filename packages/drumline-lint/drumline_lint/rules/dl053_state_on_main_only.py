@@ -11,6 +11,7 @@ from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.loops import calls_made_in, is_backward
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     called_name,
     calls_beside,
@@ -28,8 +29,6 @@ from drumline_lint.training.steps import is_optimizer, is_scaler
 
 RULE = rule("DL053", only_distributed=False)
 _TRAINER = "pytorch_lightning.Trainer"
-# Other methods of these names are asked elsewhere.
-_NOT_OWN = ("load_state_dict", "print", "len")
 _SENDING = ("broadcast", "scatter", "all_gather_object", "broadcast_object_list")
 
 
@@ -44,7 +43,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         what = _changed(program, call) if _is_on_main_only(program, call) else ""
         if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
             yield RULE.at(source, call, f"only rank 0 {what}: the replicas differ from here on")
-    for call in program.index(source).every(ast.Call) if is_distributed else ():
+    names = {"update", "step", *_names_of_restoring(program)} if is_distributed else set()
+    for call in (call for name in sorted(names & calls.keys()) for call in calls[name]):
         what = _changed_by_function(program, call)
         if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
             message = (
@@ -53,10 +53,22 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message)
 
 
+@cached_query
+def _names_of_restoring(program: Program) -> set[str]:
+    """Of the functions that load a state."""
+    calls = [
+        call
+        for source in program.sources
+        for call in program.index(source).calls.get("load_state_dict", ())
+    ]
+    functions = [enclosing_function(call) for call in calls]
+    return {function.name for function in functions if function is not None}
+
+
 def _changed_by_function(program: Program, call: ast.Call) -> str:
     """What a function changes that only rank 0 calls, and that comes to it without a condition on
     ranks: a restored optimizer, and averaged weights that every rank uses afterwards."""
-    if called_name(call) in _NOT_OWN or not _is_on_main_only(program, call):
+    if called_name(call) == "load_state_dict" or not _is_on_main_only(program, call):
         return ""
     function = program.function_of(call)
     if function is None:

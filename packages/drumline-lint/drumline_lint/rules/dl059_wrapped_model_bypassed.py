@@ -10,6 +10,7 @@ from drumline_lint.flow.loops import calls_made_in, has_gradients_off
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     ancestors,
     called_name,
@@ -57,10 +58,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
     """`model.encode(x)`, where only the model inside DDP has it."""
-    for call in program.index(source).every(ast.Call):
+    index = program.index(source)
+    names = _names_of_methods(program) - _OF_MODULES
+    for call in (call for name in names & index.calls.keys() for call in index.calls[name]):
         owner = owner_of(call)
         name = called_name(call)
-        made = program.made(owner, DDP) if name not in _OF_MODULES else []
+        made = program.made(owner, DDP)
         if not made or owner is None or len(made) < len(program.values(owner)):
             continue
         models = [value for wrapping in made for value in program.values(wrapped(wrapping.call))]
@@ -72,6 +75,22 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
             )
             fix = f"call it in forward, or as `{source.code(owner)}.module.{name}`"
             yield RULE.at(source, call, message, fix=fix)
+
+
+@cached_query
+def _names_of_methods(program: Program) -> set[str]:
+    """Of the models that are wrapped, where their classes are given."""
+    models = [wrapped(call) for call in program.all_calls(DDP)]
+    values = [value for model in models for value in program.values(model)]
+    classes = [value.of for value in values if isinstance(value, Instance)]
+    bases = [base for class_ in classes for base in program.ancestry(class_)]
+    return {
+        part.name
+        for base in bases
+        if not isinstance(base, str)
+        for part in base.body
+        if isinstance(part, ast.FunctionDef)
+    }
 
 
 def _is_lost(call: ast.Call) -> bool:

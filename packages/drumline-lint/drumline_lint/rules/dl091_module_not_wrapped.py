@@ -20,6 +20,9 @@ from drumline_lint.training.models import WRAPPERS, wrapped
 from drumline_lint.training.steps import is_method
 
 RULE = rule("DL091")
+_OPTIMIZERS = set(
+    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS NAdam RAdam RMSprop Rprop SGD".split()
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -55,9 +58,9 @@ def _is_in(program: Program, part: ast.expr, source: Source) -> bool:
 
 
 def _optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
-    for call in program.index(source).every(ast.Call):
-        name = program.name_of(call.func) if call.args else ""
-        if name.startswith("torch.optim.") and "lr_scheduler" not in name:
+    index = program.index(source)
+    for call in (call for name in _OPTIMIZERS & index.calls.keys() for call in index.calls[name]):
+        if call.args and program.name_of(call.func).startswith("torch.optim."):
             yield call
 
 

@@ -31,8 +31,8 @@ _JOINING = ("torch.distributed.init_device_mesh",)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls that need a group, in the function that joins or destroys it."""
-    for joining in program.index(source).every(ast.Call):
-        if not _joins(program, joining) or not _is_always(program, joining):
+    for joining in _joining_calls(program, source):
+        if not _is_always(program, joining):
             continue
         for call in calls_beside(joining):
             use = _use(program, call) if is_after(joining, call) else None
@@ -53,6 +53,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 )
                 fix = "destroy it at the very end"
                 yield RULE.at(source, call, message, fix=fix)
+
+
+def _joining_calls(program: Program, source: Source) -> list[ast.Call]:
+    functions = [enclosing_function(init) for init in program.all_calls(INIT)]
+    names = {function.name for function in functions if function is not None}
+    calls = [call for name in names for call in program.index(source).calls.get(name, ())]
+    calls += program.calls(source, INIT)
+    return [call for call in calls if _joins(program, call)]
 
 
 def _joins(program: Program, call: ast.Call) -> bool:
