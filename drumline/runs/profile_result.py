@@ -57,7 +57,8 @@ class LineCost:
     text: str = ""
     """The line itself."""
     seconds: float
-    """Of all lines of its function in this phase; this one has most of it."""
+    """Of all lines of its function in this phase, or of all that its caller runs in its file; this
+    one has most of it."""
     own_s: float = 0.0
     """Of these, those in which neither an operation ran nor the device: Python, or a wait. Python of
     torch counts where it takes longer than calling an operation does."""

@@ -190,8 +190,10 @@ class RunnableClock:
 
 
 def _line_of(frame: FrameType) -> SampledLine:
+    """A comprehension is a part of the function around it."""
     code = frame.f_code
-    return SampledLine(file=code.co_filename, line=frame.f_lineno or 0, function=code.co_qualname)
+    function = code.co_qualname.partition(".<locals>.<")[0]
+    return SampledLine(file=code.co_filename, line=frame.f_lineno or 0, function=function)
 
 
 def line_of_user(frame: FrameType | None) -> SampledLine:

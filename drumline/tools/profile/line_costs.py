@@ -52,15 +52,17 @@ def costliest(
 ) -> list[LineCost]:
     """The functions of the user's code by their time in each phase, with the costliest line of
     each. `operations`: how many begin in each sample; `steps`: its step, from 0."""
-    functions: dict[tuple[int, str, str], list[int]] = defaultdict(list)
+    functions: dict[tuple[int, str, str, str], list[int]] = defaultdict(list)
     for number, sample in enumerate(stacks.samples):
         line = stacks.lines[sample.line]
         if line.file and costs["seconds"][number] > 0:
-            functions[sample.phase, line.file, line.function].append(number)
+            caller = _caller_of(stacks, number)
+            function = "" if caller else line.function
+            functions[sample.phase, line.file, function, caller].append(number)
 
     lines = []
-    for samples in functions.values():
-        cost = _cost_of(stacks, costs, samples)
+    for (_, _, _, caller), samples in functions.items():
+        cost = _cost_of(stacks, costs, samples, caller)
         if operations is not None and steps is not None:
             rows: dict[bool, list[int]] = {True: [], False: []}
             for number in samples:
@@ -77,8 +79,19 @@ def costliest(
     return costliest_first(lines)
 
 
+def _caller_of(stacks: StackSamples, number: int) -> str:
+    """The statement between the phases of a step that led to a sample: what it calls in a file is
+    one cost. Empty: there is none, or it is in the function itself."""
+    sample = stacks.samples[number]
+    if not stacks.statements or stacks.phases[sample.phase] != REST:
+        return ""
+    statement = stacks.lines[stacks.statements[number]]
+    is_itself = statement.function == stacks.lines[sample.line].function
+    return "" if is_itself or not statement.file else place_of(statement)
+
+
 def _cost_of(
-    stacks: StackSamples, costs: SampleCosts, samples: Sequence[int], caller: str = ""
+    stacks: StackSamples, costs: SampleCosts, samples: Sequence[int], caller: str
 ) -> LineCost:
     """The sums over some samples, at their costliest line."""
     seconds = costs["seconds"]
@@ -144,7 +157,7 @@ def without_gradient(
         line = stacks.lines[statement]
         if not has_gradient(samples):
             if line.file:
-                yield _cost_of(stacks, costs, samples, caller=place_of(line))
+                yield _cost_of(stacks, costs, samples, place_of(line))
             continue
         for number in samples:
             line = stacks.lines[stacks.samples[number].line]
@@ -153,4 +166,4 @@ def without_gradient(
 
     for samples in functions.values():
         if not has_gradient(samples):
-            yield _cost_of(stacks, costs, samples)
+            yield _cost_of(stacks, costs, samples, "")

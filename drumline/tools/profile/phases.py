@@ -419,7 +419,8 @@ def mean_lines(tables: Sequence[Sequence[LineCost]]) -> tuple[LineCost, ...]:
     for table in tables:
         for line in table:
             file = line.source.rpartition(":")[0]
-            by_function[line.phase, file, line.function, line.caller].append(line)
+            function = "" if line.caller else line.function
+            by_function[line.phase, file, function, line.caller].append(line)
 
     means = []
     for lines in by_function.values():

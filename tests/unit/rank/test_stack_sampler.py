@@ -23,6 +23,7 @@ from drumline.rank.watched.stack_sampler import (
     SWITCH_INTERVAL_S,
     StackSampler,
     code_of,
+    line_of_user,
     package_of,
     phases_of_torch,
 )
@@ -92,6 +93,11 @@ def decorated(function: Callable[[], None]) -> Callable[[], None]:
         function()
 
     return wrapper
+
+
+def test_a_comprehension_is_a_part_of_its_function() -> None:
+    [line] = [line_of_user(sys._getframe()) for _ in range(1)]
+    assert line.function == "test_a_comprehension_is_a_part_of_its_function"
 
 
 def test_a_decorated_function_is_the_function() -> None:

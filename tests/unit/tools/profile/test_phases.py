@@ -23,7 +23,7 @@ from drumline.runs.profile_files import (
 )
 from drumline.runs.profile_result import LineCost, ProfileResult, read_profile
 from drumline.tools.profile.intervals import length_until, union
-from drumline.tools.profile.line_costs import usual_count
+from drumline.tools.profile.line_costs import costliest, usual_count
 from drumline.tools.profile.phases import mean_lines
 from drumline.tools.profile.profile_analysis import analyse
 from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
@@ -287,13 +287,29 @@ def test_the_length_of_a_set_before_times() -> None:
     assert length_until(union([]), times).tolist() == [0.0] * 5
 
 
+def test_what_a_statement_calls_between_the_phases_is_one_cost() -> None:
+    places = [(0, GETITEM), (0, METRIC), (0, STATEMENT), (1, GETITEM)]
+    stacks = StackSamples(
+        phases=("rest", "forward"),
+        lines=LINES,
+        samples=tuple(StackSample(0, 0, phase, LINES.index(line)) for phase, line in places),
+        statements=(LINES.index(STATEMENT),) * 4,
+    )
+    lines = costliest(stacks, {"seconds": np.array([1.0, 2.0, 0.5, 4.0])})
+    assert [(line.phase, line.source, line.seconds, line.caller) for line in lines] == [
+        ("forward", "task.py:5", 4.0, ""),
+        ("rest", "task.py:30", 3.0, "task.py:50"),
+        ("rest", "task.py:50", 0.5, ""),
+    ]
+
+
 def test_lines_are_means_over_ranks_for_each_caller() -> None:
     line = LineCost(
         phase="forward", source="task.py:7", seconds=0.2, own_s=0.0, cpu_s=0.0, operations=8
     )
     of_loss = replace(line, caller="train.py:1")
     of_metric = replace(line, caller="train.py:2", seconds=0.1, operations=4)
-    means = mean_lines([[of_loss, of_metric], [of_loss]])
+    means = mean_lines([[of_loss, of_metric], [replace(of_loss, function="inner")]])
     assert [(mean.caller, mean.seconds, mean.operations) for mean in means] == [
         ("train.py:1", 0.2, 8),
         ("train.py:2", 0.05, 2),
