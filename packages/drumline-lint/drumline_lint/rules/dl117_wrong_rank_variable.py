@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.reading.allocation import sees_one_gpu, tasks_per_node
 from drumline_lint.reading.launchers import PYTHON, launches
 from drumline_lint.reading.rendezvous import launch_variables
 from drumline_lint.reading.shell import Script
@@ -28,7 +29,22 @@ _WRONG_FOR = {
 }
 
 
+def _beside_one_gpu(script: Script) -> Iterator[Finding]:
+    """`export LOCAL_RANK=$SLURM_LOCALID`, where each task sees one GPU."""
+    started = [launch for launch in launches(script) if launch.kind == PYTHON]
+    is_alone = any(sees_one_gpu(launch) and (tasks_per_node(launch) or 1) > 1 for launch in started)
+    for assignment in launch_variables(script) if is_alone else ():
+        if assignment.name == "LOCAL_RANK" and assignment.value.variable == "SLURM_LOCALID":
+            message = (
+                "--gpus-per-task=1 shows each task one GPU, which is cuda:0 there: "
+                "LOCAL_RANK is the number of none but on the first task"
+            )
+            fix = "write LOCAL_RANK=0, or ask for --gpus-per-node"
+            yield RULE.at(script, assignment, message, fix=fix, severity=Severity.WARNING)
+
+
 def check_shell(script: Script) -> Iterator[Finding]:
+    yield from _beside_one_gpu(script)
     started = launches(script)
     options = script.sbatch.by_name
     is_default = bool(options) and options.keys().isdisjoint({"nodes", "ntasks"})
