@@ -32,7 +32,7 @@ BUSY_THREAD = 0.2
 """Of a core: threads that use less are no competition."""
 MANY_THREADS = 3
 """Times as many as cores."""
-PYTHON_PHASES = ("forward", "backward", "rest", "to the device")
+PYTHON_PHASES = ("forward", "backward", "rest", "to the device", CLIPPING)
 MIN_OPTIMIZER = 0.2
 """Of the step: less is usual."""
 PASSES = ("forward", "backward", "rest")
@@ -73,7 +73,6 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _hooks,
         _collections,
         _optimizer,
-        _clipping,
         _small_tensors,
         _log,
         _pauses,
@@ -155,7 +154,10 @@ def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     runs_layers = line.phase == "forward" and line.library_operations >= LOOPED
     if line.operations >= LOOPED and not runs_layers:
         return True
-    if result.optimizer is None or is_call_of_torch(line):
+    # A model that also runs without a gradient, for one step after another of a text.
+    untrained = [part.function for part in result.undifferentiated if part.caller]
+    is_untrained = line.phase == "forward" and line.function in untrained
+    if result.optimizer is None or is_call_of_torch(line) or is_untrained:
         return False
     # A line that runs the layers of a model has many, too, and more between them, but few for each
     # parameter.
@@ -398,19 +400,6 @@ def _optimizer(result: ProfileResult) -> Iterator[Advice]:
             "optimizer",
             f"{text}{mostly_at(line)}",
             "compute less there, less often, or for many tensors in one operation",
-            cost_s,
-        )
-
-
-def _clipping(result: ProfileResult) -> Iterator[Advice]:
-    """A script's: one call clips all gradients at once."""
-    line = first_line(result, CLIPPING)
-    cost_s = result.phases_s.get(CLIPPING, 0.0)
-    if line is not None and line.library_operations >= LOOPED:
-        yield removable(
-            "optimizer",
-            f"gradient clipping takes {of_step(result, cost_s)}{mostly_at(line)}",
-            "clip all gradients in one call, and do not read their norms there",
             cost_s,
         )
 
