@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline_lint.findings import Finding
+from drumline_lint.linter import check
 from drumline_lint.reading.notebook import line_in_file, read_notebook
+from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Cell, Source
+from drumline_lint.rules import all_rules
+from drumline_lint.settings import Settings
 from made_up_rules import report_of, told
 
 PATH = Path("n.ipynb")
@@ -171,3 +175,27 @@ def test_lines_of_a_cell_in_the_file(source: str | list[str], lines: list[int]) 
     cells = [TEXT, {"cell_type": "code", "source": source}]
     data = json.dumps({"cells": cells}, indent=1).encode()
     assert [line_in_file(data, 2, line) for line in range(1, len(lines) + 1)] == lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (["import lightning as L", 'L.Trainer(strategy="ddp", devices=4)'], 1),
+        (["import lightning as L", 'L.Trainer(strategy="ddp_notebook", devices=4)'], 0),
+        (
+            [
+                "import torch.multiprocessing as mp",
+                "def train(rank):",
+                "    pass",
+                "mp.spawn(train, nprocs=2)",
+            ],
+            1,
+        ),
+    ],
+)
+def test_ranks_do_not_start_from_a_notebook(lines: list[str], count: int) -> None:
+    rules = all_rules()
+    report = check(
+        [read_bytes(PATH, notebook(code(*lines)))], rules, Settings(chosen=frozenset({"DL067"}))
+    )
+    assert [finding.rule for finding in report.findings] == ["DL067"] * count
