@@ -336,7 +336,7 @@ def _other_collectives(result: ProfileResult) -> Iterator[Advice]:
         settings={"dist.sync_batchnorm": "false"} if is_setting else None,
         changes_training=is_sync,
         cost_s=cost_s,
-        saved_s=Savings((exposed + cost_s) / 2, cost_s, exposed / 2),
+        saved_s=Savings((exposed + cost_s) / 2, cost_s, 0.0),
         derivation="without them, and without half to all of the wait for other ranks in them",
     )
 
