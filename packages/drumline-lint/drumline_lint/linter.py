@@ -167,7 +167,8 @@ def run_rules(
     sources = [reading.content for reading in readings if isinstance(reading.content, Source)]
     readmes = [reading.readme for reading in readings if reading.readme is not None]
     launched = launches_by_file([*scripts, *readmes])
-    check_part = functools.partial(_check_part, chosen, progress, launched, os.getpid())
+    documents = documents_by_path(readings)
+    check_part = functools.partial(_check_part, chosen, progress, launched, documents, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
         results.extend(part)
@@ -235,6 +236,7 @@ def _check_part(
     rules: RuleModules,
     progress: Progress,
     launched: Mapping[Path, Sequence[Launch]],
+    documents: Mapping[Path, str],
     first_process: int,
     part: Sequence[list[Source]],
 ) -> Results:
@@ -254,7 +256,7 @@ def _check_part(
         projects_read.append(parsed)
     numbers = itertools.count(1 + len(results.unparsed))
     for project in projects_read:
-        for _ in _check_project(results, project, rules, launched):
+        for _ in _check_project(results, project, rules, launched, documents):
             progress("looking at", next(numbers), num_files)
     return results
 
@@ -277,6 +279,7 @@ def _check_project(
     project: list[Source],
     rules: RuleModules,
     launched: Mapping[Path, Sequence[Launch]],
+    documents: Mapping[Path, str],
 ) -> Iterator[Source]:
     """Yields each file before it is checked."""
     applicable = {number: module for number, module in rules.items() if hasattr(module, "check")}
@@ -288,12 +291,21 @@ def _check_project(
         }
     program, distributed = _resolved(results, project)
     program.launches = launched
+    program.documents = documents
     for source in program.sources:
         yield source
         for number, module in applicable.items():
             if source in distributed or not module.RULE.only_distributed:
                 find = functools.partial(findings_of, module, program, source)
                 _run_rule(results, number, source.path, find)
+
+
+def documents_by_path(readings: Sequence[Reading]) -> Mapping[Path, str]:
+    return {
+        Path(os.path.normpath(reading.path)): reading.document
+        for reading in readings
+        if reading.document is not None
+    }
 
 
 def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drumline_lint.findings import Finding
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.linter import findings_of, launches_by_file
+from drumline_lint.linter import documents_by_path, findings_of, launches_by_file
 from drumline_lint.program.program import Program
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Source
@@ -57,7 +57,7 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
     scripts = [script for reading in readings for script in reading.scripts]
     readmes = [reading.readme for reading in readings if reading.readme is not None]
     program.launches = launches_by_file([*scripts, *readmes])
-    program.texts = dict(python)
+    program.documents = documents_by_path(readings)
     found: list[Finding] = []
     for module in all_rules().values():
         if hasattr(module, "check"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from drumline_lint.flow.conditions import conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import says_distributed
+from drumline_lint.flow.sharded_states import has_sharded_states
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import (
     ACCELERATOR,
@@ -84,11 +85,6 @@ def collective(program: Program, call: ast.Call) -> str:
 _OF_SHARDED_STATES = tuple(
     f"{ACCELERATOR}.{name}" for name in ("save_state", "load_state", "get_state_dict")
 )
-_PLUGINS = tuple(
-    f"accelerate.{place}{name}Plugin"
-    for place in ("", "utils.")
-    for name in ("DeepSpeed", "FullyShardedDataParallel")
-)
 
 
 def _reaches_others(program: Program, call: ast.Call, name: str) -> bool:
@@ -97,7 +93,7 @@ def _reaches_others(program: Program, call: ast.Call, name: str) -> bool:
     if name.endswith("LightningModule.log"):
         return program.values(argument(call, None, "sync_dist")) == {ConstantValue(True)}
     if name in _OF_SHARDED_STATES:
-        return next(program.all_calls(*_PLUGINS), None) is not None
+        return has_sharded_states(program, call)
     if name.startswith("pytorch_lightning.Trainer."):
         makers = program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
         made = [maker.call for maker in makers if isinstance(maker, CallResult)]

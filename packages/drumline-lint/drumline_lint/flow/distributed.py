@@ -189,11 +189,22 @@ def _start_ranks(program: Program, component: frozenset[Source]) -> bool:
 def _joins(program: Program, source: Source) -> Iterator[ast.Call]:
     """The calls that join a group in any case, which needs a launcher."""
     for init in program.calls(source, INIT):
-        function = enclosing_function(init)
-        callers = program.callers(function) if function is not None else []
-        is_called = not callers or any(not any(conditions(program, call)) for call in callers)
-        if is_called and not any(conditions(program, init)):
+        if is_always_run(program, init):
             yield init
+
+
+def is_always_run(program: Program, call: ast.Call) -> bool:
+    """Whether no condition is around it, nor around some call of its function."""
+    function = enclosing_function(call)
+    callers = program.callers(function) if function is not None else []
+    is_called = not callers or any(_is_unconditional(program, caller) for caller in callers)
+    return is_called and _is_unconditional(program, call)
+
+
+def _is_unconditional(program: Program, call: ast.Call) -> bool:
+    """Whether no condition is around it in its function, but for `if __name__ == "__main__":`."""
+    tests = [test for test, _ in conditions(program, call)]
+    return not any("__name__" not in ast.unparse(test) for test in tests)
 
 
 def _is_of_one_process(launch: Launch, spawns: bool, is_plain: bool) -> bool:

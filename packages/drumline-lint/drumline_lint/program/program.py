@@ -36,6 +36,8 @@ class Program:
         self.answers: dict[object, dict[Any, Any]] = defaultdict(dict)
         self.launches: Mapping[Path, Sequence[Launch]] = {}
         """What scripts start, by the path of the file."""
+        self.documents: Mapping[Path, str] = {}
+        """The texts of settings and requirements, by the path of the file."""
 
     # The files.
 

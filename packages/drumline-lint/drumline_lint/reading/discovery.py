@@ -16,6 +16,7 @@ SUFFIXES = (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml
 DOCKERFILE_NAMES = re.compile(
     r"(?:Docker|Container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE
 )
+REQUIREMENTS_NAMES = re.compile(r"requir\w*ments?[\w.-]*\.txt|pyproject\.toml", re.IGNORECASE)
 README_NAMES = re.compile(r"README.*", re.IGNORECASE)
 SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 _FIRST_LINE_BYTES = 200
@@ -101,7 +102,9 @@ def _walk(search: _Search, top: Path) -> None:
         folders[:] = [path.name for path in inner if not path.is_symlink()]
         for path in (folder / name for name in files):
             is_dockerfile = DOCKERFILE_NAMES.fullmatch(path.name) is not None
-            is_read = path.name.endswith(SUFFIXES) or is_dockerfile or is_readme(path)
+            is_requirements = REQUIREMENTS_NAMES.fullmatch(path.name) is not None
+            is_text = is_dockerfile or is_requirements or is_readme(path)
+            is_read = path.name.endswith(SUFFIXES) or is_text
             is_file = (is_read or _is_shell(path)) and path.is_file()
             if is_file and not is_matched(path, search.exclude, search.root):
                 search.by_real_path.setdefault(os.path.realpath(path), path)

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.discovery import DOCKERFILE_NAMES, SHELL_SHEBANG, is_readme
+from drumline_lint.reading.discovery import (
+    DOCKERFILE_NAMES,
+    REQUIREMENTS_NAMES,
+    SHELL_SHEBANG,
+    is_readme,
+)
 from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_dockerfile, read_manifest
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script, read_readme
@@ -33,9 +38,12 @@ class Reading:
     content: Source | Script | Manifest | None = None
     problems: list[Finding] = field(default_factory=list)
     is_skipped: bool = False
-    """Whether it is YAML that starts no training, a README, or Python that cannot be parsed."""
+    """Whether it is YAML that starts no training, a README, requirements, or Python that cannot be
+    parsed."""
     readme: Script | None = None
     """The commands that a README shows; no rule checks them."""
+    document: str | None = None
+    """The text of settings in YAML, or of requirements; no rule checks it."""
 
     @property
     def scripts(self) -> Sequence[Script]:
@@ -88,6 +96,9 @@ def decode(path: Path, data: bytes) -> Reading:
     elif language == "readme":
         reading.is_skipped = True
         reading.readme = read_readme(path, data.decode(errors="surrogateescape"))
+    elif language == "requirements":
+        reading.is_skipped = True
+        reading.document = data.decode(errors="surrogateescape")
     elif language == "yaml":
         _read_yaml(reading)
     elif language == "dockerfile":
@@ -106,6 +117,8 @@ def language_of(path: Path, data: bytes) -> str:
         return "shell"
     if is_readme(path):
         return "readme"
+    if REQUIREMENTS_NAMES.fullmatch(path.name):
+        return "requirements"
     if path.suffix in {".yaml", ".yml"}:
         return "yaml"
     if DOCKERFILE_NAMES.fullmatch(path.name):
@@ -125,9 +138,10 @@ def _read_script(reading: Reading) -> None:
 
 def _read_yaml(reading: Reading) -> None:
     reading.is_skipped = True
+    text = reading.data.decode("utf-8-sig", errors="surrogateescape")
+    reading.document = text
     if not may_be_manifest(reading.data):
         return
-    text = reading.data.decode("utf-8-sig", errors="surrogateescape")
     try:
         manifest = read_manifest(reading.path, text)
     except ValueError as error:

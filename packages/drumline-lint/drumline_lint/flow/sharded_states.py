@@ -1,0 +1,92 @@
+"""Whether Accelerate shards the states that it saves and loads, by FSDP or DeepSpeed: otherwise each
+rank handles them without the others."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import is_always_run
+from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import connected, with_imported
+from drumline_lint.program.names import ACCELERATOR
+from drumline_lint.program.origins import written_values
+from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import nodes_in, owner_of
+from drumline_lint.reading.launchers import ACCELERATE, Launch
+from drumline_lint.reading.source import Source
+
+_PLUGINS = tuple(
+    f"accelerate.{place}{name}Plugin"
+    for place in ("", "utils.")
+    for name in ("DeepSpeed", "FullyShardedDataParallel")
+)
+_SHARDING_FLAGS = {"use-fsdp", "use-deepspeed", "deepspeed-config-file", "zero-stage"}
+_SHARDING_SETTING = re.compile(
+    r"^\s*(?:use_(?:fsdp|deepspeed)\s*:\s*[\"']?true"
+    r"|distributed_type\s*:\s*[\"']?(?:fsdp|deepspeed))\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def has_sharded_states(program: Program, call: ast.Call) -> bool:
+    """Whether the Accelerator of `accelerator.save_state()` surely has a plugin that shards, or is
+    started with one, and the call is not for runs without it."""
+    if any(_asks_for_type(test) for test, _ in conditions(program, call)):
+        return False
+    return _has_plugin(program, call) or _is_started_sharded(program, program.source_of(call))
+
+
+def _asks_for_type(test: ast.expr) -> bool:
+    """`accelerator.distributed_type == DistributedType.DEEPSPEED`"""
+    return any(node.attr == "distributed_type" for node in nodes_in(test, ast.Attribute))
+
+
+def _has_plugin(program: Program, call: ast.Call) -> bool:
+    accelerators = program.made(owner_of(call), ACCELERATOR)
+    plugins = [
+        plugin
+        for accelerator in accelerators
+        for name in ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin")
+        for plugin in written_values(program, argument(accelerator.call, None, name))
+    ]
+    return any(
+        isinstance(plugin, ast.Call)
+        and program.name_of(plugin.func) in _PLUGINS
+        and is_always_run(program, plugin)
+        for plugin in plugins
+    )
+
+
+@cached_query
+def _is_started_sharded(program: Program, source: Source) -> bool:
+    """Whether a script starts it, or a file that imports it, with FSDP or DeepSpeed."""
+    starts = [
+        (file, launch)
+        for file in connected(program, source)
+        for launch in program.starts_of(file)
+        if launch.kind == ACCELERATE
+    ]
+    return any(
+        _starts_sharded(program, launch) and source in with_imported(program, [file])
+        for file, launch in starts
+    )
+
+
+def _starts_sharded(program: Program, launch: Launch) -> bool:
+    if not _SHARDING_FLAGS.isdisjoint(launch.flags):
+        return True
+    texts = (program.documents.get(path) for path in _config_files(launch))
+    return any(text is not None and _SHARDING_SETTING.search(text) for text in texts)
+
+
+def _config_files(launch: Launch) -> Iterator[Path]:
+    """Where its `--config_file` may be: from the folder of the script, or one above."""
+    name = launch.value("config-file")
+    for folder in launch.script.path.parents if name else ():
+        yield Path(os.path.normpath(folder / str(name)))
