@@ -16,10 +16,23 @@ from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, called_name, calls_beside, nodes_in
+from drumline_lint.program.tree import (
+    Loop,
+    called_name,
+    calls_beside,
+    dotted,
+    is_after,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.program.value import CallResult, ConstantValue, Instance
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import given, stream_classes, training_loops
+from drumline_lint.training.loaders import (
+    given,
+    is_divided_loader,
+    stream_classes,
+    training_loops,
+)
 
 RULE = rule("DL003")
 _PLAIN = tuple(
@@ -111,6 +124,8 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
         return False
     if any(_divides_instead(program, call, nearby) for nearby in calls_beside(call)):
         return False
+    if any(_replaces(program, call, nearby) for nearby in calls_beside(call)):
+        return False
     calls = [inner for loop in loops for inner in calls_made_in(program, loop)]
     names = " ".join(called_name(inner).lower() for inner in calls)
     return not any(word in names for word in ("slice", "shard", "scatter"))
@@ -125,6 +140,21 @@ def _divides_instead(program: Program, call: ast.Call, nearby: ast.Call) -> bool
     sampler = given(nearby, "sampler") if is_loader else None
     is_divided = bool(program.made(sampler, DISTRIBUTED_SAMPLER))
     return is_divided and are_exclusive(program, call, nearby)
+
+
+def _replaces(program: Program, call: ast.Call, nearby: ast.Call) -> bool:
+    """Whether a loader that divides the data is assigned to the same name later:
+    `if distributed: loader = DataLoader(data, sampler=DistributedSampler(data))`."""
+    if program.name_of(nearby.func) != LOADER or not is_after(nearby, call):
+        return False
+    is_same_name = not _assigned_names(call).isdisjoint(_assigned_names(nearby))
+    return is_same_name and is_divided_loader(program, nearby)
+
+
+def _assigned_names(call: ast.Call) -> set[str]:
+    statement = parent_of(call)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {dotted(target) for target in targets} - {""}
 
 
 def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from drumline_lint.flow.loops import batch_loops, calls_made_in
-from drumline_lint.program.calls import argument
+from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
 from drumline_lint.program.names import (
     ACCELERATOR,
     COLLECTIVES,
@@ -64,10 +64,27 @@ def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list
             calls += [loader for part in arguments for loader in loaders(program, part, depth + 1)]
     origins = [] if calls or depth >= DEEPEST else written_values(program, iterated)
     for origin in origins:
-        function = program.function_of(origin) if isinstance(origin, ast.Call) else None
-        for passed_on in passed_on_by(function) if function is not None else ():
+        for passed_on in _passed_on_in(program, origin) if isinstance(origin, ast.Call) else ():
             calls += loaders(program, passed_on, depth + 1)
     return calls
+
+
+def _passed_on_in(program: Program, call: ast.Call) -> list[ast.expr]:
+    """What the generator that a call makes goes over: of a parameter, what this call gives, and not
+    what other calls give."""
+    function = program.function_of(call)
+    if function is None or has_unknown_arguments(call):
+        return [] if function is None else passed_on_by(function)
+    parameters = {parameter.arg: parameter for parameter in function.args.args}
+    every = []
+    for passed_on in passed_on_by(function):
+        iterated = program.iterated(passed_on)
+        parameter = parameters.get(iterated.id) if isinstance(iterated, ast.Name) else None
+        argument_given = (
+            argument(call, number_of(function, parameter), parameter.arg) if parameter else None
+        )
+        every.append(argument_given or passed_on)
+    return every
 
 
 def passed_on_by(function: FunctionNode) -> list[ast.expr]:
