@@ -10,7 +10,7 @@ from drumline_lint.findings import Edit, Finding, Severity, rule
 from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.program.names import DDP, FSDP
-from drumline_lint.program.origins import parts, previous_values
+from drumline_lint.program.origins import MOST_PARTS, parts, previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
@@ -18,6 +18,7 @@ from drumline_lint.program.tree import (
     called_name,
     end_position,
     last_name,
+    nodes_in,
     owner_of,
     parent_of,
 )
@@ -30,6 +31,9 @@ RULE = rule("DL016")
 _STRIPPING = re.compile(
     r"\[7:\]|(?:len|replace|removeprefix|lstrip|split)\([\"']module|consume_prefix_in_state"
 )
+
+# Methods that give the model that they are called on.
+_GIVING_MODEL = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -137,9 +141,36 @@ def _is_compiled(program: Program, model: ast.expr) -> bool:
             return False
     every = list(parts(program, model))
     return not any(last_name(part) == "_orig_mod" for part in every) and any(
-        isinstance(part, ast.Call) and program.name_of(part.func) == "torch.compile"
-        for part in every
+        program.name_of(call.func) == "torch.compile" for call in _makers(program, model)
     )
+
+
+def _makers(program: Program, model: ast.expr) -> list[ast.Call]:
+    """The calls that give the model itself, also inside DDP: not those that give what was made of
+    it, as a scheduler."""
+    makers: list[ast.Call] = []
+    pending = [model]
+    while pending and len(makers) < MOST_PARTS:
+        origins = written_values(program, pending.pop())
+        calls = [call for call in origins if isinstance(call, ast.Call) and call not in makers]
+        makers += calls
+        for call in calls:
+            pending += _passed_through(program, call)
+    return makers
+
+
+def _passed_through(program: Program, call: ast.Call) -> list[ast.expr]:
+    """Where the model comes from that a call gives: `model.to(device)`, `DDP(model)`,
+    `accelerator.prepare(model)`, or a function of the given files."""
+    function = program.function_of(call)
+    if function is not None:
+        values = [statement.value for statement in nodes_in(function, ast.Return)]
+        return [value for value in values if value is not None]
+    name = called_name(call)
+    if program.name_of(call.func) in (DDP, *FSDP) or name in ("prepare", "DataParallel"):
+        return list(call.args)
+    owner = owner_of(call)
+    return [owner] if owner is not None and name in _GIVING_MODEL else []
 
 
 def _loads_other(program: Program, model: ast.expr) -> bool:
