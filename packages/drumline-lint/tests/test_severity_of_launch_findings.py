@@ -59,6 +59,32 @@ SEVERITIES = {
         "OUT = runs\ntorchrun --nproc-per-node=8 ddp.py --out $OUT\n",
         Severity.ERROR,
     ),
+    "a launcher that a script leaves in the background, under nohup": (
+        "DL119",
+        "nohup torchrun --nproc-per-node=8 ddp.py &\n",
+        Severity.NOTE,
+    ),
+    "a launcher under nohup that a script waits for": (
+        "DL119",
+        "nohup torchrun --nproc-per-node=8 ddp.py &\nwait\n",
+        Severity.WARNING,
+    ),
+    "a launcher under nohup, in front": (
+        "DL119",
+        "nohup torchrun --nproc-per-node=8 ddp.py\n",
+        Severity.WARNING,
+    ),
+    "threads for every core, of eight ranks": (
+        "DL128",
+        "export OMP_NUM_THREADS=$(nproc)\ntorchrun --nproc-per-node=8 ddp.py\n",
+        Severity.NOTE,
+    ),
+    "many more threads than CPUs": (
+        "DL128",
+        "#SBATCH --cpus-per-task=2\nexport OMP_NUM_THREADS=8\n"
+        "srun torchrun --nproc-per-node=8 ddp.py\n",
+        Severity.NOTE,
+    ),
     "the number of GPUs after deepspeed's script": (
         "DL112",
         "deepspeed train.py --num_gpus 4\n",
@@ -82,6 +108,41 @@ def test_an_argument_that_a_script_has_under_no_name() -> None:
     findings = findings_in((("run.sh", start), ("main.py", code)))
     severities = {finding.severity for finding in findings if finding.rule == "DL106"}
     assert Severity.WARNING in severities
+
+
+UNDERSCORED = (
+    "import argparse\nimport torch\nimport torch.distributed as dist\n"
+    "parser = argparse.ArgumentParser()\nparser.add_argument('--local_rank')\n"
+    "args = parser.parse_args()\nnet = torch.compile(net)\ndist.barrier()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "severities"),
+    [
+        ("requirements.txt", "numpy\ntorch==1.11.0+cu113\n", {Severity.NOTE}),
+        ("requirements.txt", "torch>=1.8, <2.0\n", {Severity.NOTE}),
+        ("pyproject.toml", '[tool.poetry.dependencies]\ntorch = "^1.13"\n', {Severity.NOTE}),
+        ("environment.yml", "dependencies:\n- pytorch=1.12\n", {Severity.NOTE}),
+        ("requirements.txt", "torch==2.1.0\n", {Severity.NOTE, Severity.WARNING}),
+        ("requirements.txt", "torch>=1.8,<2.3\n", {Severity.NOTE, Severity.WARNING}),
+        ("requirements.txt", "torchvision<2\n", {Severity.NOTE, Severity.WARNING}),
+        ("tools/requirements.txt", "torch==1.9\n", {Severity.NOTE, Severity.WARNING}),
+    ],
+)
+def test_an_argument_with_the_torch_that_the_project_pins(
+    name: str, text: str, severities: set[Severity]
+) -> None:
+    start = "python -m torch.distributed.launch --nproc_per_node=4 main.py\n"
+    findings = findings_in((("run.sh", start), ("main.py", UNDERSCORED), (name, text)))
+    assert {finding.severity for finding in findings if finding.rule == "DL106"} == severities
+
+
+def test_an_argument_in_a_program_that_mentions_a_newer_torch() -> None:
+    start = "python -m torch.distributed.launch --nproc_per_node=4 main.py\n"
+    code = UNDERSCORED.replace("net = torch.compile(net)", "print('needs PyTorch 2.0 or above')")
+    findings = findings_in((("run.sh", start), ("main.py", code)))
+    assert {finding.severity for finding in findings if finding.rule == "DL106"} == {Severity.NOTE}
 
 
 INIT = "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group()\n"

@@ -15,7 +15,11 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL106", only_distributed=False)
 # The launcher of older releases adds --local_rank.
-_NEW_TORCH = re.compile(r"torchrun|torch[\"'=<>~ ]+2\.|torch\.compile|weights_only")
+_NEW_TORCH = re.compile(r"torchrun|torch[\"' ]*[=>~]=?[\"'=>~ ]*2\.|torch\.compile|weights_only")
+# `torch==1.11.0`, `pytorch=1.12`, `"torch>=1.8,<2.0"`
+_OLD_TORCH = re.compile(
+    r"\b(?:py)?torch[\"' ]*(?:(?:={1,3}|~=|<=?)[\"' ^~]*1\.|[=<>~!][^\n#;]*< *2(?:\.0)*(?![.\d]))"
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -23,7 +27,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for launch in program.launches_of(source):
         is_added = launch.kind == OLD_LAUNCH and launch.is_sure and "use-env" not in launch.flags
         is_refused = "parse_args()" in source.text and "local-rank" not in source.text
-        if not is_added or not is_refused:
+        if not is_added or not is_refused or _has_old_torch(program, launch.script):
             continue
         texts = [launch.script.text, *(file.text for file in connected(program, source))]
         takes_old = any("--local_rank" in text for text in texts)
@@ -34,6 +38,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(
                 launch.script, launch.name[-1], message, fix=fix, severity=Severity.WARNING
             )
+
+
+def _has_old_torch(program: Program, script: Script) -> bool:
+    """Whether requirements beside the script, or in a folder above it, pin torch below 2.0, whose
+    launcher adds --local_rank."""
+    folders = set(script.path.parents)
+    return any(
+        path.parent in folders and _OLD_TORCH.search(text) is not None
+        for path, text in program.documents.items()
+    )
 
 
 def check_shell(script: Script) -> Iterator[Finding]:

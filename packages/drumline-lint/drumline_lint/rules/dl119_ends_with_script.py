@@ -30,7 +30,10 @@ def check_shell(script: Script) -> Iterator[Finding]:
             message = f"{launch.kind} handles SIGHUP itself, so it ends with the session in spite of nohup"
             fix = "start it with setsid, or within tmux"
             place = launch.command.words[0]
-            yield RULE.at(script, place, message, fix=fix, severity=Severity.WARNING)
+            # What a script leaves behind is not a job of the shell that started the script.
+            is_left = launch.command.is_background and not _waits(script)
+            severity = Severity.NOTE if is_left else Severity.WARNING
+            yield RULE.at(script, place, message, fix=fix, severity=severity)
 
 
 def _waits(script: Script) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import ConstantValue
@@ -50,8 +50,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(script, threads, message)
         elif count and cpus and count * _ranks(launch) > cpus:
             message = f"{_ranks(launch)} x {count} threads share {cpus} CPUs"
-            severity = None if count * _ranks(launch) > 2 * cpus else Severity.NOTE
-            yield RULE.at(script, threads, message, severity=severity)
+            yield RULE.at(script, threads, message)
 
 
 def _asks_for_cpus(launch: Launch) -> bool:
