@@ -97,6 +97,8 @@ class Rule:
     """The language of the snippets: python, shell or yaml."""
     only_distributed: bool = True
     """Whether it applies only to code that runs in several processes."""
+    needs_ranks: bool = False
+    """Whether it is a note where the program may be one process."""
     in_tests: bool = True
     """Whether it applies to tests, which run for seconds, on one host, with their own files."""
     fixable: bool = False
@@ -138,7 +140,13 @@ _SECTION = re.compile(
 )
 
 
-def rule(number: str, *, only_distributed: bool = True, in_tests: bool = True) -> Rule:
+def rule(
+    number: str,
+    *,
+    only_distributed: bool = True,
+    needs_ranks: bool = False,
+    in_tests: bool = True,
+) -> Rule:
     """The rule with this number, with its texts from rules/rules.md."""
     section = _sections()[number]
     texts = {name: " ".join(section[name].split()) for name in ("summary", "fix")}
@@ -151,6 +159,7 @@ def rule(number: str, *, only_distributed: bool = True, in_tests: bool = True) -
         good=section["good"] or "",
         language=_LANGUAGES.get(section["language"], "python"),
         only_distributed=only_distributed,
+        needs_ranks=needs_ranks,
         in_tests=in_tests,
         fixable=bool(section["fixable"]),
         **texts,

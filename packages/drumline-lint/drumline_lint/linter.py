@@ -322,15 +322,16 @@ def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
     """The findings of a rule in a file. In a test, and in code that nothing runs, they are notes; where
-    one process may be all there is, nothing is more than a warning."""
+    one process may be all there is, nothing is more than a warning, or than a note for rules that
+    need several."""
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
         severity = finding.severity
         if source.is_test or _is_unused(program, source, finding.place):
             severity = Severity.NOTE
-        elif severity is Severity.ERROR and not surely_starts_ranks(program, source):
-            severity = Severity.WARNING
+        elif severity is not Severity.NOTE and not surely_starts_ranks(program, source):
+            severity = Severity.NOTE if module.RULE.needs_ranks else Severity.WARNING
         yield replace(finding, severity=severity)
 
 

@@ -317,12 +317,13 @@ def test_help_teaches(lint: Lint) -> None:
 def test_it_runs_without_torch_and_imports_nothing_that_it_reads(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "torch.distributed.init_process_group()\n"
         "open('was-run', 'w')\nmodel = DDP(torch.nn.Linear(8, 2))\n"
         "torch.save(model.module.state_dict(), 'model.pt')\n"
     )
     result = python_m("train.py", "--select", "unguarded-save", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith("train.py:5:1: warning DL014 unguarded-save: ")
+    assert result.stdout.startswith("train.py:6:1: warning DL014 unguarded-save: ")
     assert not (tmp_path / "was-run").exists()
 
 

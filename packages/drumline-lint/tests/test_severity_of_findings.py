@@ -482,8 +482,8 @@ PERHAPS_SEVERAL = (
             "```sh\npython case.py\n```\n```sh\ntorchrun --nproc-per-node=8 case.py\n```\n",
             Severity.WARNING,
         ),
-        ("```python\npython case.py\n```\n", Severity.WARNING),
-        ("Any start is fine.\n", Severity.WARNING),
+        ("```python\npython case.py\n```\n", Severity.NOTE),
+        ("Any start is fine.\n", Severity.NOTE),
     ],
 )
 def test_a_readme_may_say_that_one_process_is_started(readme: str, severity: Severity) -> None:

@@ -155,8 +155,60 @@ FOLDER = INIT + "if not os.path.exists(out):\n    os.makedirs(out)\n"
 ONE = "torchrun --nproc-per-node=1 --nnodes=1 train.py\n"
 EIGHT = "torchrun --nproc-per-node=8 train.py\n"
 OLD = "python -m torch.distributed.launch --nproc_per_node=8 train.py\n"
+PERHAPS = INIT.replace("dist.init", "if options.ddp:\n    dist.init")
+NEVER_JOINED = (
+    "import torch\nimport torch.distributed as dist\n"
+    "def main():\n    net = torch.nn.parallel.DistributedDataParallel(build())\n"
+    "    torch.save(net.module.state_dict(), 'a.pt')\n"
+    "if __name__ == '__main__':\n    main()\n"
+)
+SIGNALLED = INIT + (
+    "import signal\nimport threading\nstopped = False\ndef stop(*_):\n    global stopped\n"
+    "    stopped = True\nsignal.signal(signal.SIGTERM, stop)\n"
+    "model = torch.nn.parallel.DistributedDataParallel(net)\nfor x in batches:\n"
+    "    model(x).backward()\n    if stopped:\n        break\n"
+)
 STARTED = {
     "a clock of eight processes": ("DL045", EIGHT, CLOCK, Severity.WARNING),
+    "a clock of a program that may be one process": (
+        "DL045",
+        "echo\n",
+        CLOCK.replace("dist.init", "if options.ddp:\n    dist.init"),
+        Severity.NOTE,
+    ),
+    "a save of a program that may be one process": (
+        "DL014",
+        "echo\n",
+        PERHAPS + "torch.save(net, 'a.pt')\n",
+        Severity.NOTE,
+    ),
+    "a save of a program that may be one process, and is started as eight": (
+        "DL014",
+        EIGHT,
+        PERHAPS + "torch.save(net, 'a.pt')\n",
+        Severity.WARNING,
+    ),
+    "a save of a program that wraps its model and joins no group": (
+        "DL014",
+        EIGHT,
+        NEVER_JOINED,
+        Severity.NOTE,
+    ),
+    "a save of a program that wraps its model and joins a group": (
+        "DL014",
+        EIGHT,
+        NEVER_JOINED.replace("net =", "dist.init_process_group()\n    net ="),
+        Severity.WARNING,
+    ),
+    "a signal of a program that goes on": ("DL045", EIGHT, SIGNALLED, Severity.WARNING),
+    "a signal of a program that ends itself": (
+        "DL045",
+        EIGHT,
+        SIGNALLED.replace(
+            "    stopped", "    threading.Timer(60, lambda: os._exit(1))\n    stopped"
+        ),
+        Severity.NOTE,
+    ),
     "a clock of one process, and of eight": ("DL045", ONE + EIGHT, CLOCK, Severity.WARNING),
     "a clock of several pythons": (
         "DL045",

@@ -73,12 +73,29 @@ def starts_ranks(program: Program, source: Source) -> bool:
     """
     if _FOR_ONE.search(source.path.stem.lower()) or _is_started_alone(program, source):
         return False
+    if _never_joins(program, source):
+        return False
     if any(not is_dead(program, call) for call in program.calls(source, *_BEGINNINGS)):
         return True
     beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
     names = {function.name for function in beginning if function is not None}
     calls = [call for name in names for call in program.index(source).calls.get(name, ())]
     return any(program.function_of(call) in beginning for call in calls)
+
+
+_JOINS = re.compile(
+    r"init_(?:process_group|dist|device_mesh|ddp)|(?:setup|initialize|init|start|launch)_?\w*(?:dist|ddp)"
+    r"|deepspeed|Accelerator|Fabric|DDPManager|hvd\.|lightning|pl\.",
+    re.IGNORECASE,
+)
+
+
+def _never_joins(program: Program, source: Source) -> bool:
+    """Whether it is a program by itself, and neither it nor what it imports may join a group: as
+    several processes it stops where it wraps its model."""
+    is_main = "__main__" in source.text and not any(importers(program, source))
+    files = with_imported(program, [source]) if is_main else ()
+    return is_main and not any(_JOINS.search(file.text) for file in files)
 
 
 def is_of_ranks(program: Program, source: Source) -> bool:

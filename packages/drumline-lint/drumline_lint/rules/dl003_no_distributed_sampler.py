@@ -34,7 +34,7 @@ from drumline_lint.training.loaders import (
     training_loops,
 )
 
-RULE = rule("DL003")
+RULE = rule("DL003", needs_ranks=True)
 _PLAIN = tuple(
     f"torch.utils.data.{name}Sampler"
     for name in ("Random", "Sequential", "SubsetRandom", "WeightedRandom")

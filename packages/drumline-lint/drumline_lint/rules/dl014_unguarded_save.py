@@ -25,7 +25,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import is_of_part
 from drumline_lint.training.saves import Save, is_own, saves, severity_of_race
 
-RULE = rule("DL014", in_tests=False)
+RULE = rule("DL014", needs_ranks=True, in_tests=False)
 _MODEL = re.compile(r"(^|_)(model|net|network|ddp|state_dict)$")
 _WRITES = ("write", "writelines", "dump", "writerow", "writerows")
 _GATHERED = (

@@ -29,7 +29,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part, trains_together
 from drumline_lint.training.seeds import is_seeded_alike
 
-RULE = rule("DL045")
+RULE = rule("DL045", needs_ranks=True)
 _DRAWN = "its own random numbers"
 _OWN_CALLS = {
     "time.time": "its own clock",
@@ -44,7 +44,8 @@ _OWN_CALLS = {
     "os.path.isfile": "a file that it sees",
 }
 # Only these are certain for collectives in functions that are called.
-_CERTAIN = ("its own clock", "its own memory", "a signal that it got", _DRAWN)
+_SIGNAL = "a signal that it got"
+_CERTAIN = ("its own clock", "its own memory", _SIGNAL, _DRAWN)
 # Mostly the same for all ranks, which see one disk and end with one job.
 _SEEN_BY_ALL = ("a file that it sees",)
 # They end when they have measured enough.
@@ -105,6 +106,7 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
             )
             is_shown = reason != _METRIC or is_of_ranks(program, source)
             is_shown = is_shown and not _MEASURING.search(source.path.stem.lower())
+            is_shown = is_shown and not (reason == _SIGNAL and _ends_by_itself(program, source))
             is_sure = is_shown and reason not in _SEEN_BY_ALL
             severity = None if is_sure else Severity.NOTE
             yield RULE.at(source, exit_, message, severity=severity)
@@ -120,6 +122,11 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
         if reason:
             message = f"a rank skips the backward pass by {reason}, and the other ranks block in it"
             yield RULE.at(source, call, message)
+
+
+def _ends_by_itself(program: Program, source: Source) -> bool:
+    """Whether a process that got a signal ends even where it blocks: a launcher signals all ranks."""
+    return next(program.calls(source, "os._exit"), None) is not None
 
 
 def _has_backward_after(loop: ast.AST, exit_: ast.stmt) -> bool:
@@ -175,7 +182,7 @@ def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
                 return reason
     for name in nodes_in(test, ast.Name, ast.Attribute):
         if dotted(name) in _set_by_signals(program, program.source_of(test)):
-            return "a signal that it got"
+            return _SIGNAL
     for name in nodes_in(test, ast.Name):
         if reason := _own_of_step(name):
             return reason

@@ -73,8 +73,10 @@ def _passed_on_in(program: Program, call: ast.Call) -> list[ast.expr]:
     """What the generator that a call makes goes over: of a parameter, what this call gives, and not
     what other calls give."""
     function = program.function_of(call)
-    if function is None or has_unknown_arguments(call):
-        return [] if function is None else passed_on_by(function)
+    if function is None or isinstance(function, ast.Lambda):
+        return []
+    if has_unknown_arguments(call):
+        return passed_on_by(function)
     parameters = {parameter.arg: parameter for parameter in function.args.args}
     every = []
     for passed_on in passed_on_by(function):
