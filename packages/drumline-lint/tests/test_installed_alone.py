@@ -17,8 +17,14 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-WRONG = "import torch\nimport torch.distributed as dist\n\ndist.barrier()\ntorch.save({}, 'a.pt')\n"
-RIGHT = WRONG.replace("torch.save", "if dist.get_rank() == 0:\n    torch.save")
+WRONG = """import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.barrier()
+dist.destroy_process_group()
+"""
+RIGHT = WRONG.replace("if dist.get_rank() == 0:\n    ", "")
 pytest.importorskip("pre_commit", reason="pip install 'drumline[dev]' brings it")
 
 
@@ -60,7 +66,7 @@ def check_alone(home: Path, cwd: Path) -> None:
     assert own == {"drumline-lint", "pre-commit-placeholder-package", *parsers}
     result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith("train.py:5:1: error DL014 unguarded-save: ")
+    assert result.stdout.startswith("train.py:5:5: error DL017 collective-on-some-ranks: ")
     explained = run(programs / "drumline-lint", "--explain", "DL014", cwd=cwd)
     assert "Bad:\n\n    import torch\n" in explained.stdout
 
@@ -103,7 +109,7 @@ def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Pat
     command = (sys.executable, "-m", "pre_commit", "run", "--all-files")
     failed = run(*command, cwd=tmp_path, environment=environment)
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert "train.py:5:1: error DL014 unguarded-save: " in failed.stdout
+    assert "train.py:5:5: error DL017 collective-on-some-ranks: " in failed.stdout
     assert "1 error in 1 of 2 files" in failed.stdout
     check_alone(tmp_path / "home", tmp_path)
     (tmp_path / "train.py").write_text(RIGHT)
