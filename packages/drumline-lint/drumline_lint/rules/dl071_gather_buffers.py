@@ -44,12 +44,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield from _of_own_length(program, source, call)
     for call in program.calls(source, "torch.distributed.gather"):
         listed = written_values(program, argument(call, 1, "gather_list"))
-        kinds = (ast.List, ast.ListComp, ast.BinOp)
-        is_always = bool(listed) and all(isinstance(part, kinds) for part in listed)
+        is_always = bool(listed) and all(_is_full(part) for part in listed)
         if is_always and not any(rank_tests_at(program, call)):
             message = "gather_list is given on every rank: only dst may have it, the others fail"
             fix = "pass gather_list=parts if rank == dst else None"
             yield RULE.at(source, call, message, fix=fix)
+
+
+def _is_full(listed: ast.expr) -> bool:
+    """A list with places; an empty one is as good as None on the other ranks."""
+    is_list = isinstance(listed, ast.List) and bool(listed.elts)
+    return is_list or isinstance(listed, ast.ListComp | ast.BinOp)
 
 
 def _is_repeated(buffer: ast.expr) -> bool:

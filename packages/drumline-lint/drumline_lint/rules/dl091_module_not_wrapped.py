@@ -40,6 +40,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         for owner in owners:
             name = dotted(owner)
             is_known = bool(name) and name.partition(".")[0] not in wrapped_names
+            is_known &= not _is_part_of_wrapped(program, owner)
             if is_known and name not in wrapped_names and _is_bare(program, owner):
                 message = (
                     f"{name} is trained beside the wrapped model, and is not wrapped itself: "
@@ -75,6 +76,15 @@ def _wrapped_names(program: Program) -> set[str]:
     """What is wrapped somewhere, as it is written."""
     models = [wrapped(call) for call in program.all_calls(*WRAPPERS)]
     return {dotted(model) for model in models if model is not None} - {""}
+
+
+def _is_part_of_wrapped(program: Program, owner: ast.expr) -> bool:
+    """`ddp_model.module.classifier`."""
+    while isinstance(owner, ast.Attribute):
+        owner = owner.value
+        if program.made(owner, DDP):
+            return True
+    return False
 
 
 def _is_bare(program: Program, owner: ast.expr) -> bool:

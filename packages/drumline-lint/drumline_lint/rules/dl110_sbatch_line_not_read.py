@@ -20,7 +20,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
     if "SBATCH" not in script.text or script.container or _TEMPLATE.search(script.text):
         return
     lines = header_lines(script.text)
-    late = [line for line in lines if line.is_late]
+    read = {line.text.strip() for line in lines if not line.is_late}
+    late = [line for line in lines if line.is_late and line.text.strip() not in read]
     if late:
         further = f", nor the {len(late) - 1} like it below" if len(late) > 1 else ""
         message = f"sbatch does not read this line{further}: it comes after the first command"
