@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,18 @@ def test_a_process_of_another_user_is_not_taken_for_a_keeper(
 ) -> None:
     job = make_folder(tmp_path)
     pretend = ["/bin/sh", "-c", "read line", "-m", units.KEEPER, str(job.path)]
-    with subprocess.Popen(pretend, stdin=subprocess.PIPE, user=other_user, cwd="/"):
+    with subprocess.Popen(pretend, stdin=subprocess.PIPE, user=other_user, cwd="/") as process:
+        wait_for_command(process)
         assert units.keepers(job) == []
     with subprocess.Popen(pretend, stdin=subprocess.PIPE) as process:
+        wait_for_command(process)
         assert units.keepers(job) == [process.pid]
+
+
+def wait_for_command(process: subprocess.Popen[bytes]) -> None:
+    """Popen returns a moment before the process has its new command line."""
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
