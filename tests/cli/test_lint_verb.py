@@ -75,11 +75,12 @@ def test_without_the_linter_the_verb_says_how_to_get_it(monkeypatch: pytest.Monk
 def test_the_verb_is_the_linter(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "torch.distributed.init_process_group('gloo')  # torchrun --nproc-per-node 2 train.py\n"
         "model = DDP(torch.nn.Linear(8, 2))\ntorch.save(model.module.state_dict(), 'model.pt')\n"
     )
     result = linted("train.py", "--select", "unguarded-save", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith("train.py:4:1: warning DL014 unguarded-save: ")
+    assert result.stdout.startswith("train.py:5:1: warning DL014 unguarded-save: ")
     assert linted("train.py", "--exit-zero", cwd=tmp_path).returncode == 0
 
 
