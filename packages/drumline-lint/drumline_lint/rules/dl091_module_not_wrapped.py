@@ -39,9 +39,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         for owner in owners:
             name = dotted(owner)
+            is_wrapped = name in wrapped_names or _is_part_of_wrapped(program, owner)
             is_known = bool(name) and name.partition(".")[0] not in wrapped_names
-            is_known &= not _is_part_of_wrapped(program, owner)
-            if is_known and name not in wrapped_names and _is_bare(program, owner):
+            if is_known and not is_wrapped and _is_bare(program, owner):
                 message = (
                     f"{name} is trained beside the wrapped model, and is not wrapped itself: "
                     "its gradients are not averaged, and the replicas differ from the first step on"
