@@ -37,6 +37,7 @@ from drumline.rank.rendezvous.reachability import (
     unreachable_nodes,
 )
 from drumline.rank.sealed_store import SealedStore, document, has_fields
+from drumline.watch.watch_folder import DIAGNOSIS_S
 
 POLL_S = 0.05
 LINGER_S = 5.0
@@ -118,6 +119,7 @@ class NodeRendezvous(RendezvousHandler):
         self.is_leaving = False
         """Whether this node's ranks were asked to stop: then nodes that join or leave do not
         matter."""
+        self._store_lost_at: float | None = None
         self.has_lost_node = False
         """Whether ranks are restarted because a node is lost."""
         self.ranks_secret = ""
@@ -417,8 +419,8 @@ class NodeRendezvous(RendezvousHandler):
             return len(again)
 
         with self.explained():
-            if self._ask.is_due():
-                self._read_state()
+            if self._ask.is_due() and self._read_heartbeats():
+                self._raise_if_over()
 
             waiting = self._waiting(self.round)
             lost = self._lost(self.round)
@@ -440,9 +442,22 @@ class NodeRendezvous(RendezvousHandler):
             self.membership.read()
         return self.num_nodes_waiting() > 0
 
-    def _read_state(self) -> None:
-        """Read heartbeats, and whether another node has ended the job."""
-        self.membership.read()
+    def _read_heartbeats(self) -> bool:
+        """Whether the first node's store answers. If it does not, ranks lose their peers, too: they
+        get the time to fail by themselves, and the sidecar to say why, which this error would cut
+        short."""
+        try:
+            self.membership.read()
+        except dist.DistError:
+            now = time.monotonic()
+            self._store_lost_at = self._store_lost_at or now
+            if now - self._store_lost_at >= DIAGNOSIS_S:
+                raise
+            return False
+        return True
+
+    def _raise_if_over(self) -> None:
+        """Whether another node has ended the job, or taken the place of this one."""
         if failure := self.membership.failure():
             self.membership.set_state(DONE)
             raise self._error(failure, "read its output")

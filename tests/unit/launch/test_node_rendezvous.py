@@ -370,12 +370,36 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again(
         here.num_nodes_waiting()
     here.membership.was_replaced = True
     with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
-        here._read_state()
+        here._raise_if_over()
     here.membership.publish_failure("hang: rank 3 stands. Try: look", ExitCode.HANG)
     with pytest.raises(
         HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Try: look"
     ):
         here.num_nodes_waiting()
+
+
+def test_ranks_have_time_to_fail_before_the_lost_first_node_ends_their_launcher(
+    nodes: list[NodeRendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()
+    nodes += [handler(store, node_of(rank, 2, ("a", "b"))) for rank in range(2)]
+    for node in nodes:
+        node.membership.join()
+    join_all(nodes)
+    here = nodes[1]
+    here._ask.interval_s = 0
+
+    def lose_store() -> None:
+        raise dist.DistNetworkError
+
+    monkeypatch.setattr(here.membership, "read", lose_store)
+    monkeypatch.setattr("drumline.launch.node.node_rendezvous.DIAGNOSIS_S", 1.0)
+    begun = time.monotonic()
+    with pytest.raises(TrainingError, match=r"the first node, node 0 \(a\), is lost"):
+        while True:
+            assert here.num_nodes_waiting() == 0
+            time.sleep(0.05)
+    assert time.monotonic() - begun >= 1.0
 
 
 @pytest.mark.parametrize(("members", "kind"), [([], PreflightError), ([0], TrainingError)])
