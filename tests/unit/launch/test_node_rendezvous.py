@@ -394,12 +394,10 @@ def test_ranks_have_time_to_fail_before_the_lost_first_node_ends_their_launcher(
 
     monkeypatch.setattr(here.membership, "read", lose_store)
     monkeypatch.setattr("drumline.launch.node.node_rendezvous.DIAGNOSIS_S", 1.0)
-    begun = time.monotonic()
+    assert here.num_nodes_waiting() == 0
+    time.sleep(1.1)
     with pytest.raises(TrainingError, match=r"the first node, node 0 \(a\), is lost"):
-        while True:
-            assert here.num_nodes_waiting() == 0
-            time.sleep(0.05)
-    assert time.monotonic() - begun >= 1.0
+        here.num_nodes_waiting()
 
 
 @pytest.mark.parametrize(("members", "kind"), [([], PreflightError), ([0], TrainingError)])
