@@ -387,6 +387,7 @@ def test_ranks_have_time_to_fail_before_the_lost_first_node_ends_their_launcher(
         node.membership.join()
     join_all(nodes)
     here = nodes[1]
+    here._ask = WaitNotice(first_s=0, growth=0)
     here._ask.interval_s = 0
 
     def lose_store() -> None:
