@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from drumline.base.errors import ExitCode, UsageError
+from drumline.base.errors import DrumlineError, ExitCode, UsageError
 from drumline.base.rank_environment import own_variables
 from drumline.base.text import plural, print_message, show_lines
 from drumline.cli import train_command
@@ -102,6 +102,11 @@ def run(argv: Sequence[str]) -> int:
         folder = Path(flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if code := _profile(flags, folder, of_script=of_script):
             return code
+        if not (folder / PROFILE_FOLDER).is_dir():
+            raise DrumlineError(
+                f"no step of {target} was profiled",
+                next_step="read what rank 0 printed above: which steps were looked for, and why there were none",
+            )
 
     return _report(flags, profile_of(folder, network_bytes_per_s=network), folder)
 

@@ -40,7 +40,7 @@ def report_profile(folder: Path, *, shows: bool = True) -> None:
     """After a job that has succeeded, whatever is found in its traces."""
     if not (folder / PROFILE_FOLDER).is_dir():
         print_message(
-            f"there is no profile in {folder} on this host: the job ended before, or rank 0 ran elsewhere"
+            f"there is no profile in {folder} on this host: rank 0 ran elsewhere, or printed why it profiled no step"
         )
         return
     try:

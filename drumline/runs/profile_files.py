@@ -138,8 +138,6 @@ class StackSamples:
     statements: tuple[int, ...] = ()
     """For each sample, a number in `lines`: the line of the training loop, or of the task, that led
     there. Empty: not recorded."""
-    detects_anomalies: bool = False
-    """Whether torch.autograd.set_detect_anomaly was on."""
     collections: tuple[Collection, ...] = ()
     threads: tuple[ThreadUse, ...] = ()
     """Those that used the most CPU time."""
@@ -242,12 +240,17 @@ class RankFacts:
     """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     num_threads: int | None = None
     """That an operation on the CPU uses; None: not known."""
+    num_passes: int = 1
+    """How many forward passes a step has: several with micro-batches."""
     wasted: tuple[WastedWork, ...] = ()
     own_profiler: SampledLine | None = None
     """The line that runs a profiler of torch in the steps before; in the profiled ones that records
     nothing."""
+    slow_modes: tuple[str, ...] = ()
+    """What slows each operation or each call of Python in the steps before, as anomaly detection does;
+    in the profiled ones it is off."""
     tracers: tuple[str, ...] = ()
-    """What follows the calls of Python, as a debugger does."""
+    """The same, of what cannot be turned off for some steps."""
     stacks: StackSamples = field(default_factory=StackSamples)
     job: JobFacts
 

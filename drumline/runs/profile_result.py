@@ -271,12 +271,16 @@ class ProfileResult:
     """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     num_threads: int | None = None
     """How many an operation on the CPU uses; None: not known."""
+    num_passes: int = 1
+    """How many forward passes a step of rank 0 has: several with micro-batches."""
     wasted: tuple[WastedWork, ...] = ()
     """What rank 0 computes in vain."""
     own_profiler: SampledLine | None = None
     """The line of the user's that runs a profiler of torch; None: none does."""
+    slow_modes: tuple[str, ...] = ()
+    """What slows each operation or each call of Python on rank 0, but for the profiled steps."""
     tracers: tuple[str, ...] = ()
-    """What follows each call of Python on rank 0, as a debugger does."""
+    """The same, also in the profiled steps."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The means over all ranks, the longest first: they add up to `step_s`. Empty: not recorded."""
     pauses_s: Mapping[str, float] = field(default_factory=dict)
@@ -288,8 +292,6 @@ class ProfileResult:
     undifferentiated: tuple[LineCost, ...] = ()
     """What the user's code computes with torch between the data and the backward pass, and has no
     gradient."""
-    anomaly_s: float = 0.0
-    """What torch.autograd.set_detect_anomaly takes of a step."""
     worker_starts: WorkerStarts | None = None
     """None: no workers start, or it is not known."""
     collections: Collections | None = None

@@ -15,9 +15,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, cast
+from weakref import WeakSet
 
 from drumline.base.rank_environment import Topology, own_variables, topology_from
-from drumline.base.text import print_message
+from drumline.base.text import plural, print_message
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase
 
@@ -187,9 +188,10 @@ def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
 class ScriptProfile:
     """Counts the steps of a script, and profiles some of them.
 
-    A step ends with a step of the first optimizer that the script uses. After the last profiled
-    step torch's modes, its hooks and Python's warnings are as they were. Only the constructor of
-    `DistributedDataParallel` stays wrapped, and does what it did."""
+    A step ends with a step of the first optimizer that the script uses, or of one that has taken
+    its place; without an optimizer of torch, with a backward pass. After the last profiled step
+    torch's modes, its hooks and Python's warnings are as they were. Only methods stay wrapped, and do
+    what they did."""
 
     def __init__(self, steps: str, folder: Path, *, ends_script: bool, script: str) -> None:
         self._steps = steps
@@ -198,21 +200,36 @@ class ScriptProfile:
         self._script = script
         self._topology = topology_from(own_variables()) or Topology()
         self._num_steps = 0
-        self._optimizers: list[int] = []
+        self._optimizers: WeakSet[Any] = WeakSet()
+        """That have taken a step."""
+        self._counted: WeakSet[Any] = WeakSet()
+        """Those of them whose steps are those of the script."""
+        self._num_open = 0
+        """Steps of optimizers that have begun: one may call another one's."""
+        self._first_updated: set[int] = set()
+        """The `id` of each parameter that the first one updates."""
         self._updated: set[int] = set()
         """The `id` of each parameter that one of them updates."""
+        self._makes_optimizers = False
+        """Of torch: their steps are those of the script."""
+        self._is_in_backward = False
         self._num_optimizers = 0
         """Those with parameters of their own: one that is inside another one has the same."""
         self._capture: Any = None
-        self._hook: Any = None
+        self._hooks: list[Any] = []
         self._has_finished = False
         """The profiled steps are done."""
         self._has_ended_script = False
 
     def observe(self) -> None:
         """torch is loaded."""
+        from torch import Tensor
         from torch.nn.parallel import DistributedDataParallel
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim.optimizer import (
+            Optimizer,
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
         from drumline.config.schema import profiled_steps
         from drumline.rank.watched.trace_capture import TraceCapture
@@ -228,7 +245,13 @@ class ScriptProfile:
         )
 
         wrap_method(DistributedDataParallel, "__init__", self._build)
-        self._hook = register_optimizer_step_post_hook(self._after_step)
+        wrap_method(Optimizer, "__init__", self._make_optimizer)
+        wrap_method(Tensor, "backward", self._run_backward)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._capture.optimizers = self._optimizers
 
         # The script may end before the last step that is to be profiled.
         atexit.register(self._capture.finish)
@@ -238,12 +261,35 @@ class ScriptProfile:
         if not self._capture.is_done:
             self._capture.modules.append(module)
 
+    def _make_optimizer(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        self._makes_optimizers = True
+        call(*args, **kwargs)
+
+    def _run_backward(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        is_inner = self._is_in_backward  # as of a mode of torch, which calls it again
+        self._is_in_backward = True
+        try:
+            call(*args, **kwargs)
+        finally:
+            self._is_in_backward = is_inner
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not is_inner and not self._makes_optimizers:
+            self._end_step(None)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch calls it before each step of any optimizer."""
+        self._num_open += 1
+
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it after each step of any optimizer."""
-        if id(optimizer) not in self._optimizers:
+        self._num_open -= 1
+        if optimizer not in self._optimizers:
             self._add(optimizer)
-        if id(optimizer) != self._optimizers[0]:
-            return
+        if optimizer in self._counted and not self._num_open:
+            self._end_step(optimizer)
+
+    def _end_step(self, optimizer: Any) -> None:
+        """`optimizer`: that has taken it; None: none of torch."""
         if self._has_finished:
             self._stop_late()
             return
@@ -260,18 +306,19 @@ class ScriptProfile:
             atexit.unregister(self._capture.finish)
             self._capture.modules.clear()
             self._capture.optimizer = None
-            self._capture.optimizers.clear()
             self._stop_late()
             self._finish()
 
     def _add(self, optimizer: Any) -> None:
         """It has taken its first step."""
-        self._optimizers.append(id(optimizer))
-        if not self._has_finished:
-            self._capture.optimizers.append(optimizer)
         parameters = {
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         }
+        if not self._first_updated:
+            self._first_updated = parameters
+        self._optimizers.add(optimizer)
+        if not parameters.isdisjoint(self._first_updated):
+            self._counted.add(optimizer)
         if parameters and parameters.isdisjoint(self._updated):
             self._num_optimizers += 1
         self._updated |= parameters
@@ -279,7 +326,8 @@ class ScriptProfile:
     def _stop_late(self) -> None:
         """The hook has done its work when the profiler is stopped."""
         if self._capture.stop_late():
-            self._hook.remove()
+            for hook in self._hooks:
+                hook.remove()
 
     def _finish(self) -> None:
         """Collective."""
@@ -299,6 +347,9 @@ class ScriptProfile:
         """After the script. One that was ended may not have come to where it leaves its group, and
         Python's exit would free a group whose threads still run: sometimes that aborts the
         process."""
+        is_recording = self._capture is not None and self._capture.is_recording
+        if self._topology.rank == 0 and not is_recording and not self._has_finished:
+            self._explain_nothing()
         if not self._has_ended_script:
             return
         from drumline.rank.group import leave_group
@@ -307,6 +358,24 @@ class ScriptProfile:
             leave_group()
         except Exception as error:  # its profile is written
             print_message(f"rank {self._topology.rank} could not leave its process group: {error}")
+
+    def _explain_nothing(self) -> None:
+        """No step was profiled: what was looked for, and what to do."""
+        problem = f"nothing was profiled: {self._script} ended after {plural(self._num_steps, 'step')} of rank 0, "
+        first, _, stop = self._steps.partition(":")
+        if self._num_steps:
+            print_message(
+                f"{problem}before step {first}",
+                f"try: let it take {stop} steps, or profile earlier ones (drumline launch --profile 2:4)",
+            )
+            return
+        advice = "call loss.backward() on the main thread; if this script starts the one that trains, profile that one"
+        looked_for = "step() of a torch.optim optimizer"
+        if self._makes_optimizers:
+            advice = "call the optimizer's step(), and not a function of its own"
+        else:
+            looked_for += " and Tensor.backward()"
+        print_message(f"{problem}which are counted by {looked_for}", f"try: {advice}")
 
     def _report(self, error: OSError) -> None:
         print_message(f"rank {self._topology.rank} could not write its trace: {error}")

@@ -1,11 +1,10 @@
 """Profilers that the user's own code runs. Two of torch cannot record at once: torch then ends the
-process. Those of Python slow its calls down.
+process.
 """
 
 from __future__ import annotations
 
 import sys
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,15 +79,3 @@ class OtherProfilers:
             self._is_open = False
             self._result = self._calls["_disable_profiler"]()
         return self._result
-
-
-def python_tracers() -> tuple[str, ...]:
-    """What follows the Python calls of this thread, or all objects: debuggers, coverage, cProfile."""
-    monitoring: Any = getattr(sys, "monitoring", None)  # of Python 3.12
-    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
-    active = {
-        "sys.settrace": sys.gettrace() is not None,
-        "sys.setprofile, as of cProfile": sys.getprofile() is not None,
-        "tracemalloc": tracemalloc.is_tracing(),
-    }
-    return (*filter(None, tools), *(name for name, is_active in active.items() if is_active))

@@ -240,7 +240,6 @@ class StackSampler:
         self._other_lines: Counter[tuple[int, SampledLine]] = Counter()
         self._began_ns = 0
         self._last_cpu_ns = 0
-        self._detects_anomalies = False
         self._is_ended = False
         self._switch_interval_s = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._run, name="drumline-sampler", daemon=True)
@@ -271,7 +270,6 @@ class StackSampler:
             lines=tuple(map(_with_source, self._lines)),
             samples=tuple(StackSample(*row) for row in self._rows),
             statements=statements,
-            detects_anomalies=self._detects_anomalies,
             collections=tuple(self._collections),
             threads=threads,
         )
@@ -309,7 +307,6 @@ class StackSampler:
 
     def _look(self, now_ns: int, cpu_ns: int) -> None:
         """Add what all threads do now to the rows."""
-        self._detects_anomalies |= torch.is_anomaly_enabled()
         frames = sys._current_frames()
         frame = frames.pop(self._main, None)
         if frame is None:

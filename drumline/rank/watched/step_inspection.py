@@ -136,6 +136,8 @@ class StepInspection:
         self._calls: list[_Call] = []
         self._inputs: dict[int, set[tuple[object, ...]]] = defaultdict(set)
         """By the `id` of the module: what tells the inputs of its calls apart."""
+        self._num_calls = dict.fromkeys(map(id, modules), 0)
+        """How often each of those that are trained is called."""
         self._padding: list[float] = []
         self._tables: list[WastedWork] = []
         """Embeddings with unused rows."""
@@ -176,6 +178,11 @@ class StepInspection:
             works.extend(self._padded())
         return (*works, *self._tables)
 
+    @property
+    def num_passes(self) -> int:
+        """How many forward passes of a model the step has had, one for each micro-batch; at least 1."""
+        return max([1, *self._num_calls.values()])
+
     # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
     # left out: an inspection never ends a training.
 
@@ -193,6 +200,7 @@ class StepInspection:
         """A model is called with a batch."""
         with self._aside():
             if torch.is_grad_enabled() and not is_in_backward():
+                self._num_calls[id(root)] += 1
                 self._padding.append(padding_of(tensors_in([inputs, named_inputs])))
 
     def _look_at_gradients(self, *_: Any) -> None:

@@ -41,7 +41,8 @@ from drumline.rank.torch_internals import (
     recorded_collectives,
     uses_gloo,
 )
-from drumline.rank.watched.other_profilers import OtherProfilers, python_tracers
+from drumline.rank.watched.other_profilers import OtherProfilers
+from drumline.rank.watched.slow_modes import SlowModes, python_tracers
 from drumline.rank.watched.stack_sampler import (
     BUSY_THREAD,
     NEW_THREAD,
@@ -131,7 +132,7 @@ class TraceCapture:
         self.modules: list[torch.nn.Module] = []
         """Those that are trained: where DDP's buckets are looked for."""
         self.optimizer: torch.optim.Optimizer | None = None
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.optimizers: Iterable[torch.optim.Optimizer] = []
         """All that take steps, also one inside another one."""
         self.num_optimizers = 1
         self._workers: ChildTimes
@@ -140,8 +141,10 @@ class TraceCapture:
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
         self._others = OtherProfilers()
+        self._slow_modes = SlowModes()
         self._inspection: StepInspection | None = None
         self._wasted: tuple[WastedWork, ...] = ()
+        self._num_passes = 1
         self._tracers: tuple[str, ...] = ()
         self._backend = "none"
         self._next_try_s = 0.0
@@ -155,6 +158,7 @@ class TraceCapture:
             self._began_s = time.perf_counter()
             self._threads_before = other_threads_ns()
             self._others.observe()
+            self._slow_modes.observe()
 
         if self.is_recording:
             self._range.__exit__(None, None, None)
@@ -198,6 +202,7 @@ class TraceCapture:
         elif self._inspection is not None:  # no step came after the one that prepares
             self._inspection.stop()
             self._others.resume()
+            self._slow_modes.resume()
 
     def collect(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders
@@ -249,6 +254,7 @@ class TraceCapture:
 
         # Not with acc_events: torch would make a Python object of every event, for a minute where a
         # step has 20,000 operations.
+        self._slow_modes.silence()
         self._others.silence()
         with self._others.ours():
             self._profiler = profile(activities=activities)
@@ -264,6 +270,7 @@ class TraceCapture:
             self._backend = dist.get_backend()
         if self._inspection is not None:
             self._wasted = self._inspection.stop()
+            self._num_passes = self._inspection.num_passes
             self._inspection = None
         self._synchronize()
         with self._others.ours():
@@ -301,6 +308,7 @@ class TraceCapture:
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
+        self._slow_modes.resume()
         self._stacks = self._sampler.stop()
         self._worker_use, self._process_use = self._workers.use()
         self._cpu_use = self._cpu_wait.stop()
@@ -397,8 +405,10 @@ class TraceCapture:
             ),
             num_threads=torch.get_num_threads(),
             checks_collectives=dist.get_debug_level() == dist.DebugLevel.DETAIL,
+            num_passes=self._num_passes,
             wasted=self._wasted,
             own_profiler=self._others.line,
+            slow_modes=tuple(self._slow_modes.names),
             tracers=self._tracers,
             stacks=self._stacks,
             job=job,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean, median
 
-from drumline.base.text import latency, plural
+from drumline.base.text import latency, one_line, plural
 from drumline.report.profile.arithmetic_advice import arithmetic_rules
 from drumline.report.profile.bottleneck import (
     CRITICAL_SHARE,
@@ -39,10 +39,10 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck
     first. What changes the training is last, unless it is all that helps against that one."""
     result = _without_profiler(result)
-    result = _with_own_profiler(result)
+    result = _with_slow_modes(result)
     result = replace(result, step_s=result.step_s + sum(result.pauses_s.values()))
     rules = (
-        _own_profiler,
+        _slow_modes,
         data_rules,
         _ranks,
         communication_rules,
@@ -89,22 +89,31 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
     )
 
 
-def _with_own_profiler(result: ProfileResult) -> ProfileResult:
-    """A step with the user's own profiler, which records nothing in profiled steps."""
+def _with_slow_modes(result: ProfileResult) -> ProfileResult:
+    """A step with what is off in the profiled ones: the user's own profiler, anomaly detection."""
     step_s = max(result.step_s, result.unprofiled_step_s or 0.0)
-    return result if result.own_profiler is None else replace(result, step_s=step_s)
+    is_slower = result.own_profiler is not None or result.slow_modes
+    return replace(result, step_s=step_s) if is_slower else result
 
 
-def _own_profiler(result: ProfileResult) -> Iterator[Advice]:
+def _slow_modes(result: ProfileResult) -> Iterator[Advice]:
     """What steps before the profiled ones take longer."""
+    cost_s = result.step_s - sum(result.parts_s.values())
     line = result.own_profiler
     if line is not None:
-        cost_s = result.step_s - sum(result.parts_s.values())
         where = f", at {at_sampled(line)}" if line.file else ""
         yield removable(
             "own_profiler",
             f"a profiler (torch.profiler) takes {of_step(result, cost_s)}{where}",
             "leave it out, or let a schedule record a few steps",
+            cost_s,
+        )
+    elif result.slow_modes:
+        yield removable(
+            "slow_modes",
+            f"{one_line(' and '.join(result.slow_modes))} takes {of_step(result, cost_s)}: it slows each operation or "
+            "call, and is off in the profiled steps",
+            "turn it on only to find an error, or for some steps",
             cost_s,
         )
 

@@ -64,7 +64,6 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _no_gradients,
         _operations,
         _gradients_of_gradients,
-        _anomaly_detection,
         _tracers,
         _cores,
         _process,
@@ -147,12 +146,15 @@ def _meanwhile(result: ProfileResult) -> str:
 
 
 def _is_loop(result: ProfileResult, line: LineCost) -> bool:
-    """Whether it calls many operations that are so short that Python takes a part of its time."""
+    """Whether it calls many operations, in each forward pass, that are so short that Python takes a part
+    of its time."""
+    operations = line.operations / result.num_passes
+    library_operations = line.library_operations / result.num_passes
     python_s = line.cpu_s if busy_threads(result) else max(line.own_s, line.host_s)
     if python_s <= line.seconds * SOME_PYTHON:
         return False
-    runs_layers = line.phase == "forward" and line.library_operations >= LOOPED
-    if line.operations >= LOOPED and not runs_layers:
+    runs_layers = line.phase == "forward" and library_operations >= LOOPED
+    if operations >= LOOPED and not runs_layers:
         return True
     # A model that also runs without a gradient, for one step after another of a text.
     untrained = [part.function for part in result.undifferentiated if part.caller]
@@ -162,7 +164,7 @@ def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     # A line that runs the layers of a model has many, too, and more between them, but few for each
     # parameter.
     least = max(LOOPED, OPERATIONS_PER_TENSOR * result.optimizer.num_tensors)
-    return max(line.operations, line.library_operations) >= least
+    return max(operations, library_operations) >= least
 
 
 def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
@@ -282,20 +284,6 @@ def _process(result: ProfileResult) -> Iterator[Advice]:
             cost_s,
             what="the wait",
         )
-
-
-def _anomaly_detection(result: ProfileResult) -> Iterator[Advice]:
-    """It is for finding a NaN, and slows each operation down."""
-    passes_s = sum(result.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
-    yield Advice(
-        bottleneck="anomaly_detection",
-        text=f"anomaly detection (torch.autograd.set_detect_anomaly) takes {of_step(result, result.anomaly_s)}: a "
-        "traceback of each operation, and a check of each gradient",
-        remedy="turn it on only to find a NaN",
-        cost_s=result.anomaly_s,
-        saved_s=Savings(result.anomaly_s, max(passes_s, result.anomaly_s), result.anomaly_s / 2),
-        derivation="without what was seen of it; operations may be shorter as well",
-    )
 
 
 def _on_device(result: ProfileResult) -> Iterator[Advice]:

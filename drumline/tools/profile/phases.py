@@ -57,9 +57,6 @@ USUAL_CALL_S = 0.2e-3
 """For an operation that it calls torch needs less Python."""
 TOOL_PHASES = ("forward", "to the device", REST)
 """Where the user's code may call what is no operation; elsewhere torch's own code has its own phases."""
-TRACEBACKS = ("traceback", "linecache")
-NAN_CHECKS = ("aten::isnan", "aten::ne", "aten::any")
-"""What anomaly detection calls for each operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,6 @@ class RankPhases:
     collective_lines: tuple[LineCost, ...] = ()
     special_lines: tuple[LineCost, ...] = ()
     undifferentiated: tuple[LineCost, ...] = ()
-    anomaly_s: float = 0.0
     worker_starts: WorkerStarts | None = None
     collections: Collections | None = None
     threads: tuple[BusyThread, ...] = ()
@@ -132,7 +128,6 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         collective_lines=tuple(costliest(stacks, {"seconds": in_others_s})),
         special_lines=tuple(costliest(stacks, {"seconds": special_s})),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
-        anomaly_s=anomaly_seconds(stacks, seconds, trace),
         worker_starts=times.worker_starts(trace),
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
@@ -336,17 +331,6 @@ def pauses_of(facts: RankFacts) -> dict[str, float]:
     return seconds
 
 
-def anomaly_seconds(stacks: StackSamples, seconds: Seconds, trace: RankTrace) -> float:
-    """Anomaly detection records a traceback of each operation, and checks each gradient."""
-    if not stacks.detects_anomalies:
-        return 0.0
-
-    is_traceback = [stacks.lines[sample.line].library in TRACEBACKS for sample in stacks.samples]
-    tracebacks_s = float(seconds[is_traceback].sum())
-    checks_s = sum(row.seconds for row in trace.operations if row.name in NAN_CHECKS)
-    return tracebacks_s + checks_s / len(trace.steps)
-
-
 def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Collections | None:
     """The garbage collections of a step, which take this long together."""
     if not stacks.collections:
@@ -388,7 +372,6 @@ def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
     means: dict[str, Callable[[list[Any]], Any]] = {
         "Mapping[str, float]": mean_phases,
         "tuple[LineCost, ...]": mean_lines,
-        "float": fmean,
         "tuple[BusyThread, ...]": lambda threads: tuple(chain(*threads)),
     }
     values = {

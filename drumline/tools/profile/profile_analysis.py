@@ -82,8 +82,10 @@ OF_FIRST_RANK = (
     "has_sync_batchnorm",
     "checks_collectives",
     "num_threads",
+    "num_passes",
     "wasted",
     "own_profiler",
+    "slow_modes",
     "tracers",
 )
 """What a result has as that rank knows it."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
-import sys
-import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +9,7 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 
-from drumline.rank.watched.other_profilers import CALLS, OtherProfilers, python_tracers
+from drumline.rank.watched.other_profilers import CALLS, OtherProfilers
 
 
 @pytest.fixture
@@ -63,17 +60,3 @@ def test_a_profiler_of_the_user_that_records_ends_early(others: OtherProfilers) 
         others.resume()
     assert len(of_user.key_averages()) == 0
     assert recorded()
-
-
-def test_what_follows_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = python_tracers()
-    with cProfile.Profile():
-        during = python_tracers()
-    assert during[-1] not in before
-    tracemalloc.start()
-    try:
-        assert "tracemalloc" in python_tracers()
-    finally:
-        tracemalloc.stop()
-    monkeypatch.setattr(sys, "gettrace", lambda: print)
-    assert "sys.settrace" in python_tracers()

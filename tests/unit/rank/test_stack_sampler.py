@@ -190,12 +190,6 @@ def test_the_line_of_the_task_that_led_to_a_sample() -> None:
     assert "computing_forward" not in statements
 
 
-def test_anomaly_detection_is_noticed() -> None:
-    assert not sampled(sleeping_hook).detects_anomalies
-    with torch.autograd.set_detect_anomaly(True):
-        assert sampled(sleeping_hook).detects_anomalies
-
-
 def test_the_start_of_workers_is_a_phase() -> None:
     loader = torch.utils.data.DataLoader(range(4), num_workers=2)  # type: ignore[arg-type]
 

@@ -134,6 +134,14 @@ class FullDisk:
         return True
 
 
+def take_step(profile: ScriptProfile, optimizer: Any, inner: Any = None) -> None:
+    """`inner`: an optimizer whose step this one calls."""
+    profile._before_step(optimizer, (), {})
+    if inner is not None:
+        take_step(profile, inner)
+    profile._after_step(optimizer, (), {})
+
+
 def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,8 +150,9 @@ def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
     profile = ScriptProfile("2:3", tmp_path, ends_script=False, script="train.py")
     capture = FullDisk()
     removed = []
-    profile._capture, profile._hook = capture, SimpleNamespace(remove=lambda: removed.append(True))
-    profile._after_step(SimpleNamespace(param_groups=[]), (), {})
+    profile._capture = capture
+    profile._hooks = [SimpleNamespace(remove=lambda: removed.append(True))]
+    take_step(profile, sgd([torch.zeros(1)]))
     assert capture.num_collected == 1
     assert removed == [True]
     assert "rank 0 could not write its trace" in "".join(capsys.readouterr())
@@ -158,10 +167,10 @@ def test_the_optimizers_of_a_script_are_counted(tmp_path: Path) -> None:
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1) for _ in range(2)
     )
     for _ in range(2):
-        profile._after_step(discriminator, (), {})
+        take_step(profile, discriminator)
     assert (capture._number, capture._facts().num_optimizers) == (2, 1)
     for optimizer in (generator, discriminator):
-        profile._after_step(optimizer, (), {})
+        take_step(profile, optimizer)
     assert (capture._number, capture._facts().num_optimizers) == (3, 2)
 
 
@@ -169,17 +178,86 @@ def test_an_optimizer_inside_another_one_is_no_second_one(tmp_path: Path) -> Non
     """ZeroRedundancyOptimizer has one for its part of the parameters, or for none of them."""
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     outer = torch.optim.SGD(parameters, lr=0.1)
-    for inner in (
-        torch.optim.SGD(parameters[:1], lr=0.1),
-        SimpleNamespace(param_groups=[{"params": []}]),
-    ):
+    empty = sgd(parameters[:1])
+    empty.param_groups[0]["params"] = []
+    for inner in (sgd(parameters[:1]), empty):
         profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="zero.py")
         profile._capture = make_capture(tmp_path)
         profile._capture._steps = range(9, 10)
-        for optimizer in (inner, outer, inner, outer):
-            profile._after_step(optimizer, (), {})
-        assert profile._capture.num_optimizers == 1
-        assert profile._capture.optimizers == [inner, outer]
+        for _ in range(2):
+            take_step(profile, outer, inner)
+        assert (profile._capture._number, profile._capture.num_optimizers) == (2, 1)
+        assert set(profile._optimizers) == {inner, outer}
+
+
+def test_an_optimizer_that_is_made_again_takes_the_steps_of_the_first(tmp_path: Path) -> None:
+    """As in each epoch."""
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="epochs.py")
+    profile._capture = make_capture(tmp_path)
+    profile._capture._steps = range(9, 10)
+    for _ in range(3):
+        take_step(profile, sgd(parameters))
+    assert (profile._capture._number, profile._capture.num_optimizers) == (3, 1)
+
+
+def test_without_an_optimizer_of_torch_a_backward_pass_is_a_step(tmp_path: Path) -> None:
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="paper.py")
+    profile._capture = make_capture(tmp_path)
+    profile._capture._steps = range(9, 10)
+    calls: list[str] = []
+    for _ in range(3):
+        profile._run_backward(calls.append, "backward")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(profile._run_backward, calls.append, "of another thread").result()
+    assert (profile._capture._number, len(calls)) == (3, 4)
+    profile._make_optimizer(calls.append, "SGD")
+    profile._run_backward(calls.append, "backward")
+    assert profile._num_steps == 3, "the optimizer has not taken a step"
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "makes_optimizers", "message"),
+    [
+        (
+            4,
+            True,
+            "drumline: nothing was profiled: train.py ended after 4 steps of rank 0, before step 10\n"
+            "  try: let it take 20 steps, or profile earlier ones (drumline launch --profile 2:4)\n",
+        ),
+        (
+            0,
+            True,
+            "drumline: nothing was profiled: train.py ended after 0 steps of rank 0, which are counted by step() of a "
+            "torch.optim optimizer\n"
+            "  try: call the optimizer's step(), and not a function of its own\n",
+        ),
+        (
+            0,
+            False,
+            "drumline: nothing was profiled: train.py ended after 0 steps of rank 0, which are counted by step() of a "
+            "torch.optim optimizer and Tensor.backward()\n"
+            "  try: call loss.backward() on the main thread; if this script starts the one that trains, profile that "
+            "one\n",
+        ),
+    ],
+)
+def test_a_script_without_a_profiled_step_says_what_was_looked_for(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    num_steps: int,
+    makes_optimizers: bool,
+    message: str,
+) -> None:
+    profile = ScriptProfile("10:20", tmp_path, ends_script=True, script="train.py")
+    profile._capture = make_capture(tmp_path)
+    profile._num_steps = num_steps
+    profile._makes_optimizers = makes_optimizers
+    profile.close()
+    assert capsys.readouterr().err == message
+    profile._capture.is_recording = True
+    profile.close()
+    assert capsys.readouterr().err == "", "it ends, and writes what it has"
 
 
 def sgd(parameters: Iterable[Tensor], lr: float = 0.1) -> torch.optim.Optimizer:
@@ -327,11 +405,11 @@ def test_a_script_goes_on_until_the_profiler_is_stopped(tmp_path: Path) -> None:
     answers = iter([False, False, True])
     capture.stop_late = lambda: next(answers)  # type: ignore[method-assign]
     profile._capture = capture
-    profile._hook = SimpleNamespace(remove=lambda: removed.append(True))
-    optimizer = SimpleNamespace(param_groups=[])
+    profile._hooks = [SimpleNamespace(remove=lambda: removed.append(True))]
+    optimizer = sgd([torch.zeros(1)])
     for _ in range(3):
         assert not removed
-        profile._after_step(optimizer, (), {})
+        take_step(profile, optimizer)
     assert removed == [True]
 
 

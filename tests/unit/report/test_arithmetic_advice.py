@@ -72,3 +72,14 @@ def test_a_profiler_of_the_users_costs_what_steps_without_ours_take_longer() -> 
         "scores = model(words)"
     )
     assert advise(replace(result, unprofiled_step_s=0.1)) == ()
+
+
+def test_a_mode_that_slows_each_operation_costs_what_steps_with_it_take_longer() -> None:
+    modes = ("anomaly detection", "sys.settrace")
+    advice = first(replace(profile(), slow_modes=modes, unprofiled_step_s=0.25))
+    assert (advice.bottleneck, advice.cost_s) == ("slow_modes", pytest.approx(0.15))
+    assert advice.text == (
+        "anomaly detection and sys.settrace takes 150 ms of each 250 ms step: it slows each operation or call, and is "
+        "off in the profiled steps"
+    )
+    assert advise(replace(profile(), unprofiled_step_s=0.25)) == ()

@@ -65,6 +65,8 @@ def test_python_in_the_step_is_named_by_its_line() -> None:
     assert both.cost_s == pytest.approx(0.025 + 0.02)
     assert "in forward, in 64 short operations and their backward pass, mostly at" in both.text
     assert advise(sampled({"forward": 0.09}, replace(looping, operations=20.0, own_s=0.005))) == ()
+    of_micro_batches = sampled({"forward": 0.09}, replace(looping, own_s=0.01), num_passes=8)
+    assert advise(of_micro_batches) == (), "8 operations for each micro-batch"
 
 
 def in_library(phase: str, operations: float, *, host: float = 0.4) -> LineCost:
@@ -111,13 +113,6 @@ def test_what_has_no_gradient_is_named_with_the_line_that_runs_it() -> None:
     )
     short = line("forward", 0.01, own=0.0)
     assert advise(sampled({"forward": 0.09}, undifferentiated=(short,))) == ()
-
-
-def test_anomaly_detection_may_take_all_of_both_passes() -> None:
-    advice = only(sampled({"forward": 0.05, "backward": 0.03}, anomaly_s=0.04))
-    assert advice.bottleneck == "anomaly_detection"
-    assert "set_detect_anomaly" in advice.text
-    assert advice.band == (pytest.approx(STEP_S - 0.08), pytest.approx(STEP_S - 0.02))
 
 
 def test_workers_that_start_in_every_epoch_stay() -> None:

@@ -35,10 +35,9 @@ GETITEM = SampledLine(file="task.py", line=5, function="Data.__getitem__", sourc
 SLEEP = SampledLine(file="task.py", line=9, function="Slow.after_step", source="time.sleep(1)")
 REDUCE = SampledLine(file="task.py", line=20, function="Mine.loss", library="torch")
 METRIC = SampledLine(file="task.py", line=30, function="Metric.update")
-TRACEBACK = SampledLine(file="task.py", line=31, function="Net.forward", library="traceback")
 STATEMENT = SampledLine(file="task.py", line=50, function="train")
 NO_LINE = SampledLine(file="", line=0, function="")
-LINES = (NO_LINE, GETITEM, SLEEP, REDUCE, METRIC, TRACEBACK, STATEMENT)
+LINES = (NO_LINE, GETITEM, SLEEP, REDUCE, METRIC, STATEMENT)
 
 
 def sample(
@@ -205,17 +204,6 @@ def test_where_nothing_has_a_gradient_it_is_not_known(tmp_path: Path) -> None:
     stacks, entries = computing_twice(GETITEM, STATEMENT)
     operations = [entry for entry in entries if entry["ph"] == "X"]
     assert profiled(tmp_path, stacks, *operations).undifferentiated == ()
-
-
-def test_anomaly_detection_is_its_tracebacks_and_checks(tmp_path: Path) -> None:
-    rows = tuple(
-        row._replace(line=LINES.index(TRACEBACK)) if row.phase == PHASES.index("forward") else row
-        for row in two_steps().samples
-    )
-    checks = [entry("aten::any", start + 82, start + 84) for start in (0, 100)]
-    stacks = two_steps(samples=rows, detects_anomalies=True)
-    assert profiled(tmp_path, stacks, *checks).anomaly_s == pytest.approx(0.010 + 0.002)
-    assert profiled(tmp_path, replace(stacks, detects_anomalies=False)).anomaly_s == 0.0
 
 
 def test_workers_that_start_in_a_step_take_what_it_waits_longer(tmp_path: Path) -> None:
