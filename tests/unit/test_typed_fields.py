@@ -57,8 +57,7 @@ FOREIGN = {
 FOREIGN_MODULES = {
     "watch/sidecar/system_evidence.py": "the kernel's log",
     "tools/tune/nccl_log.py": "NCCL's log",
-    "tools/tune/job_faults.py": "logs of programs, and torch's watchdog",
-    "tools/tune/tracebacks.py": "Python's tracebacks",
+    "tools/tune/job_faults.py": "logs of programs, torch's watchdog, and Python's tracebacks",
 }
 
 

@@ -20,7 +20,6 @@ from drumline.tools.tune.known_messages import (
     Role,
     known_messages,
 )
-from drumline.tools.tune.tracebacks import TracebackReader
 
 WATCHDOG = re.compile(
     r"aught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d{1,12}), )?"
@@ -72,6 +71,10 @@ SAME_COLLECTIVES = (
     "let every rank call the same collectives in the same order: the same number of batches, no "
     "collective inside `if rank == 0`; drumline launch --watch names rank and line"
 )
+FRAME = re.compile(r'File "([^"]{1,200})", line (\d{1,7}), in (\S{1,80})')
+IN_PACKAGES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "/bin/")
+CHAIN = "above exception"  # between the exceptions of a chain
+MAX_SOURCE = 80
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
 MAX_WAIT_PLACES = 1000
@@ -320,6 +323,54 @@ def _why_it_waits(
         f"(uneven data), or is in {LONG_WORK}, most often "
         f"rank 0{no_path}{last_work}"
     )
+
+
+# Tracebacks
+
+
+@dataclass
+class TracebackReader:
+    """What the tracebacks of one process say beside their exceptions: the program's own frame, and
+    which exceptions belong to one chain."""
+
+    frame: str = ""  # the last frame of the program itself
+    is_chained: bool = False  # the next exception follows from the last one
+    _source_column: int | None = None  # of a frame; its source text follows
+    _is_in_program: bool = False
+
+    def read(self, text: str) -> bool:
+        """A line; most are no part of a traceback. Whether it is a frame or its code, which are no
+        messages."""
+        source = "" if self._source_column is None else text[self._source_column :]
+        self._source_column = None
+        if source.startswith("  "):
+            if self._is_in_program:
+                self.frame += f": {source.strip()[:MAX_SOURCE]}"
+
+            return True
+
+        if 'File "' in text and (frame := FRAME.search(text)):
+            self._read_frame(frame)
+            return True
+
+        if "Traceback (most recent" in text:
+            self.frame = ""
+        elif CHAIN in text:
+            self.is_chained = True
+
+        return False
+
+    def _read_frame(self, frame: re.Match[str]) -> None:
+        path, line, function = frame.groups()
+        self._source_column = frame.start()
+        self._is_in_program = not any(folder in path for folder in IN_PACKAGES)
+        if self._is_in_program:
+            self.frame = f"{path}, line {line}, in {function}"
+
+    def end(self) -> None:
+        """An exception was read: the next traceback begins."""
+        self.frame = ""
+        self.is_chained = False
 
 
 # What is wrong in a log
