@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drumline.watch.sidecar.gpu_figures import GpuReader
-from drumline.watch.sidecar.prometheus_metrics import OF_GPUS
+from drumline.watch.sidecar.prometheus_metrics import OF_GPUS, GpuReader
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

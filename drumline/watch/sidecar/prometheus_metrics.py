@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import pynvml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.exposition import generate_latest
@@ -30,7 +32,6 @@ from drumline.runs.run_folder import RunFolder
 from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause
 from drumline.watch.heartbeat import Phase
-from drumline.watch.sidecar.gpu_figures import GpuReader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.watch_folder import start_number
@@ -89,6 +90,16 @@ OF_RUN = {
     "mirror_backlog": MetricDeclaration("Checkpoints that are newer than the newest one in the mirror."),
 }  # fmt: skip
 METRICS = {**OF_NODE, **OF_GPUS, **OF_RUN}
+ECC_KINDS = {
+    "corrected": pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+    "uncorrected": pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+}
+THROTTLED_BY = {
+    "thermal": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    "power": pynvml.nvmlClocksThrottleReasonSwPowerCap
+    | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+}
 
 
 def rank_samples(state: NodeState) -> Iterator[Sample]:
@@ -110,6 +121,59 @@ def _progress_samples(rank: RankState, label: tuple[str, ...]) -> Iterator[Sampl
             seconds += rank.age_s
         if seconds:
             yield "phase_seconds_total", (*label, phase.name.lower()), seconds
+
+
+class GpuReader:
+    """The GPUs of this host as its driver reports them (NVML). Its calls may block for ever when a GPU
+    has failed."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] | None = None
+
+    def read(self) -> list[Sample]:
+        """Samples of OF_GPUS; what a GPU does not report is left out, and nothing where there are none."""
+        if self._handles is None:
+            self._handles = _open_gpus()
+        return [
+            (f"gpu_{name}", (str(index), *labels), value)
+            for index, handle in enumerate(self._handles)
+            for name, labels, value in _gpu_samples(handle)
+        ]
+
+
+def _open_gpus() -> list[Any]:
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+def _gpu_samples(gpu: Any) -> Iterator[Sample]:
+    if (rates := _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)) is not None:
+        yield "utilization_ratio", (), rates.gpu / 100
+    if (memory := _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)) is not None:
+        yield "memory_used_bytes", (), memory.used
+        yield "memory_bytes", (), memory.total
+    temperature = _ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
+    if temperature is not None:
+        yield "temperature_celsius", (), temperature
+    for kind, number in ECC_KINDS.items():
+        errors = _ask(pynvml.nvmlDeviceGetTotalEccErrors, gpu, number, pynvml.NVML_VOLATILE_ECC)
+        if errors is not None:
+            yield "ecc_errors_total", (kind,), errors
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+    if reasons is not None:
+        for reason, bits in THROTTLED_BY.items():
+            yield "throttled", (reason,), bool(reasons & bits)
+
+
+def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
+    """None: the GPU does not have it, or is lost."""
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError:
+        return None
 
 
 class RunFigures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drumline.watch.sidecar.gpu_figures import GpuReader
+from drumline.watch.sidecar.prometheus_metrics import GpuReader
 
 
 def test_no_gpus_no_figures() -> None:
