@@ -110,10 +110,8 @@ class Copier:
         self._pinned: Tensor | None = None
 
     def rehearse(self) -> None:
-        """Copy a few bytes before the first step, so that the first save does not have to load
-        kernels and pin buffers."""
-        if self._staging is None:
-            return
+        """Copy a few bytes of a GPU, which loads kernels and pins buffers."""
+        assert self._staging is not None, "only a GPU has something to load"
         small = {
             str(dtype): torch.zeros(1, dtype=dtype, device=self._device) for dtype in _COPIED_AS
         }

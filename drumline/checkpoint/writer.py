@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +102,6 @@ class CheckpointWriter:
         self._this_rank = this_rank
         self._device = device
         self._publish = publish
-        self._copier = Copier(device)
         self._writers = [WritingRank(0, this_rank.host)]
         self._num_shards = 1
         self._store: SealedStore | None = None
@@ -111,6 +110,11 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._written: WrittenCheckpoint | None = None
         self._error: BaseException | None = None
+
+    @cached_property
+    def _copier(self) -> Copier:
+        """Made for the first copy."""
+        return Copier(self._device)
 
     @property
     def is_writer(self) -> bool:
@@ -144,8 +148,9 @@ class CheckpointWriter:
                 self._writers.append(WritingRank(rank, host))
 
     def rehearse(self) -> None:
-        """Make a small copy before the first step, so that the first save need not load and pin."""
-        if self.is_writer:
+        """From a GPU, make a small copy before the first step, so that the first save need not load
+        kernels and pin memory."""
+        if self.is_writer and self._device.type == "cuda":
             self._copier.rehearse()
 
     def start(self, state: CapturedState, *, copies: bool) -> Kind:
