@@ -13,7 +13,7 @@ from drumline.base.errors import CheckpointError
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
 from drumline.metrics.display import metrics_of
 from drumline.report.event_sample import MAX_STEP, WINDOW_BYTES, sampled_events, text
-from drumline.runs.catalog import STEP_NAME, check_sizes, folders
+from drumline.runs.catalog import check_sizes, folder_name, list_steps
 from drumline.runs.manifest import CorruptCheckpointError
 from drumline.runs.run_folder import RunFolder, is_run
 from drumline.watch.run_status import RunState, RunStatusReader
@@ -83,13 +83,12 @@ def newest_step(folder: RunFolder) -> int:
     """The step of the newest checkpoint whose files have the sizes of its manifest; 0: there is
     none."""
     try:
-        named = {STEP_NAME.fullmatch(path.name): path for path in folders(folder.checkpoints)}
+        steps = list_steps(folder.checkpoints)
     except CheckpointError:
         return 0
 
-    steps = {int(match[1]): path for match, path in named.items() if match is not None}
-    for step in sorted(steps, reverse=True):
-        if step < MAX_STEP and _is_complete(steps[step]):
+    for step in reversed(steps):
+        if step < MAX_STEP and _is_complete(folder.checkpoints / folder_name(step)):
             return step
 
     return 0
