@@ -14,18 +14,13 @@ from drumline.cli.kubernetes_file import EFA, OF_KUBERNETES, wrong_for_kubernete
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable, FlagValues, switch
 from drumline.config.flags import REPEATED
-from drumline.config.schema import (
+from drumline.config.rules import (
     FIRST_PROFILED,
     METRICS_FORM,
-    Count,
-    CountOrZero,
-    NotNegative,
-    Port,
-    Positive,
-    SwitchOr,
     metrics_endpoint,
     profiled_steps,
 )
+from drumline.config.schema import Count, CountOrZero, NotNegative, Port, Positive, SwitchOr
 from drumline.launch.hosts import wrong_counts
 from drumline.launch.kubernetes import GRACE_S
 from drumline.launch.kubernetes import JOIN_TIMEOUT_S as PODS_JOIN_S

@@ -25,7 +25,8 @@ from drumline.cli.command_line import (
 from drumline.cli.launch_request import is_script
 from drumline.cli.profile_report import profile_of, show_profile
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, switch
-from drumline.config.schema import MOST_PROFILED, Count
+from drumline.config.rules import MOST_PROFILED
+from drumline.config.schema import Count
 from drumline.report.profile.advice import advise
 from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
 from drumline.runs.run_folder import run_name

@@ -8,7 +8,6 @@ another value gives another result. `setting(...)` declares what is different.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -94,45 +93,6 @@ class SwitchOr:
 
 
 EVERY = SwitchOr("none | full | every:N", r"every:[1-9]\d{0,8}", {"full": True, "none": False})
-
-
-FIRST_PROFILED = 2
-MOST_PROFILED = 1000
-METRICS_FORM = (
-    "PORT or ADDRESS:PORT, with an IP address of this host: 9464, 10.0.0.5:9464, [::1]:9464"
-)
-
-
-def profiled_steps(text: str) -> range | None:
-    """The steps of `log.profile`; None: the text is not `FIRST:LAST`, or the first steps, which
-    warm up, are in it."""
-    first, colon, last = text.partition(":")
-    is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (first, last))
-    steps = range(int(first), int(last)) if colon and is_number else range(0)
-    return steps if steps.start >= FIRST_PROFILED and 0 < len(steps) <= MOST_PROFILED else None
-
-
-def metrics_endpoint(text: str) -> tuple[str, int] | None:
-    """The address and port of `log.prometheus`; None: the text is neither `PORT` nor
-    `ADDRESS:PORT`."""
-    address, _, port = text.rpartition(":")
-    address = address.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return None
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16
-    return (address, int(port)) if is_port else None
-
-
-def sync_interval(text: str) -> int | None:
-    """The steps between two rounds of `dist.sync`; 0: it is `step`; None: it has none of its
-    forms."""
-    kind, _, steps = text.partition(":")
-    is_number = steps.isascii() and steps.isdigit() and len(steps) < 10 and int(steps) > 0
-    if kind in ("local", "diloco") and is_number:
-        return int(steps)
-    return 0 if text == "step" else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.base.errors import UsageError, log
-from drumline.config.schema import DistConfig, sync_interval
+from drumline.config.rules import sync_interval
+from drumline.config.schema import DistConfig
 from drumline.parallel.replica_groups import DeltaSum, ReplicaGroups, Wire
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.torch_internals import add_to_each, copy_to_each, names_ignored_by_ddp

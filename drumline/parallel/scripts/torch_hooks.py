@@ -231,7 +231,7 @@ class ScriptProfile:
             register_optimizer_step_pre_hook,
         )
 
-        from drumline.config.schema import profiled_steps
+        from drumline.config.rules import profiled_steps
         from drumline.rank.watched.trace_capture import TraceCapture
         from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import CodeType
 
 from drumline.config.fields import flag_text
-from drumline.config.schema import profiled_steps
+from drumline.config.rules import profiled_steps
 from drumline.data.delivery import Delivery
 from drumline.data.loader import Step
 from drumline.data.sharding import spans_of_full_batch

@@ -17,7 +17,8 @@ import torch
 
 from drumline.base.errors import UsageError
 from drumline.base.text import GIB, MIB, memory_size, plural
-from drumline.config.schema import Config, DistConfig, sync_interval
+from drumline.config.rules import sync_interval
+from drumline.config.schema import Config, DistConfig
 from drumline.data.dataset import is_stream
 from drumline.data.delivery import NUM_AHEAD, LoadingOptions
 from drumline.data.loader import IndexedLoader

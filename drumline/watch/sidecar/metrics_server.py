@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from drumline.base.errors import MissingExtraError
-from drumline.config.schema import METRICS_FORM, metrics_endpoint
+from drumline.config.rules import METRICS_FORM, metrics_endpoint
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 

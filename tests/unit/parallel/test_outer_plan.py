@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drumline.config.schema import sync_interval
+from drumline.config.rules import sync_interval
 from drumline.parallel.outer_sync import OuterSync, SyncPlan, split_evenly
 from drumline.parallel.replica_groups import BLOCK, ReplicaGroups, decode, encode
 from drumline.parallel.wrap import LiveBuffers

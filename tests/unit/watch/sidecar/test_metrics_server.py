@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.config.schema import metrics_endpoint
+from drumline.config.rules import metrics_endpoint
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar import metrics_server
 from drumline.watch.sidecar.prometheus_metrics import METRICS, PREFIX
