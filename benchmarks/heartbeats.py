@@ -31,7 +31,7 @@ from benchmarks.report import quartiles
 from benchmarks.stopping import resume, stop
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
-from drumline.rank.group import collective_counter
+from drumline.rank.collectives import collective_counter
 from drumline.training.manager import RunManager
 from drumline.watch.heartbeat import (
     BACKWARD,

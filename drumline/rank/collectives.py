@@ -1,14 +1,15 @@
 """Collectives besides the gradients' all-reduce: sums, JSON, a checkpoint's tensors, values to
-compare. No pickle.
+compare; and how many a rank has begun. No pickle.
 
-Every function here is collective: all ranks call it, in the same order. With a single rank nothing
-is sent, and it does not wait for its device. NCCL sends from the rank's GPU, gloo from the host.
+Every function here but `collective_counter` is collective: all ranks call it, in the same order.
+With a single rank nothing is sent, and it does not wait for its device. NCCL sends from the rank's
+GPU, gloo from the host.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import blake3
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from drumline.base.errors import PreflightError
 from drumline.base.text import by_rank
 from drumline.rank.tensor_hash import hash_tensors
+from drumline.rank.torch_internals import sequence_number_of
 
 PIECE_BYTES = 1 << 24
 """Of what `gather_on_main` sends at once from each rank."""
@@ -151,6 +153,13 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
     }
     next_step = "build the model after the seed is set and from the same settings on every rank"
     check_same(hashes_by_name, host=host, next_step=next_step)
+
+
+def collective_counter() -> Callable[[], int]:
+    """A function that returns how many collectives this rank has begun in the default group;
+    without a group, 0. Keep the function: finding it takes longer than calling it."""
+    all_ranks = dist.group.WORLD
+    return (lambda: 0) if all_ranks is None else sequence_number_of(all_ranks)
 
 
 def _is_alone() -> bool:

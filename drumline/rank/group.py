@@ -1,5 +1,4 @@
-"""A rank's device, its backend, and the process group, from the rendezvous of ranks to the exit of
-the process.
+"""The process group of a rank, from the rendezvous of ranks to the exit of the process.
 
 There are two timeouts. The start may take as long as the slowest node needs; a collective in
 training may not take much longer than a step. So the group is created with the start timeout, and
@@ -17,20 +16,20 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from drumline.base.errors import PreflightError, UsageError, log
+from drumline.base.errors import PreflightError, log
 from drumline.base.rank_environment import Topology
 from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
-from drumline.rank.torch_internals import process_groups, sequence_number_of, set_group_timeout
+from drumline.rank.torch_internals import process_groups, set_group_timeout
 
 QUIET_S = 0.02
 LEAVE_S = 30.0
@@ -43,52 +42,12 @@ SIGEV_THREAD = 2
 _left_groups: list[dist.ProcessGroup] = []
 
 
-def choose_device(setting: str, *, local_rank: int) -> torch.device:
-    """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by
-    default."""
-    if setting not in ("auto", "cpu", "cuda"):
-        raise UsageError(
-            f"the device is {setting!r}: it takes auto, cpu or cuda",
-            next_step="give one of them; with cuda each rank of a machine takes a GPU of its own",
-        )
-
-    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    num_gpus = torch.cuda.device_count()
-
-    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that
-    # they differ.
-    index = 0 if num_gpus == 1 else local_rank
-    if index >= num_gpus:
-        raise PreflightError(
-            f"local rank {local_rank} has no GPU of its own: torch sees {num_gpus} on this host",
-            next_step="start at most one rank for each GPU, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
-            "--dist.device cpu",
-        )
-
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
-
-
 def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
     """NCCL's identity of a rank, which must be unique: the GPU's UUID, and the host that
     NCCL_HOSTID names. Ranks with different host names may share a GPU, as in tests on one GPU."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     host = environment.get("NCCL_HOSTID")
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
-
-
-def choose_backend(setting: str, *, device: torch.device) -> str:
-    """NCCL between GPUs, gloo between CPUs, unless set."""
-    if setting == "auto":
-        return "nccl" if device.type == "cuda" else "gloo"
-    if setting == "nccl" and device.type != "cuda":
-        raise PreflightError(
-            "dist.backend is 'nccl', but this rank computes on the CPU",
-            next_step="use --dist.backend gloo, or --dist.device cuda on a machine with GPUs",
-        )
-    return setting
 
 
 def join_group(
@@ -211,13 +170,6 @@ def leave_group(*, broken: bool = False) -> bool:
 def _release(groups: list[dist.ProcessGroup]) -> None:
     gc.collect()
     groups.clear()
-
-
-def collective_counter() -> Callable[[], int]:
-    """A function that returns how many collectives this rank has begun in the default group;
-    without a group, 0. Keep the function: finding it takes longer than calling it."""
-    all_ranks = dist.group.WORLD
-    return (lambda: 0) if all_ranks is None else sequence_number_of(all_ranks)
 
 
 # The exit of the process

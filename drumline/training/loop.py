@@ -17,8 +17,7 @@ from drumline.data.loader import IndexedLoader, Step
 from drumline.data.sharding import Ledger
 from drumline.metrics.meters import means
 from drumline.parallel.replicas import ReplicaComparison
-from drumline.rank.collectives import all_sum
-from drumline.rank.group import collective_counter
+from drumline.rank.collectives import all_sum, collective_counter
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preempt, Preemption
 from drumline.training.between_steps.saver import Saver

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.base.errors import ExitCode, Place, UsageError, log, summary
+from drumline.base.errors import ExitCode, Place, PreflightError, UsageError, log, summary
 from drumline.base.rank_environment import Topology, topology_from
 from drumline.base.startup import use_private_cache
 from drumline.base.text import paragraph
@@ -50,9 +50,13 @@ from drumline.parallel.wrap import (
     wrap_model,
 )
 from drumline.rank import determinism, group
-from drumline.rank.collectives import all_sum, check_same, check_same_weights
+from drumline.rank.collectives import (
+    all_sum,
+    check_same,
+    check_same_weights,
+    collective_counter,
+)
 from drumline.rank.failure import Failure
-from drumline.rank.group import choose_backend, choose_device
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.rank_facts import rank_facts
 from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, StartOptions
@@ -420,9 +424,7 @@ class DDPManager:
             made = evaluation(dataset, **settings)
             phase = Phase.EVALUATION
 
-        made.observer = LoopHeartbeats(
-            self._connection.heartbeat, phase, group.collective_counter()
-        )
+        made.observer = LoopHeartbeats(self._connection.heartbeat, phase, collective_counter())
         return made
 
     def checkpoint(
@@ -571,3 +573,43 @@ class RunManager(DDPManager):
             self._compare_weights(model)
         sharded = shard_model(model, plan, self.device, prepare=prepare)
         return self._begin_training(sharded, counts_passes=False)
+
+
+def choose_device(setting: str, *, local_rank: int) -> torch.device:
+    """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by
+    default."""
+    if setting not in ("auto", "cpu", "cuda"):
+        raise UsageError(
+            f"the device is {setting!r}: it takes auto, cpu or cuda",
+            next_step="give one of them; with cuda each rank of a machine takes a GPU of its own",
+        )
+
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+
+    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that
+    # they differ.
+    index = 0 if num_gpus == 1 else local_rank
+    if index >= num_gpus:
+        raise PreflightError(
+            f"local rank {local_rank} has no GPU of its own: torch sees {num_gpus} on this host",
+            next_step="start at most one rank for each GPU, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+            "--dist.device cpu",
+        )
+
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_backend(setting: str, *, device: torch.device) -> str:
+    """NCCL between GPUs, gloo between CPUs, unless set."""
+    if setting == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if setting == "nccl" and device.type != "cuda":
+        raise PreflightError(
+            "dist.backend is 'nccl', but this rank computes on the CPU",
+            next_step="use --dist.backend gloo, or --dist.device cuda on a machine with GPUs",
+        )
+    return setting

@@ -32,7 +32,7 @@ def join() -> Topology:
 def talk() -> tuple[object, ...]:
     topology = join()
     rank = topology.rank
-    count = group.collective_counter()
+    count = collectives.collective_counter()
     before = count()
     values = collectives.gather_json({"rank": rank, "text": "é" * rank})
     chosen = collectives.broadcast_json(["from", rank])

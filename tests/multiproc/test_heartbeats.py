@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from drumline.base.errors import ExitCode
 from drumline.config.schema import Config, WatchConfig
 from drumline.data.loader import IndexedLoader
-from drumline.rank.group import collective_counter
+from drumline.rank.collectives import collective_counter
 from drumline.rank.watched.progress_monitor import ProgressMonitor, num_collectives
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress, make_manager

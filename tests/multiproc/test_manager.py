@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline import DDPManager, WatchConfig
 from drumline.base.errors import ConfigError, PreflightError, UsageError
 from drumline.parallel.scripts import script_runner
-from drumline.rank import group
+from drumline.rank import collectives, group
 from drumline.training.manager import RunManager
 from tests.jobs import NO_SIDECAR, Points
 from tests.ranks import RanksFailed, run_ranks
@@ -184,7 +184,7 @@ def average_gradient(length: int, batch_size: int, accumulate: int) -> list[list
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(Points(length), batch_size=batch_size, accumulate=accumulate)
         gradients = []
-        began = group.collective_counter()()
+        began = collectives.collective_counter()()
         for inputs, targets in loader:
             with ddp.no_sync(model, unless=loader.is_last_micro_batch):
                 (functional.cross_entropy(model(inputs), targets) * loader.scale).backward()
@@ -192,7 +192,7 @@ def average_gradient(length: int, batch_size: int, accumulate: int) -> list[list
                 gradients.append(next(model.parameters()).grad.flatten().tolist())  # type: ignore[union-attr]
                 model.zero_grad()
             elif not gradients:
-                assert group.collective_counter()() == began
+                assert collectives.collective_counter()() == began
         seen = torch.zeros(length, dtype=torch.float64)
         for inputs, _ in ddp.loader(Points(length), batch_size=2, train=False):
             for row in inputs:

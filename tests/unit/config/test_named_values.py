@@ -34,12 +34,12 @@ from drumline.parallel.outer_sync import make_sync
 from drumline.parallel.replica_groups import BLOCK, decode, encode
 from drumline.parallel.replicas import ReplicaComparison
 from drumline.parallel.wrap import LiveBuffers
-from drumline.rank.group import choose_device
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.evaluation_job import is_channels_last, make_autocast, set_arithmetic
 from drumline.training.job.job import _make_groups, plan_sharding
 from drumline.training.job.optimizer import FiniteSteps, peak_rate, rate_factor
+from drumline.training.manager import choose_device
 from drumline.training.output import make_display
 from drumline.training.steps.choice import make_step
 from drumline.watch.sidecar.sidecar_options import SidecarOptions

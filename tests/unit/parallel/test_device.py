@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology
-from drumline.rank.group import choose_device, nccl_gpu
+from drumline.rank.group import nccl_gpu
 from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
 from drumline.rank.sealed_store import SealedStore
+from drumline.training.manager import choose_device
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
