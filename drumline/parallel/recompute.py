@@ -26,21 +26,15 @@ POLICY = "activation_checkpointing"
 setting is on."""
 
 
-def apply_blocks(
-    blocks: nn.ModuleList, hidden: Tensor, policy: bool | str, *, draws_random: bool
-) -> Tensor:
-    """One block after the other, those of the policy holding only their input for the backward pass.
+def recomputed(block: nn.Module, hidden: Tensor, *, draws_random: bool) -> Tensor:
+    """The block's output, of which it holds only its input for the backward pass.
 
-    For blocks that draw no random numbers the generators' state is not saved.
+    For a block that draws no random numbers the generators' state is not saved.
     """
-    for number, block in enumerate(blocks):
-        if not is_recomputed(policy, number):
-            hidden = block(hidden)
-            continue
-        call = partial(checkpoint, block, hidden, preserve_rng_state=draws_random)
-        # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
-        hidden = _without_trace(call, None if torch.compiler.is_compiling() else block)
-    return hidden
+    call = partial(checkpoint, block, hidden, preserve_rng_state=draws_random)
+    # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
+    output: Tensor = _without_trace(call, None if torch.compiler.is_compiling() else block)
+    return output
 
 
 def is_recomputed(policy: bool | str, number: int) -> bool:

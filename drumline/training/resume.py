@@ -464,7 +464,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
     optimizer stays new."""
     job.heartbeat.mark(Phase.START)
     comm = replicas = None
-    if job.is_sharded:
+    if job.sharded is not None:
         snapshot = _read_own_shards(job, path)
     else:
         read = None

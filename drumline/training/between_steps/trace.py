@@ -102,7 +102,7 @@ class TracedStep:
     def _tensors(self) -> dict[str, dict[str, str]]:
         """Collective if the model is sharded: on rank 0 the hashes of whole tensors."""
         job = self._job
-        if not job.ddp.is_main_process() and not job.is_sharded:
+        if not job.ddp.is_main_process() and job.sharded is None:
             return {}
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
 

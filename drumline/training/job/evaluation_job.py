@@ -26,7 +26,7 @@ from drumline.data.bucket_copy import BucketCopy
 from drumline.data.dataset import fingerprint
 from drumline.data.loader import EvaluationLoader
 from drumline.metrics.meters import check_names, means
-from drumline.parallel.shards import is_shard
+from drumline.parallel.sharded_model import ShardedModel
 from drumline.parallel.wrap import LiveBuffers, gains_from_channels_last, unwrap_model
 from drumline.rank.collectives import all_sum, broadcast_json, check_same
 from drumline.rank.failure import wait_for_ranks
@@ -59,9 +59,10 @@ class EvaluationJob:
         return self.ddp.connection.heartbeat
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether the parameters are sharded: a forward pass is then collective."""
-        return is_shard(next(self.model.parameters(), None))
+    def sharded(self) -> ShardedModel | None:
+        """The wrapped model of a training run, if it is sharded (`--dist.mode`): a forward pass is then
+        collective."""
+        return None
 
     @property
     def eval_samples(self) -> int | None:
@@ -438,7 +439,7 @@ def _sum_batches(
     """The names of the metrics, and for each batch number a row: loss, weight, metrics."""
     names: list[str] = []
     rows = {}
-    for number, size, data in loader.numbered(padded=job.is_sharded):
+    for number, size, data in loader.numbered(padded=job.sharded is not None):
         job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
             loss = job.task.loss(job.model, job.task.on_device(data))

@@ -26,7 +26,8 @@ from torch.optim import Optimizer
 
 from drumline.base.errors import UsageError, log
 from drumline.config.fields import scope_of
-from drumline.config.schema import Config, DistConfig, TrainConfig, sync_interval
+from drumline.config.rules import sync_interval
+from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.loader import EvaluationLoader
 from drumline.data.sharding import Cursor
@@ -140,7 +141,6 @@ class Job(EvaluationJob):
 
     @property
     def sharded(self) -> ShardedModel | None:
-        """The wrapped model if it is sharded (`--dist.mode`)."""
         return self.applied if isinstance(self.applied, ShardedModel) else None
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ def build_job(
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
-    optimizer = optimizer_of(task, model, config.optim, lr=lr)
+    optimizer = optimizer_of(task, model, config.optim, lr=lr, is_sharded=plan is not None)
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)

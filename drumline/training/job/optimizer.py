@@ -22,7 +22,7 @@ from drumline.base.user_code import build_accepted, load_class
 from drumline.checkpoint.finite import largest
 from drumline.config.schema import OptimConfig
 from drumline.metrics.meters import Meter
-from drumline.parallel.shards import is_shard, own_parts
+from drumline.parallel.shards import own_parts
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.torch_internals import pytree
 from drumline.training.tasks.base import Task
@@ -34,16 +34,21 @@ FUSED: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 GIVEN_ELSEWHERE = ("lr", "weight_decay")
 
 
-def optimizer_of(task: Task, model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
-    """The task's own optimizer, or that of the settings, whose rate is `lr`."""
+def optimizer_of(
+    task: Task, model: nn.Module, optim: OptimConfig, *, lr: float, is_sharded: bool = False
+) -> Optimizer:
+    """The task's own optimizer, or that of the settings, whose rate is `lr`. `is_sharded`: the
+    parameters are."""
     optimizer = task.optimizer(model)
     if optimizer is None:
-        return make_optimizer(model, optim, lr=lr)
+        return make_optimizer(model, optim, lr=lr, is_sharded=is_sharded)
     check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
     return optimizer
 
 
-def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
+def make_optimizer(
+    model: nn.Module, optim: OptimConfig, *, lr: float, is_sharded: bool = False
+) -> Optimizer:
     """The optimizer of the settings over the trained parameters, fused if the device has such a
     kernel."""
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -60,7 +65,7 @@ def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimi
     try:
         if optim.name == "muon":
             return _make_muon(model, trained, optim, lr, options)
-        return _make_named(trained, optim, lr, options)
+        return _make_named(trained, optim, lr, options, is_sharded=is_sharded)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"the optimizer {optim.name} does not accept its settings: {error}",
@@ -73,6 +78,8 @@ def _make_named(
     optim: OptimConfig,
     lr: float,
     options: Mapping[str, Any],
+    *,
+    is_sharded: bool,
 ) -> Optimizer:
     """Any optimizer but Muon."""
     settings: dict[str, Any] = {}
@@ -87,7 +94,7 @@ def _make_named(
             p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained
         )
         # torch has no fused SGD for shards
-        settings["fused"] = has_kernel and not (kind is SGD and any(map(is_shard, trained)))
+        settings["fused"] = has_kernel and not (kind is SGD and is_sharded)
 
     takes_decay = "weight_decay" in inspect.signature(kind).parameters
     groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]

@@ -130,7 +130,7 @@ def _step_kinds(job: Job, config: Config, *, captures: bool) -> StepKinds:
 
     def compiled_loss() -> AnyStep:
         # The blocks of a sharded model are compiled already (`compile_blocks`).
-        return eager() if job.is_sharded else compiled_step(job, **settings)
+        return eager() if job.sharded is not None else compiled_step(job, **settings)
 
     kinds: StepKinds = {"eager": eager, "compile": compiled_loss}
     if captures and job.ddp.device.type == "cuda":

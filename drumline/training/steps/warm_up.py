@@ -49,7 +49,7 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     # The same number on all ranks: the loss may call a collective. 0: the batch cannot be cut.
     size = min(gather_json(min(_num_rows(few), FEW_SAMPLES)))
     few = _cut(few, size)
-    if job.is_sharded:
+    if job.sharded is not None:
         with torch.no_grad():
             check_few_samples(job, few, size)
         return warm_up_shards(job, config.dist, note=note)
@@ -315,7 +315,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
             return loss_function(task)(job.model, batch)
     except Exception as error:
         # If it failed on this rank alone, the others wait for it in a sharded model's forward pass.
-        if job.is_sharded and OUTSIDE_FORWARD not in str(error):
+        if job.sharded is not None and OUTSIDE_FORWARD not in str(error):
             raise
         return None
 

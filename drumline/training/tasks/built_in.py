@@ -32,7 +32,7 @@ from drumline.data.dataset import Split
 from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.parallel.recompute import apply_blocks
+from drumline.parallel.recompute import is_recomputed, recomputed
 from drumline.training.tasks.base import Loss, Task
 
 STD = 0.02
@@ -102,7 +102,7 @@ class GPT(nn.Module):
             self.token_embedding(tokens) + self.position_embedding.weight[:length]
         )
         policy = self.training and self.activation_checkpointing
-        hidden = apply_blocks(self.blocks, hidden, policy, draws_random=self.dropout.p > 0)
+        hidden = _apply_blocks(self.blocks, hidden, policy, draws_random=self.dropout.p > 0)
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
         # state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
@@ -229,7 +229,7 @@ class MiniResNet(nn.Module):
             )
         features = functional.relu(self.stem_norm(self.stem(images)))
         policy = self.training and self.activation_checkpointing
-        features = apply_blocks(self.blocks, features, policy, draws_random=False)
+        features = _apply_blocks(self.blocks, features, policy, draws_random=False)
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits
 
@@ -253,6 +253,18 @@ class BasicBlock(nn.Module):
         hidden = functional.relu(self.first_norm(self.first(inputs)))
         hidden = self.second_norm(self.second(hidden))
         return functional.relu(hidden + self.shortcut(inputs))
+
+
+def _apply_blocks(
+    blocks: nn.ModuleList, hidden: Tensor, policy: bool | str, *, draws_random: bool
+) -> Tensor:
+    """One block after the other, those of the policy with activations that are computed again."""
+    for number, block in enumerate(blocks):
+        if policy and is_recomputed(policy, number):
+            hidden = recomputed(block, hidden, draws_random=draws_random)
+        else:
+            hidden = block(hidden)
+    return hidden
 
 
 def _convolution(in_channels: int, channels: int, *, stride: int = 1) -> nn.Conv2d:

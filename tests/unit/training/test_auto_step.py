@@ -256,7 +256,7 @@ def auto_on_gpu(
         optimizer=optimizer,
         model=torch.nn.Identity(),
         applied=None,
-        is_sharded=False,
+        sharded=None,
         heartbeat=None,
         group_settings=group_settings(optimizer),
     )
