@@ -13,7 +13,6 @@ import hashlib
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ from drumline.launch.aws.cluster_settings import (
     ClusterSettings,
     account_and_settings,
 )
-from drumline.launch.aws.own_wheels import build_wheel, pack
+from drumline.launch.aws.own_wheels import build_wheel
 from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 from drumline.launch.hosts import Host
@@ -63,9 +62,7 @@ MADE: Mapping[str, FlagTable] = {
 FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP_FLAG}}
 DELETE: FlagTable = {
     "delete-data": switch("Delete the volume with its data too [it is kept]."),
-    "any-owner": switch(
-        "Remove it also if another identity made it [asked on a terminal, otherwise refused]."
-    ),
+    "any-owner": switch("Remove it also if another identity made it [it is refused]."),
 }
 OF_LAUNCH: FlagTable = {
     **WHERE,
@@ -195,21 +192,14 @@ def _down(account: Account, settings: ClusterSettings, flags: FlagValues) -> Non
     delete_data = bool(flags.delete_data)
     other_owners = made_by_others(account, settings, delete_data=delete_data)
     if other_owners and not flags.any_owner:
-        _ask_to_remove(other_owners, settings.name)
+        again = f"drumline aws down --name {settings.name} --any-owner"
+        raise UsageError(
+            f"{'; '.join(other_owners)}; nothing was removed",
+            next_step=f"ask whoever made it; to remove it all the same: {again}",
+        )
     volumes = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
     show_lines(kept_lines(account, settings, volumes))
-
-
-def _ask_to_remove(other_owners: Sequence[str], name: str) -> None:
-    """On a terminal; without one nobody can answer, so a flag has to."""
-    what = "; ".join(other_owners)
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        again = f"ask whoever made it; to remove it all the same: drumline aws down --name {name} --any-owner"
-        raise UsageError(f"{what}; nothing was removed", next_step=again)
-    print_message(what, f"remove it all the same? type its name ({name}) to do so:")
-    if sys.stdin.readline().strip() != name:
-        raise UsageError(f"{name} was left alone: {what}", next_step="ask whoever made it")
 
 
 # Launching on the nodes
@@ -317,19 +307,15 @@ class _CloudJob:
         options = [word for flag, value in place.items() if value for word in (flag, value)]
         self._follow = ["drumline", "aws", "{verb}", "{job}", *options]
         self._config = folder / "ssh_config"
-        self._wheels: Path | None = None
-        self._wheels_hash = ""
+        self._wheel = Path(os.devnull)
+        self._prepare_words = ["sudo", PREPARE, str(Path.cwd())]
         if parameters.get("CopiesDrumline") == "true":
-            self._pack_wheels(folder / "wheels.tar")
+            wheel = build_wheel()
+            self._wheel = folder / wheel.name
+            self._wheel.write_bytes(wheel.content)
+            self._prepare_words += [hashlib.sha256(wheel.content).hexdigest(), wheel.name]
 
         self._nodes: Sequence[CloudNode] = ()
-
-    def _pack_wheels(self, path: Path) -> None:
-        """What runs here, for the nodes: no package index has it."""
-        content = pack(build_wheel())
-        path.write_bytes(content)
-        self._wheels = path
-        self._wheels_hash = hashlib.sha256(content).hexdigest()
 
     def check_pairs(self) -> None:
         code = doctor_command.run([*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
@@ -472,13 +458,11 @@ class _CloudJob:
         return waiting, reason
 
     def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
-        command = ["sudo", PREPARE, str(Path.cwd())]
-        if self._wheels is not None:
-            command.append(self._wheels_hash)
-        words = ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))
-        with (self._wheels or Path(os.devnull)).open("rb") as wheels:
+        host = Host(node.address)
+        words = ssh_words(self._client(), host, self._prepare_words, cwd=PurePosixPath("/"))
+        with self._wheel.open("rb") as wheel:
             return subprocess.Popen(
-                words, stdin=wheels, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                words, stdin=wheel, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
 
 

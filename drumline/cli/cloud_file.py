@@ -13,13 +13,7 @@ from drumline.base.text import print_message
 from drumline.cli.command_line import check_command, misplaced
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable, FlagValues
-from drumline.launch.aws.cloud_files import (
-    SHARED,
-    CloudFile,
-    missing_for_parallelcluster,
-    parallelcluster_text,
-    skypilot_text,
-)
+from drumline.launch.aws import cloud_files
 from drumline.launch.aws.cluster_plan import own_network
 from drumline.launch.aws.cluster_settings import ME, SETTINGS, ClusterSettings, settings_from
 from drumline.launch.aws.install import THIS_INSTALLATION
@@ -85,24 +79,26 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
     if is_sky and not (settings.type or "accelerators" in verb_flags):
         problems.append("--print skypilot needs --accelerators or --type")
     if not is_sky:
-        problems += missing_for_parallelcluster(settings)
+        problems += cloud_files.missing_for_parallelcluster(settings)
 
     check_command("launch", problems)
     least_nodes(verb_flags.nnodes, settings.nodes, known_from="--nodes")
     if settings.ssh_from == ME and not is_sky:
         settings = replace(settings, ssh_from=own_network())
 
-    program = request.program(("--run", None if is_sky else f"{SHARED}/runs/{request.name}"))
+    program = request.program(
+        ("--run", None if is_sky else f"{cloud_files.SHARED}/runs/{request.name}")
+    )
     gpus = ["--gpus", str(verb_flags.gpus)] if "gpus" in verb_flags else []
-    file = CloudFile(
+    words = program.words[1:] if program.is_task else program.words
+    return cloud_files.cloud_file_text(
+        verb_flags.print,
         name=verb_flags.name or request.name,
         settings=settings,
-        flags=[*flags, *gpus],
-        words=program.words[1:] if program.is_task else program.words,
+        command=[*flags, *gpus, "--", *words],
         requirements=_folder_requirements(settings),
         accelerators=verb_flags.accelerators,
     )
-    return skypilot_text(file) if is_sky else parallelcluster_text(file)
 
 
 def _folder_requirements(settings: ClusterSettings) -> list[str]:

@@ -4,7 +4,8 @@ as a sentence."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from drumline.base.errors import MissingExtraError, PreflightError, UsageError, did_you_mean
@@ -58,11 +59,15 @@ class Account:
         self.warnings: list[str] = []
         """What could not be read, and the cluster can be made without: `plan` shows it."""
 
-    def warn(self, unknown: str, refused: AwsError) -> None:
-        """Note that something stays unknown, and why."""
-        warning = f"{unknown}: {refused.what}"
-        if warning not in self.warnings:
-            self.warnings.append(warning)
+    @contextmanager
+    def optional(self, unknown: str) -> Iterator[None]:
+        """What the block reads may be refused: it then stays unknown, which is a warning."""
+        try:
+            yield
+        except AwsError as refused:
+            warning = f"{unknown}: {refused.what}"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
 
     def client(self, service: str) -> Any:
         """boto3's client of this service, made at its first use."""
@@ -92,15 +97,15 @@ class Account:
         return dict(answer)
 
     def all(self, service: str, operation: str, what: str, **arguments: Any) -> list[Any]:
-        """The items `what` of all pages of an answer."""
-        pages = self._explained(
+        """The items `what` of all pages of an answer, as a path of JMESPath."""
+        items: list[Any] = self._explained(
             service,
             operation,
-            lambda client: (
-                client.get_paginator(operation).paginate(**arguments).build_full_result()
+            lambda client: list(
+                client.get_paginator(operation).paginate(**arguments).search(f"{what} || `[]`")
             ),
         )
-        return list(pages.get(what, ()))
+        return items
 
     def identity(self) -> str:
         """The user or role that makes the calls, as the value of a tag."""
@@ -119,6 +124,11 @@ class Account:
             raise _refused(error.response.get("Error", {}), right) from error
         except BotoCoreError as error:
             raise _not_sent(error, service, self.region) from error
+
+
+def filters(values: Mapping[str, str]) -> list[Described]:
+    """As EC2 takes them; a value may be several, with commas."""
+    return [{"Name": name, "Values": value.split(",")} for name, value in values.items()]
 
 
 def _refused(error: Mapping[str, str], right: str) -> AwsError:

@@ -18,11 +18,16 @@ CANCELLED = "Resource creation cancelled"
 NO_CAPACITY = re.compile(
     r"sufficient .*capacity|no Spot capacity|InsufficientInstanceCapacity|UnfulfillableCapacity"
 )
+AGAIN = "correct this, and run the same command again"
 # Of a node that could not be prepared: it powers itself off.
 ENDED_ITSELF = "Client.InstanceInitiatedShutdown"
 
 
-class NoCapacityError(AwsError):
+class CreationError(AwsError):
+    """AWS could not make the cluster."""
+
+
+class NoCapacityError(CreationError):
     """The zone has no capacity, and nothing of the attempt is left: another zone may be tried."""
 
 
@@ -42,7 +47,12 @@ def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> 
             next_step=f"remove it first: drumline aws down --name {settings.name}",
         )
 
-    _follow(account, stack, plan, progress)
+    try:
+        _follow(account, stack, plan, progress)
+    except CreationError as error:
+        _remove(account, settings, stack, progress, error.what)
+        error.what += "; all that was made is removed again"
+        raise
     if cluster is not None:
         _refill(account, plan)
 
@@ -102,7 +112,7 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
             return
         if described is None or status != "CREATE_IN_PROGRESS":
             what = f"the cluster could not be created, {_cause_of_failure(account, stack)}"
-            raise _after_removal(account, settings, stack, progress, what)
+            raise CreationError(what, next_step=AGAIN)
 
         failed = _failed_nodes(account, described, settings.name)
         for node in failed:
@@ -112,29 +122,24 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
         if len(failed) >= max(2, settings.nodes):
             reason = _reason_of(account, failed[-1])
             what = f"{len(failed)} nodes could not be prepared, the last one: {reason}"
-            raise _after_removal(account, settings, stack, progress, what)
+            raise CreationError(what, next_step=AGAIN)
 
         if refusal := _refused_launch(account, described):
-            raise _after_removal(
-                account,
-                settings,
-                stack,
-                progress,
+            error = NoCapacityError if NO_CAPACITY.search(refusal) else CreationError
+            raise error(
                 f"AWS could not start the instances: {refusal}",
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
-                error=NoCapacityError if NO_CAPACITY.search(refusal) else AwsError,
             )
 
 
 def _failed_nodes(account: Account, stack: Described, name: str) -> list[str]:
     """Instances of this stack that ended themselves, the oldest first."""
-    values = {f"tag:{stacks.TAG}": name, "state-reason-code": ENDED_ITSELF}
-    filters = [{"Name": key, "Values": [value]} for key, value in values.items()]
-    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
-    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
-    of_stack = [item for item in instances if item["LaunchTime"] >= stack["CreationTime"]]
-    of_stack.sort(key=lambda instance: instance["LaunchTime"])
-    return [str(instance["InstanceId"]) for instance in of_stack]
+    ended = stacks.instances(account, name, {"state-reason-code": ENDED_ITSELF})
+    return [
+        str(instance["InstanceId"])
+        for instance in ended
+        if instance["LaunchTime"] >= stack["CreationTime"]
+    ]
 
 
 def _reason_of(account: Account, node: str) -> str:
@@ -183,21 +188,18 @@ def _cause_of_failure(account: Account, stack: str) -> str:
     return f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
 
 
-def _after_removal(
+def _remove(
     account: Account,
     settings: ClusterSettings,
     stack: str,
     progress: stacks.Progress,
     what: str,
-    *,
-    next_step: str = "correct this, and run the same command again",
-    error: type[AwsError] = AwsError,
-) -> AwsError:
-    """Why the cluster could not be made, and whether all of it is removed: AWS was asked. A rollback
-    that AWS has begun is waited for."""
+) -> None:
+    """Remove a cluster that could not be made. `what`: why, for the error if something of it is left. A
+    rollback that AWS has begun is waited for."""
     newest = stacks.find_stack(account, settings.stack)
     if newest is not None and newest["StackId"] != stack:
-        return AwsError(
+        raise AwsError(
             f"{what}; another cluster {settings.name} exists now and is left alone",
             next_step=f"drumline aws status --name {settings.name} shows it",
         )
@@ -208,8 +210,8 @@ def _after_removal(
         down = (
             f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete"
         )
-        return AwsError(f"{what}; not all that was made is removed: {refused.what}", next_step=down)
-    return error(f"{what}; all that was made is removed again", next_step=next_step)
+        left = f"{what}; not all that was made is removed: {refused.what}"
+        raise AwsError(left, next_step=down) from refused
 
 
 def _refill(account: Account, plan: ClusterPlan) -> None:

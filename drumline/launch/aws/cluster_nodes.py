@@ -11,6 +11,7 @@ from drumline.base.text import duration, file_size, plural
 from drumline.launch.aws.account import Account, Described
 from drumline.launch.aws.stack import (
     TAG,
+    instances,
     is_cluster,
     kept_volumes,
     made_at,
@@ -19,9 +20,7 @@ from drumline.launch.aws.stack import (
     price_words,
     tags_of,
 )
-
-USER = "ubuntu"
-SSH_PORT = 22
+from drumline.launch.templates import render
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +35,21 @@ class CloudNode:
 
 def _clusters(account: Account) -> list[Described]:
     """Their stacks, the oldest first."""
-    stacks = account.all("cloudformation", "describe_stacks", "Stacks")
-    existing = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
-    return sorted(filter(is_cluster, existing), key=lambda stack: stack["CreationTime"])
+    existing = "Stacks[?StackStatus != 'DELETE_COMPLETE']"
+    stacks = account.all("cloudformation", "describe_stacks", existing)
+    return sorted(filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"])
 
 
 def nodes_of(account: Account, name: str) -> list[CloudNode]:
     """Those that run, the oldest first: a node that replaced another is never the first, which has
     rank 0."""
-    filters = [
-        {"Name": f"tag:{TAG}", "Values": [name]},
-        {"Name": "instance-state-name", "Values": ["pending", "running"]},
-    ]
-    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
-    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
-    instances.sort(key=lambda instance: (instance["LaunchTime"], instance["InstanceId"]))
     return [
         CloudNode(
             id=instance["InstanceId"],
             address=instance["PrivateIpAddress"],
             public_address=instance.get("PublicIpAddress"),
         )
-        for instance in instances
+        for instance in instances(account, name, {"instance-state-name": "pending,running"})
     ]
 
 
@@ -101,18 +93,10 @@ def ssh_config(
 ) -> str:
     """For OpenSSH: a node has its private address as its name here too, and is reached by another
     way."""
-    lines = []
-    for node in nodes:
-        lines += [f"Host {node.address}", f"  User {USER}", "  StrictHostKeyChecking accept-new"]
-        # Addresses are used again, ids of instances are not.
-        lines.append(f"  HostKeyAlias {node.id}")
-        if by_ssm:
-            command = ["aws", "ssm", "start-session", "--region", account.region]
-            command += ["--target", node.id, "--document-name", "AWS-StartSSHSession"]
-            command += ["--parameters", f"portNumber={SSH_PORT}"]
-            command += ["--profile", profile] if profile else []
-            lines.append(f"  ProxyCommand {shlex.join(command)}")
-        elif node.public_address:
-            lines.append(f"  HostName {node.public_address}")
-
-    return "\n".join([*lines, "Host *", "  Include ~/.ssh/config", ""])
+    return render(
+        "aws/ssh_config.j2",
+        nodes=nodes,
+        by_ssm=by_ssm,
+        region=account.region,
+        profile_words=f" --profile {shlex.quote(profile)}" if profile else "",
+    )

@@ -12,7 +12,7 @@ import re
 import shutil
 import textwrap
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from typing import Any
 from drumline.base.errors import UsageError
 from drumline.base.text import columns, join_names, plural
 from drumline.launch.aws import prices
-from drumline.launch.aws.account import Account, AwsError, Described
+from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import ME, ClusterSettings
 from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
 from drumline.launch.templates import render
@@ -49,18 +49,10 @@ _DLAMI = (
 )
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 TEMPLATE = Path(__file__).with_name("cluster.yaml")
-MORE_CARDS = "          # more-network-cards\n"
-# Where the user's tags go, for what the group starts: of the rest, AWS takes them from the stack.
-TAGS: Mapping[str, Mapping[str, Any]] = {
-    "              # tags-of-disks\n": {},
-    "        # tags-of-instances\n": {"PropagateAtLaunch": True},
-}
-# Files of this folder that become part of the user data, which cannot be longer than 16 kB.
-USER_DATA_INDENT = 16 * " "
-NODE_SCRIPTS = {
-    f"{USER_DATA_INDENT}# idle-shutdown\n": TEMPLATE.with_name("idle_shutdown.py"),
-    f"{USER_DATA_INDENT}# prepare\n": TEMPLATE.with_name("prepare.sh"),
-}
+# A line of it in whose place something else goes.
+MARK = re.compile(r"^( *)# <(.+)>\n", re.MULTILINE)
+# They become part of the user data, which cannot be longer than 16 kB.
+NODE_PROGRAMS = (TEMPLATE.with_name("idle_shutdown.py"), TEMPLATE.with_name("prepare.sh"))
 ADDRESS_URL = "https://checkip.amazonaws.com"
 EVERYWHERE = "0.0.0.0/0"
 # What ssh through Session Manager runs on this machine.
@@ -116,24 +108,6 @@ def find_hardware(account: Account, name: str) -> Hardware:
     )
 
 
-def _zones_with(account: Account, instance_type: str) -> list[str]:
-    """The zones of the region that offer the type."""
-    offered = account.all(
-        "ec2",
-        "describe_instance_type_offerings",
-        "InstanceTypeOfferings",
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": [instance_type]}],
-    )
-    if not offered:
-        raise UsageError(
-            f"{account.region} does not offer {instance_type}",
-            next_step="give another --region or another --type",
-        )
-
-    return sorted(offer["Location"] for offer in offered)
-
-
 def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: str) -> str:
     """Raise if the nodes are more than the account may ever run; a sentence about the quota, empty
     if it may not be read. What else runs counts too, which AWS does at `up`."""
@@ -141,11 +115,11 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
     if code is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
 
-    request = {"ServiceCode": "ec2", "QuotaCode": code}
-    try:
+    quota: Described = {}
+    with account.optional(f"the quota of {hardware.name} ({market})"):
+        request = {"ServiceCode": "ec2", "QuotaCode": code}
         quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
-    except AwsError as refused:
-        account.warn(f"the quota of {hardware.name} ({market})", refused)
+    if not quota:
         return ""
 
     needed = hardware.num_vcpus * num_nodes
@@ -205,7 +179,20 @@ def zones_in_order(
     spot_prices: Mapping[str, float],
 ) -> list[str]:
     """The named zone, if it offers the type; otherwise all that do, the cheapest first."""
-    zones = _zones_with(account, instance_type)
+    offered = account.all(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings[].Location",
+        LocationType="availability-zone",
+        Filters=filters({"instance-type": instance_type}),
+    )
+    zones = sorted(offered)
+    if not zones:
+        raise UsageError(
+            f"{account.region} does not offer {instance_type}",
+            next_step="give another --region or another --type",
+        )
+
     if named_zone is None:
         # Local Zones, whose names are longer, are elsewhere, cost more, and have no EFS.
         ordinary_zones = [zone for zone in zones if len(zone) == len(account.region) + 1]
@@ -241,11 +228,13 @@ class ClusterPlan:
 
     def template(self) -> str:
         """Of the stack."""
-        cards = "".join(_card_lines(self.hardware)) if self.has_cards else ""
-        text = template_text().replace(MORE_CARDS, cards)
-        for mark, fields in TAGS.items():
-            text = text.replace(mark, _tag_lines(mark, self.settings.tags, fields))
-        return text
+        # For what the group starts: of the rest, AWS takes the user's tags from the stack.
+        tags = [{"Key": key, "Value": value} for key, value in self.settings.tags.items()]
+        return template_text(
+            cards=_cards(self.hardware) if self.has_cards else (),
+            disk_tags=tags,
+            instance_tags=[{**tag, "PropagateAtLaunch": True} for tag in tags],
+        )
 
     @property
     def has_cards(self) -> bool:
@@ -283,23 +272,18 @@ class ClusterPlan:
 
 
 def _price_cells(hour: float | None, most: float | None, hours: float) -> tuple[str, str]:
-    return prices.dollars(hour), prices.dollars(None if most is None else most * hours)
+    return prices.dollars(hour), prices.dollars(prices.times(most, hours))
 
 
-def _tag_lines(mark: str, tags: Mapping[str, str], fields: Mapping[str, Any]) -> str:
-    """In the place of the mark, with its indentation. YAML reads JSON."""
-    indent = mark.partition("#")[0]
-    entries = [json.dumps({"Key": key, "Value": value, **fields}) for key, value in tags.items()]
-    return "".join(f"{indent}- {entry}\n" for entry in entries)
+def template_text(**items: Iterable[Mapping[str, Any]]) -> str:
+    """With the programs of the nodes in it. `items`: by the name of a mark, what is added to a list
+    there."""
+    parts = {path.name: path.read_text(encoding="utf-8") for path in NODE_PROGRAMS}
+    for name, entries in items.items():  # YAML reads JSON
+        parts[name] = "".join(f"- {json.dumps(entry)}\n" for entry in entries)
 
-
-def template_text() -> str:
-    """With the programs of the nodes in it, and without network cards."""
-    template = TEMPLATE.read_text(encoding="utf-8")
-    for mark, path in NODE_SCRIPTS.items():
-        script = path.read_text(encoding="utf-8")
-        template = template.replace(mark, textwrap.indent(script, USER_DATA_INDENT))
-    return template
+    text = TEMPLATE.read_text(encoding="utf-8")
+    return MARK.sub(lambda mark: textwrap.indent(parts.get(mark[2], ""), mark[1]), text)
 
 
 def make_plan(
@@ -466,35 +450,27 @@ def _reservation_note(reservation: Described) -> str:
 
 def check_bucket(account: Account, bucket: str) -> None:
     """Raise if it does not exist."""
-    try:
-        account.call("s3", "head_bucket", Bucket=bucket)
-    except AwsError as refused:
-        if refused.code == "404":
+    with account.optional(f"whether s3://{bucket} can be used"):
+        try:
+            account.call("s3", "head_bucket", Bucket=bucket)
+        except AwsError as refused:
+            if refused.code != "404":
+                raise
             raise UsageError(
                 f"--bucket: there is no bucket {bucket!r}",
                 next_step=f"correct it, or make it: aws s3 mb s3://{bucket}",
             ) from refused
-        account.warn(f"whether s3://{bucket} can be used", refused)
 
 
 def _s3_notes(account: Account, vpc: str) -> Iterator[str]:
     """How the nodes of an existing VPC reach S3."""
-    service = f"com.amazonaws.{account.region}.s3"
-    filters = [
-        {"Name": "vpc-id", "Values": [vpc]},
-        {"Name": "service-name", "Values": [service]},
-    ]
-    try:
-        endpoints = account.all("ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=filters)
-    except AwsError as refused:
-        account.warn(f"whether {vpc} has an endpoint for S3", refused)
-        return
-
-    names = [endpoint["VpcEndpointId"] for endpoint in endpoints]
-    if names:
-        yield f"{vpc} has an endpoint for S3: {join_names(names)}"
-    else:
-        yield f"{vpc} has no endpoint for S3: through a NAT gateway, each GB costs money"
+    of_s3 = filters({"vpc-id": vpc, "service-name": f"com.amazonaws.{account.region}.s3"})
+    with account.optional(f"whether {vpc} has an endpoint for S3"):
+        what = "VpcEndpoints[].VpcEndpointId"
+        if names := account.all("ec2", "describe_vpc_endpoints", what, Filters=of_s3):
+            yield f"{vpc} has an endpoint for S3: {join_names(names)}"
+        else:
+            yield f"{vpc} has no endpoint for S3: through a NAT gateway, each GB costs money"
 
 
 def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
@@ -621,14 +597,15 @@ def _costs(
     nodes = settings.nodes
     instances = f"{nodes} x {settings.type} ({parameters['Market']})"
     if settings.spot:
-        yield prices.Cost(instances, price, nodes, highest_price=settings.max_price)
+        yield prices.Cost(
+            instances, prices.times(price, nodes), prices.times(settings.max_price, nodes)
+        )
     else:
         yield prices.fixed_cost(instances, price, nodes)
 
     month = prices.listed_price(account, "disk")
-    disk_price = None if month is None else month / prices.HOURS_A_MONTH
     disks = f"{nodes} x encrypted disk of {settings.disk} GiB"
-    yield prices.fixed_cost(disks, disk_price, nodes * settings.disk)
+    yield prices.fixed_cost(disks, month, nodes * settings.disk / prices.HOURS_A_MONTH)
 
     if parameters["PublicAddress"] == "true":
         address_price = prices.listed_price(account, "address")
@@ -639,15 +616,18 @@ def _costs(
         yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)
 
 
-def _card_lines(hardware: Hardware) -> Iterator[str]:
+def _cards(hardware: Hardware) -> Iterator[dict[str, Any]]:
     """EFA-only interfaces as AWS recommends: the second on card 0, if that has EFA, and the first
     on the others."""
     first = 0 if hardware.num_efas >= hardware.num_cards else 1
     for card in range(first, min(hardware.num_cards, first + hardware.num_efas)):
-        yield (
-            f"          - {{DeviceIndex: {0 if card else 1}, NetworkCardIndex: {card}, InterfaceType: efa-only, "
-            "DeleteOnTermination: true, Groups: [!GetAtt Group.GroupId]}\n"
-        )
+        yield {
+            "DeviceIndex": 0 if card else 1,
+            "NetworkCardIndex": card,
+            "InterfaceType": "efa-only",
+            "DeleteOnTermination": True,
+            "Groups": [{"Fn::GetAtt": ["Group", "GroupId"]}],
+        }
 
 
 def _flag(value: bool) -> str:
@@ -736,6 +716,4 @@ def _default_route(account: Account, subnet: Described) -> str | None:
 
 
 def _route_tables(account: Account, values: Mapping[str, str]) -> list[Any]:
-    """Those with these values, by the name of a filter."""
-    filters = [{"Name": name, "Values": [value]} for name, value in values.items()]
-    return account.all("ec2", "describe_route_tables", "RouteTables", Filters=filters)
+    return account.all("ec2", "describe_route_tables", "RouteTables", Filters=filters(values))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import re
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,16 +84,6 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield f"{DRUMLINE}/{path.relative_to(folder).as_posix()}", path.read_bytes()
-
-
-def pack(wheel: Wheel) -> bytes:
-    """As an archive that has its name, for a node's stdin."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        entry = tarfile.TarInfo(wheel.name)
-        entry.size = len(wheel.content)
-        archive.addfile(entry, io.BytesIO(wheel.content))
-    return file.getvalue()
 
 
 def third_party_requirements() -> list[str]:

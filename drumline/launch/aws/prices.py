@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.account import Account, Described
 
 HOURS_A_MONTH = 730
 """As AWS converts prices by the month."""
@@ -44,26 +44,15 @@ _PRODUCTS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """One part of the bill: the price of a unit for an hour, and how many there are."""
+    """One part of the bill, in USD an hour."""
 
     what: str
-    unit_price: float | None
+    an_hour: float | None
     """Now; None: unknown."""
-    units: float = 1.0
-    highest_price: float | None = None
+    most_an_hour: float | None
     """What it may become; None: unknown, as that of a spot instance without a limit."""
     ends_with_nodes: bool = True
     """Otherwise it is paid until `down`."""
-
-    @property
-    def an_hour(self) -> float | None:
-        """USD now; None: unknown."""
-        return None if self.unit_price is None else self.unit_price * self.units
-
-    @property
-    def most_an_hour(self) -> float | None:
-        """USD at most; None: unknown."""
-        return None if self.highest_price is None else self.highest_price * self.units
 
 
 def fixed_cost(
@@ -74,7 +63,13 @@ def fixed_cost(
     ends_with_nodes: bool = True,
 ) -> Cost:
     """Of the price list: it stays as it is."""
-    return Cost(what, price, units, highest_price=price, ends_with_nodes=ends_with_nodes)
+    an_hour = times(price, units)
+    return Cost(what, an_hour, an_hour, ends_with_nodes)
+
+
+def times(price: float | None, units: float) -> float | None:
+    """None where the price is unknown."""
+    return None if price is None else price * units
 
 
 def total(amounts: Iterable[float | None]) -> float | None:
@@ -88,20 +83,18 @@ def listed_price(account: Account, name: str, **attributes: str) -> float | None
     the list has none, or may not be read."""
     product = _PRODUCTS[name]
     criteria = {**product.attributes, **attributes, "regionCode": account.region}
-    filters = [
+    matches = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()
     ]
-    try:
+    entries: list[str] = []
+    with account.optional("listed prices"):
         entries = account.all(
             "pricing",
             "get_products",
             "PriceList",
             ServiceCode=product.service,
-            Filters=filters,
+            Filters=matches,
         )
-    except AwsError as refused:
-        account.warn("listed prices", refused)
-        return None
 
     prices = [price for entry in entries for price in _prices(json.loads(entry), product.unit)]
     return max(prices, default=None)
@@ -118,7 +111,8 @@ def _prices(entry: Any, unit: str) -> Iterator[float]:
 
 def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
     """Of a spot instance for an hour, by zone, now; empty if they may not be read."""
-    try:
+    history: list[Described] = []
+    with account.optional("spot prices"):
         history = account.all(
             "ec2",
             "describe_spot_price_history",
@@ -127,10 +121,6 @@ def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
             ProductDescriptions=["Linux/UNIX"],
             StartTime=datetime.now(UTC),
         )
-    except AwsError as refused:
-        account.warn("spot prices", refused)
-        return {}
-
     newest = sorted(history, key=lambda entry: entry["Timestamp"])
     return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in newest}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from drumline.base.errors import UsageError, as_list
-from drumline.launch.aws.account import Account, AwsError, Described
+from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import STACK_PREFIX, ClusterSettings
 from drumline.launch.aws.prices import Cost, dollars, total
 
@@ -74,6 +74,13 @@ def parameters_of(stack: Described) -> dict[str, str]:
     }
 
 
+def instances(account: Account, name: str, values: Mapping[str, str]) -> list[Described]:
+    """Those of this cluster with these values, the oldest first."""
+    tagged = filters({f"tag:{TAG}": name, **values})
+    items = account.all("ec2", "describe_instances", "Reservations[].Instances[]", Filters=tagged)
+    return sorted(items, key=lambda item: (item["LaunchTime"], item["InstanceId"]))
+
+
 def kept_volumes(account: Account, name: str | None = None) -> list[Described]:
     """Volumes that clusters (or this one) have made."""
     volumes = account.all("efs", "describe_file_systems", "FileSystems")
@@ -121,14 +128,13 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
     resources = account.all(
         "cloudformation",
         "list_stack_resources",
-        "StackResourceSummaries",
+        "StackResourceSummaries[?ResourceStatus == 'DELETE_FAILED']",
         StackName=stack,
     )
     left = []
     for resource in resources:
-        if resource["ResourceStatus"] == "DELETE_FAILED":
-            name = f"{resource['LogicalResourceId']} ({resource.get('PhysicalResourceId')})"
-            left.append(f"{name}: {resource.get('ResourceStatusReason')}")
+        name = f"{resource['LogicalResourceId']} ({resource.get('PhysicalResourceId')})"
+        left.append(f"{name}: {resource.get('ResourceStatusReason')}")
 
     return AwsError(
         as_list("AWS could not delete:", left),

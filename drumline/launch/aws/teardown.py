@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from drumline.base.text import file_size
 from drumline.launch.aws import stack as stacks
-from drumline.launch.aws.account import Account, AwsError, Described
+from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.prices import dollars, listed_price
 from drumline.launch.aws.stack import TAG, kept_volumes
@@ -33,12 +33,12 @@ class _BilledKind(NamedTuple):
 
     kind: str
     operation: str
-    answer_list: str
+    items: str
     id_field: str
 
 
 _BILLED_KINDS = (
-    _BilledKind("instance", "describe_instances", "Reservations", "InstanceId"),
+    _BilledKind("instance", "describe_instances", "Reservations[].Instances[]", "InstanceId"),
     _BilledKind("disk", "describe_volumes", "Volumes", "VolumeId"),
     _BilledKind("address", "describe_addresses", "Addresses", "AllocationId"),
     _BilledKind("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId"),
@@ -154,15 +154,10 @@ def billed(account: Account, name: str) -> Iterator[Billed]:
 def _tagged_resources(account: Account, name: str, billed_kind: _BilledKind) -> list[Any]:
     """Those with the cluster's tag, whatever their state."""
     operation = billed_kind.operation
-    parameter = "Filter" if operation == "describe_nat_gateways" else "Filters"
-    filters = {parameter: [{"Name": f"tag:{TAG}", "Values": [name]}]}
+    tagged = filters({f"tag:{TAG}": name})
     if operation == "describe_addresses":  # it has no pages
-        return list(account.call("ec2", operation, **filters)[billed_kind.answer_list])
-
-    resources = account.all("ec2", operation, billed_kind.answer_list, **filters)
-    if operation == "describe_instances":
-        return [instance for reservation in resources for instance in reservation["Instances"]]
-    return resources
+        return list(account.call("ec2", operation, Filters=tagged)[billed_kind.items])
+    return account.all("ec2", operation, billed_kind.items, Filters=tagged)
 
 
 def _state(described: Described) -> str:

@@ -18,7 +18,7 @@ from drumline.cli import aws_command
 from drumline.launch.aws import cluster_settings
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_nodes import CloudNode, ssh_config
-from drumline.launch.aws.own_wheels import build_wheel, pack
+from drumline.launch.aws.own_wheels import build_wheel
 from drumline.launch.aws.stack import TAG
 
 Stub = Callable[..., None]
@@ -159,10 +159,10 @@ def test_drumline_itself_is_copied_to_every_node_with_its_hash(
     cluster.made(CopiesDrumline="true")
     cluster.has(instance(1), instance(2))
     assert aws_command.run(["launch", "--no-doctor", "digits"]) == 0
-    digests = [line.split()[-1] for line in cluster.log.read_text().splitlines()]
+    digests = [line.split()[-2] for line in cluster.log.read_text().splitlines()]
     received = [path.read_bytes() for path in tmp_path.glob("*.received")]
     assert [hashlib.sha256(content).hexdigest() for content in received] == digests
-    assert received == [pack(build_wheel())] * 2
+    assert received == [build_wheel().content] * 2
 
 
 def test_a_node_that_refuses_the_wheels_ends_the_launch(cluster: Cluster, tmp_path: Path) -> None:

@@ -590,7 +590,7 @@ def make_a_plan() -> ClusterPlan:
         settings=settings,
         hardware=hardware,
         parameters={},
-        costs=(Cost("x", 1.0),),
+        costs=(Cost("x", 1.0, None),),
         volume_price=None,
         notes=(),
     )
@@ -643,7 +643,7 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
         "false",
         "false",
     )
-    assert plan.template().count("InterfaceType: efa-only") == plan.hardware.num_efas == 4
+    assert plan.template().count('"InterfaceType": "efa-only"') == plan.hardware.num_efas == 4
     bring_up(cloud, plan, quiet)
     assert len(gateways(cloud)) == 1
     assert [node.public_address for node in nodes_of(cloud, "t")] == [None]

@@ -22,7 +22,7 @@ import pytest
 
 from drumline.launch.aws import idle_shutdown
 from drumline.launch.aws.cluster_plan import TEMPLATE, template_text
-from drumline.launch.aws.own_wheels import build_wheel, pack
+from drumline.launch.aws.own_wheels import build_wheel
 from tests.aws_node import write_programs
 from tests.multinode.needs import missing
 from tests.unit.launch.aws.test_template import load
@@ -238,30 +238,31 @@ def test_a_node_that_cannot_be_prepared_says_why_on_its_console_and_ends_itself(
 
 PREPARE = """
 set +e
-prepare() {{ /opt/drumline/prepare /mnt/code/job {hash} < $1 2>> {folder}/errors; echo $? >> {folder}/codes; }}
+prepare() {{ /opt/drumline/prepare /mnt/code/job {hash} {name} < $1 2>> {folder}/errors; echo $? >> {folder}/codes; }}
 prepare {folder}/changed
 ls /opt/drumline/site >> {folder}/codes 2> /dev/null
-prepare {folder}/wheels & prepare {folder}/wheels & wait
+prepare {folder}/wheel & prepare {folder}/wheel & wait
 prepare /dev/null
 cp -r /opt/drumline/site {folder}/result/site
 """
 
 
 @pytest.mark.soak
-def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
-    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not
+def test_a_node_installs_the_wheel_of_launch_and_nothing_else(node: Node) -> None:
+    """A real wheel, a real pip: no index is asked, another hash is refused, the same wheel is not
     installed twice, not by two launches at once either."""
-    content = pack(build_wheel())
-    (node.folder / "wheels").write_bytes(content)
+    wheel = build_wheel()
+    content = wheel.content
+    (node.folder / "wheel").write_bytes(content)
     (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
     digest = hashlib.sha256(content).hexdigest()
     boot = {"CopiesDrumline": "true", "Requirements": "torch==2.13.0", "IdleMinutes": "0"}
-    report = node.boot(PREPARE.format(folder=node.folder, hash=digest), **boot)
+    report = node.boot(PREPARE.format(folder=node.folder, hash=digest, name=wheel.name), **boot)
     assert report["Status"] == "SUCCESS"
     assert (node.folder / "codes").read_text().split() == ["65", "0", "0", "0"]
     assert (
         node.folder / "errors"
-    ).read_text() == f"the wheels that arrived do not have the SHA-256 {digest}\n"
+    ).read_text() == f"the wheel that arrived does not have the SHA-256 {digest}\n"
     installs = [line for line in node.log.read_text().splitlines() if line.startswith("pip ")]
     assert installs[0] == "pip -q install --retries 10 torch==2.13.0", (
         "drumline was asked from an index"

@@ -9,7 +9,7 @@ import pytest
 
 from drumline.launch.aws.cluster_plan import ClusterPlan, Hardware
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.prices import Cost, fixed_cost
+from drumline.launch.aws.prices import Cost, fixed_cost, times
 from drumline.launch.aws.stack import price_tags, price_words
 
 G6 = Hardware(
@@ -26,7 +26,7 @@ def on_demand(price: float | None) -> Cost:
 
 
 def spot(limit: float | None) -> Cost:
-    return Cost("2 x g6.12xlarge (spot)", 2.0, 2, highest_price=limit)
+    return Cost("2 x g6.12xlarge (spot)", 4.0, times(limit, 2))
 
 
 def plan_of(*costs: Cost, **changes: Any) -> ClusterPlan:
