@@ -13,8 +13,8 @@ from drumline.base.errors import ExitCode, UsageError
 from drumline.base.text import columns, duration, print_message, show_lines
 from drumline.cli.command_line import HELP_FLAG, OUTPUT_FLAGS, read_command, show_json
 from drumline.config import Flags, FlagTable
-from drumline.launch.detached.commands import THIS_MACHINE, JobRecord, Question, list_jobs
-from drumline.launch.detached.job_folder import ENDED, wrong_job_name
+from drumline.launch.detached.commands import THIS_MACHINE, Question, list_jobs
+from drumline.launch.detached.job_folder import ENDED, JobRecord, wrong_job_name
 from drumline.launch.hosts import Host, listed_hosts
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.ssh.client import ssh_client

@@ -16,8 +16,7 @@ import pytest
 from drumline.base.errors import UsageError
 from drumline.base.untrusted import from_json
 from drumline.launch.detached import units
-from drumline.launch.detached.commands import JobRecord
-from drumline.launch.detached.job_folder import DAMAGED, JobFolder, folders_of
+from drumline.launch.detached.job_folder import DAMAGED, JobFolder, JobRecord, folders_of
 from drumline.launch.node_plan import NodePlan, Program
 from tests.unit.launch.test_detached_node import make_folder, make_spec
 

@@ -17,7 +17,8 @@ from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageE
 from drumline.base.json_output import FORMAT, is_wrapped, wrap_output
 from drumline.base.text import plural
 from drumline.base.untrusted import from_json
-from drumline.launch.hosts import Host, wrong_name
+from drumline.launch.detached.job_folder import JobRecord
+from drumline.launch.hosts import Host
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.ssh.client import remote_module, was_lost
 from drumline.launch.ssh.controller import OTHER_VERSION, Controller
@@ -29,32 +30,6 @@ from drumline.launch.ssh.supervisor import PROTOCOL
 
 SERVICE = "drumline.launch.detached.host_service"
 THIS_MACHINE = Host("localhost")
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """A job as one of its nodes knows it."""
-
-    name: str
-    hosts: tuple[str, ...]
-    node: NodePlan
-    program: Program
-    state: str
-    why: str
-    code: int | None
-    step: int
-    since: float
-    """In Unix seconds."""
-    logs: str
-    run: str
-    is_json: bool
-    """Whether what it prints is JSON objects."""
-
-    def host(self, rank: int) -> Host:
-        """As the launch called it; raises UsageError if that is no name of a host."""
-        if wrong := wrong_name(self.hosts[rank]):
-            raise UsageError(wrong, next_step="name the job's hosts with --hosts")
-        return Host(self.hosts[rank])
 
 
 @dataclass(frozen=True, kw_only=True)

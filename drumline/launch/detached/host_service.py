@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,9 +23,11 @@ from drumline.base.untrusted import from_json, parse_json
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
     DAMAGED,
+    DOWN,
     ENDED,
     STARTING,
     JobFolder,
+    JobRecord,
     JobSpec,
     JobState,
     device_addresses,
@@ -40,42 +42,24 @@ from drumline.launch.detached.keeper import STOP_SIGNALS, STOPPED
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.ssh.node_output import NodeOutput
-from drumline.launch.ssh.supervisor import PROTOCOL, ControllerLink, hello, refusals
-from drumline.net.frames import MAX_PIPE_BYTES, LineBuffer
+from drumline.launch.ssh.supervisor import PROTOCOL, ControllerLink, accepts, serve
+from drumline.net.frames import MAX_PIPE_BYTES, LineBuffer, Message
 
-Request = Mapping[str, Any]
-DOWN = "down"
-"""The state of a job whose keeper does not run, though the job has not ended."""
 # How long it may take until there is a process of the keeper.
 START_S = 10.0
 # How often a command that follows or stops a job looks whether its keeper runs.
 CHECK_S = 2.0
 
 
-def main() -> int:
-    link = ControllerLink()
-    request = link.wait_for_spec()
-    if request is not None:
-        _answer(request, link)
-    link.drain()
-    link.close()
-    return 0
-
-
-def _answer(request: Request, link: ControllerLink) -> None:
-    actions: Mapping[str, Callable[[Request, ControllerLink], None]] = {
+def _answer(request: Message, link: ControllerLink) -> None:
+    actions: Mapping[str, Callable[[Message, ControllerLink], None]] = {
         "launch": _launch,
         "list": _list,
         "follow": _follow,
         "stop": _stop,
     }
-    action = actions.get(request.get("action", ""))
-    if action is None or request["protocol"] != PROTOCOL:
-        link.out.send("refused", problems=[])
-        return
-
     try:
-        action(request, link)
+        actions[request["action"]](request, link)
     except DrumlineError as error:
         link.out.send("refused", problems=[[error.what, error.next_step or ""]])
     except OSError as error:
@@ -86,16 +70,13 @@ def _answer(request: Request, link: ControllerLink) -> None:
 # Start
 
 
-def _launch(request: Request, link: ControllerLink) -> None:
+def _launch(request: Message, link: ControllerLink) -> None:
     """Check what can be checked, and start the keeper when all hosts have answered."""
     if wrong := wrong_job_name(request["name"]):
         raise DrumlineError(wrong)
-    frame = {name: value for name, value in request.items() if name != "action"}
-    if problems := list(refusals(frame)):
-        link.out.send("refused", problems=problems)
+    if not accepts(request, link):
         return
 
-    link.out.send("hello", **hello(frame))
     start = _wait_for_start(link)
     if start is None:
         return
@@ -111,23 +92,21 @@ def _launch(request: Request, link: ControllerLink) -> None:
         keep_going=request["keep_going"],
         node=node,
         program=from_json(Program, request["program"]),
-        frame={**frame, "kind": "spec", "node": start["node"]},
+        frame={**request, "node": start["node"]},
         variables=units.lasting_variables(os.environ),
         machine_id=machine_id(),
         device_addresses=device_addresses(),
     )
     folder.create(spec)
     remove_old(jobs_folder(os.environ))
-    notice = units.start_keeper(
-        folder, python_path=os.environ.get("PYTHONPATH"), grace_s=request["grace_s"]
-    )
+    notice = units.start_keeper(folder, grace_s=request["grace_s"])
     _wait_for_keeper(folder, link)
     if notice:
         link.out.send("notice", text=f"warning: {notice}")
     link.out.send("ended", code=0, last_lines=[])
 
 
-def _wait_for_start(link: ControllerLink) -> Request | None:
+def _wait_for_start(link: ControllerLink) -> Message | None:
     """None: the launch ended before it."""
     while link.is_alive:
         for frame in link.read():
@@ -165,7 +144,7 @@ def _not_started(folder: JobFolder) -> DrumlineError:
 # List
 
 
-def _list(request: Request, link: ControllerLink) -> None:
+def _list(request: Message, link: ControllerLink) -> None:
     link.out.send("hello", protocol=PROTOCOL)
     problems: list[str] = []
     for folder in folders_of(jobs_folder(os.environ), request["name"], problems):
@@ -176,35 +155,36 @@ def _list(request: Request, link: ControllerLink) -> None:
         except (OSError, ValueError) as error:
             problems.append(unreadable(folder.path, error))
             continue
-        link.out.send("job", **record)
-        problems += [record["why"]] if record["state"] == DAMAGED else []
+        link.out.send("job", **asdict(record))
+        problems += [record.why] if record.state == DAMAGED else []
     for problem in problems:
         link.out.send("notice", text=f"warning: {problem}")
     link.out.send("ended", code=0, last_lines=[])
 
 
-def _record(folder: JobFolder) -> dict[str, Any]:
-    """For the table of `drumline jobs`."""
+def _record(folder: JobFolder) -> JobRecord:
     spec = folder.spec()
     state = folder.state()
-    is_down = state.state not in (ENDED, DAMAGED) and not folder.has_keeper()
-    return {
-        "name": spec.name,
-        "hosts": list(spec.hosts),
-        "node": asdict(spec.node),
-        "program": asdict(spec.program),
-        "state": DOWN if is_down else state.state,
-        "why": state.why,
-        "code": state.code,
-        "step": state.reached_step,
-        "since": spec.launched_at,
-        "logs": str(Path(spec.cwd, spec.frame["logs"])),
-        "run": str(Path(spec.cwd, spec.program.run)) if spec.program.run else "",
-        "is_json": bool(spec.frame.get("is_json")),
-    }
+    if state.state not in (ENDED, DAMAGED) and not folder.has_keeper():
+        why = f"the job does not run on {spec.machine}: its keeper was ended"
+        state = replace(state, state=DOWN, why=why)
+    return JobRecord(
+        name=spec.name,
+        hosts=spec.hosts,
+        node=spec.node,
+        program=spec.program,
+        state=state.state,
+        why=state.why,
+        code=state.code,
+        step=state.reached_step,
+        since=spec.launched_at,
+        logs=str(Path(spec.cwd, spec.frame["logs"])),
+        run=str(Path(spec.cwd, spec.program.run)) if spec.program.run else "",
+        is_json=spec.is_json,
+    )
 
 
-def _only_folder(request: Request) -> JobFolder:
+def _only_folder(request: Message) -> JobFolder:
     name = request["name"]
     folders = folders_of(jobs_folder(os.environ), name)
     if not folders:
@@ -218,7 +198,7 @@ def _only_folder(request: Request) -> JobFolder:
 # Follow
 
 
-def _follow(request: Request, link: ControllerLink) -> None:
+def _follow(request: Message, link: ControllerLink) -> None:
     """Send what has happened so far, then what happens, until the job has ended."""
     folder = _only_folder(request)
     spec = folder.spec()
@@ -255,19 +235,16 @@ def _follow(request: Request, link: ControllerLink) -> None:
             checked_at = time.monotonic()
             state_before = state
             record = _record(folder)
-            state = record["state"]
-            if state == DOWN != state_before:
-                text = f"the job does not run on {spec.machine}: its keeper was ended"
-                link.out.send("notice", text=f"warning: {text}")
-            if state == DAMAGED != state_before:
-                link.out.send("notice", text=f"warning: {record['why']}")
+            state = record.state
+            if state in (DOWN, DAMAGED) and state != state_before:
+                link.out.send("notice", text=f"warning: {record.why}")
             if state == DAMAGED and not folder.has_keeper():
                 raise DrumlineError(
                     f"the job does not run on {spec.machine}, and its state is damaged",
                     next_step=f"drumline stop {spec.name} ends it",
                 )
             if state == ENDED == state_before:  # a full disk had no space for the last frame
-                link.out.send("ended", code=record["code"], last_lines=[], end_reason=record["why"])
+                link.out.send("ended", code=record.code, last_lines=[], end_reason=record.why)
                 return
 
 
@@ -282,19 +259,18 @@ def _new_frames(file: BinaryIO, lines: LineBuffer) -> Iterator[dict[str, Any]]:
 # Stop
 
 
-def _stop(request: Request, link: ControllerLink) -> None:
+def _stop(request: Message, link: ControllerLink) -> None:
     """Have the keeper end the job; where it does not run, end what is left of it."""
     folder = _only_folder(request)
     link.out.send("hello", protocol=PROTOCOL)
     state = folder.state()
-    (number,) = (number for number, saves in STOP_SIGNALS.items() if saves == request["save"])
     signalled: set[int] = set()
     checked_at = float("-inf")
     while link.is_alive and state.state != ENDED:
         if time.monotonic() - checked_at > CHECK_S:  # the system may have started another keeper
             checked_at = time.monotonic()
             keepers = set(units.keepers(folder))
-            send_signal(keepers - signalled, number)
+            send_signal(keepers - signalled, STOP_SIGNALS[request["save"]])
             signalled |= keepers
         with folder.held() as is_free:
             state = _end_without_keeper(folder, link) if is_free else folder.state()
@@ -321,4 +297,4 @@ def _end_without_keeper(folder: JobFolder, link: ControllerLink) -> JobState:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_answer))

@@ -33,6 +33,7 @@ from drumline.base.untrusted import (
     read_regular,
     replacing,
 )
+from drumline.launch.hosts import Host, wrong_name
 from drumline.launch.keep_going import FULL
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.net.frames import encode
@@ -44,6 +45,8 @@ RUNNING = "running"
 WAITING = "waiting"
 ENDED = "ended"
 DAMAGED = "damaged"
+DOWN = "down"
+"""The state of a job whose keeper does not run, though the job has not ended."""
 MACHINE_ID = Path("/etc/machine-id")
 NETWORK_DEVICES = Path("/sys/class/net")
 # How long a job that has ended is kept.
@@ -89,6 +92,11 @@ class JobSpec:
     device_addresses: tuple[str, ...] = ()
     """Of its network devices: machines that were copied from one image have the same id."""
 
+    @property
+    def is_json(self) -> bool:
+        """Whether what is printed is to be JSON objects."""
+        return bool(self.frame.get("is_json"))
+
 
 @dataclass(frozen=True)
 class JobState:
@@ -109,6 +117,31 @@ class JobState:
     counted_step: int = 0
     stops_with_save: bool | None = None
     """None: it was not asked to stop."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as one of its nodes shows it."""
+
+    name: str
+    hosts: tuple[str, ...]
+    node: NodePlan
+    program: Program
+    state: str
+    why: str
+    code: int | None
+    step: int
+    since: float
+    """In Unix seconds."""
+    logs: str
+    run: str
+    is_json: bool
+
+    def host(self, rank: int) -> Host:
+        """As the launch called it; raises UsageError if that is no name of a host."""
+        if wrong := wrong_name(self.hosts[rank]):
+            raise UsageError(wrong, next_step="name the job's hosts with --hosts")
+        return Host(self.hosts[rank])
 
 
 class JobFolder:

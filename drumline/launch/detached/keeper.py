@@ -44,7 +44,6 @@ from drumline.launch.keep_going import (
 )
 from drumline.launch.node.guard import job_processes, new_job
 from drumline.launch.node.local import exit_code_of
-from drumline.launch.ssh.node_output import Sink
 from drumline.launch.ssh.supervisor import (
     PR_SET_CHILD_SUBREAPER,
     SIGNALS,
@@ -57,8 +56,8 @@ STOPPED = "stopped by `drumline stop`"
 SHUT_DOWN = "this machine is shut down, or the keeper was ended"
 # How often a folder is looked for that may be on a network disk that is not mounted yet.
 FOLDER_POLL_S = 2.0
-# How a keeper is asked to stop; the value: with a save.
-STOP_SIGNALS = {signal.SIGUSR1: False, signal.SIGUSR2: True}
+# How a keeper is asked to stop; the key: with a save.
+STOP_SIGNALS = {False: signal.SIGUSR1, True: signal.SIGUSR2}
 # `drumline jobs` holds a job for a moment, to find out whether it has a keeper.
 HOLD_S = 5.0
 
@@ -66,21 +65,16 @@ HOLD_S = 5.0
 class Attempt:
     """What the supervisor of an attempt is told, and what it reports."""
 
-    lease_s = float("inf")
-    waited_s = 0.0
-    is_closed = False
-
     def __init__(self, keeper: Keeper) -> None:
-        self.out: Sink = self
-        self.variables: dict[str, str] = {}
+        self.out = self
         self.keeper = keeper
         self.agent = 0
         self.is_asked_to_save = False
         self.has_saved = False
         """Whether its ranks have saved because they were asked to stop."""
         self.code: int = ExitCode.TRAINING_FAILED
-        self.last_frame: dict[str, Any] = {}
-        """Of kind `ended`."""
+        self.last_lines: list[str] = []
+        """Of the agent, when it failed."""
         self.full_disk = ""
         self.rank_codes: list[int] = []
         """The exit codes of its ranks that failed, since their last start."""
@@ -109,17 +103,12 @@ class Attempt:
                 os.kill(self.agent, signal.SIGUSR1)  # they may take as long as they need
         return []
 
-    def share(self, num_nodes: int) -> None: ...
-
     # What it reports
 
     def has_room(self) -> bool:
         """True: lines are copied to the JSON log of the node. Otherwise they are only in the files of
         the ranks, which `attach` reads."""
-        return self.keeper.is_json
-
-    def is_empty(self) -> bool:
-        return True
+        return self.keeper.spec.is_json
 
     def flush(self) -> None: ...
 
@@ -139,7 +128,7 @@ class Attempt:
                 )
                 return
             case "ended":
-                self.last_frame = content
+                self.last_lines = content["last_lines"]
                 self.code = content["code"]
                 return
             case "started":
@@ -174,15 +163,10 @@ class Keeper:
         """Whether the last attempt has saved when it was asked to stop."""
         self._signalled_stop: bool | None = None
 
-    @property
-    def is_json(self) -> bool:
-        """Whether what is printed is to be JSON objects."""
-        return bool(self.spec.frame.get("is_json"))
-
     def run(self) -> int:
         """The exit code of this process: 0 when the job has ended, 1 when it is to go on at the
         next start of this machine."""
-        for number in STOP_SIGNALS:
+        for number in STOP_SIGNALS.values():
             signal.signal(number, self._stop_by_signal)
         if self.state.state == DAMAGED:
             self.end(ExitCode.TRAINING_FAILED, self.state.why)
@@ -236,7 +220,7 @@ class Keeper:
         return self.state.stops_with_save
 
     def _stop_by_signal(self, number: int, _: FrameType | None) -> None:
-        self._signalled_stop = STOP_SIGNALS[signal.Signals(number)]
+        self._signalled_stop = number == STOP_SIGNALS[True]
 
     def _say(self, text: str) -> None:
         self.folder.note("notice", text=text)
@@ -244,7 +228,7 @@ class Keeper:
 
     def log_as_json(self, lines: Sequence[str], rank: int | None) -> None:
         """Where that was asked for, all lines of this node are in one more file, as objects."""
-        if not self.is_json:
+        if not self.spec.is_json:
             return
         rank_field = {} if rank is None else {"rank": rank}
         fields = {"host": self.spec.machine, **rank_field}
@@ -347,7 +331,7 @@ class Keeper:
             code = ExitCode.PREEMPTED
         self.end(
             code and exit_code_of(code, is_task=self.spec.program.is_task),
-            last_lines=attempt.last_frame.get("last_lines", []),
+            last_lines=attempt.last_lines,
         )
         return ""
 

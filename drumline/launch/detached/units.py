@@ -35,22 +35,13 @@ OOMPolicy=continue
 WantedBy=default.target
 """
 KEEPER = "drumline.launch.detached.keeper"
+# The users whose manager runs without a login.
 LINGERING = Path("/var/lib/systemd/linger")
 # How long systemd waits for the keeper after the grace period of its ranks.
 STOP_S = 15.0
 TOOL_S = 20.0
 # Variables of the ssh session that started the job, which do not outlive it.
 OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
-NO_REBOOT = "after a reboot of {host} the job does not start again: {reason}"
-NO_SYSTEMD = "it has no systemd; launch the job again after a reboot"
-NOT_LINGERING = (
-    "without a login no user manager of systemd runs there; to change that for later jobs, {linger}"
-)
-NO_ANSWER = (
-    "`systemctl --user` does not answer there; to change that for later jobs, "
-    "check the service user@{uid} there"
-)
-LINGER = "run `loginctl enable-linger {user}` there, with sudo if it is refused"
 OWN_GROUP = Path("/proc/self/cgroup")
 LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
@@ -60,18 +51,20 @@ def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not OF_SESSION.fullmatch(name)}
 
 
-def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) -> str:
+def start_keeper(folder: JobFolder, *, grace_s: float) -> str:
     """Start it; what the user has to know about it, or nothing."""
     words = [sys.executable, "-m", KEEPER, str(folder.path)]
-    if python_path:
+    if python_path := os.environ.get("PYTHONPATH"):
         words = ["/usr/bin/env", f"PYTHONPATH={python_path}", *words]
-    linger = LINGER.format(user=_user())
+    linger = f"run `loginctl enable-linger {_user()}` there, with sudo if it is refused"
+    later = "to change that for later jobs, "
     if shutil.which("systemctl") is None:
-        reason = NO_SYSTEMD
-    elif not _is_lingering():
-        reason = NOT_LINGERING.format(linger=linger)
+        reason = "it has no systemd; launch the job again after a reboot"
+    elif not (LINGERING / _user()).exists():
+        reason = f"without a login no user manager of systemd runs there; {later}{linger}"
     elif not _systemctl("show-environment"):
-        reason = NO_ANSWER.format(uid=os.geteuid())
+        check = f"check the service user@{os.geteuid()} there"
+        reason = f"`systemctl --user` does not answer there; {later}{check}"
     else:
         _start_unit(folder, words, grace_s)
         return ""
@@ -84,7 +77,7 @@ def start_keeper(folder: JobFolder, *, python_path: str | None, grace_s: float) 
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    return NO_REBOOT.format(host=os.uname().nodename, reason=reason)
+    return f"after a reboot of {os.uname().nodename} the job does not start again: {reason}"
 
 
 def keepers(folder: JobFolder) -> list[int]:
@@ -118,11 +111,6 @@ def quoted(words: Sequence[str]) -> str:
 def _unit_file(folder: JobFolder) -> Path:
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config_home / "systemd" / "user" / f"{folder.unit}.service"
-
-
-def _is_lingering() -> bool:
-    """Whether the user manager runs without a login."""
-    return (LINGERING / _user()).exists()
 
 
 def _user() -> str:

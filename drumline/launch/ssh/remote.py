@@ -157,14 +157,10 @@ class Remote:
     def _receive(self, frame: Message) -> None:
         """Each frame of the host: output goes to the screen, all others are noted and passed on."""
         if frame["kind"] == "lines":
-            rank = frame["rank"]
-            label = self.name if rank is None else f"{self.name} {rank}"
-            self.screen.show(
-                label,
-                frame["lines"],
-                is_error=frame["stream"] == "err",
-                place={"host": self.name} if rank is None else {"host": self.name, "rank": rank},
-            )
+            place = {"host": self.name, "rank": frame["rank"]}
+            if frame["rank"] is None:
+                del place["rank"]
+            self.screen.show(place, frame["lines"], is_error=frame["stream"] == "err")
         else:
             self._remember(frame)
             self.on_frame(self, frame)

@@ -41,21 +41,17 @@ class Screen:
         self._put("err" if is_error else "out", paragraph(text))
 
     def show(
-        self,
-        label: str,
-        lines: Iterable[str],
-        *,
-        is_error: bool = False,
-        place: Mapping[str, Any] | None = None,
+        self, place: Mapping[str, Any], lines: Iterable[str], *, is_error: bool = False
     ) -> None:
-        """Show lines of a rank or a host. `place`: the same as its label, as fields for JSON."""
+        """Show lines of a rank or a host."""
         stream = "err" if is_error else "out"
         if is_wrapped():
-            for line in as_objects(lines, place or {}, is_authority=True):
+            for line in as_objects(lines, place, is_authority=True):
                 self._put(stream, f"{line}\n")
             return
+        label = one_line(" ".join(map(str, place.values())))
         for line in lines:
-            self._put(stream, f"[{one_line(label)}] {coloured_line(line)}\n")
+            self._put(stream, f"[{label}] {coloured_line(line)}\n")
 
     def report_last(self, text: str, *further_lines: str) -> None:
         """Print one of the last messages, on stderr. The job is over: a slow screen may block us

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -54,31 +54,23 @@ RESOLVE_S = 5.0
 
 
 class Orders(Protocol):
-    """Who ends the attempt, and gets the frames about it."""
-
-    out: Sink
-    lease_s: float
+    """Who starts and ends the attempt, and gets the frames about it."""
 
     @property
-    def variables(self) -> dict[str, str]: ...
-    @property
-    def waited_s(self) -> float: ...
-    @property
-    def is_closed(self) -> bool: ...
+    def out(self) -> Sink: ...
     def read(self) -> list[Message]: ...
-    def share(self, num_nodes: int) -> None: ...
 
 
 class ControllerLink:
     """Frames from and to the controller. Heartbeats are answered here."""
-
-    out: Sink
 
     def __init__(self) -> None:
         self.frames = FrameReader(0, max_bytes=MAX_PIPE_BYTES)
         self.out = FrameWriter(1)
         self.heard_at = time.monotonic()
         self.lease_s = LEASE_S
+        self.grace_s = LOST_GRACE_S
+        self.num_nodes = 1
         self.silent_nodes: tuple[int, ...] = ()
         """The nodes from which the launcher gets no heartbeat."""
         self._folder = make_memory_folder()
@@ -86,30 +78,34 @@ class ControllerLink:
         self._written: LauncherLink | None = None
 
     @property
-    def variables(self) -> dict[str, str]:
-        """For the agent and its ranks."""
-        return {LAUNCHER_LINK: str(self._folder / LINK_FILE)}
+    def link_file(self) -> Path:
+        """For the sidecars: from which hosts the launcher gets heartbeats."""
+        return self._folder / LINK_FILE
 
-    def share(self, num_nodes: int) -> None:
-        """Write for the sidecar from which hosts the launcher gets heartbeats, when that
-        changes."""
+    def _share(self) -> None:
+        """Write that file, when its content changes."""
         link = LauncherLink(
             is_cut_off=self.waited_s > SILENT_S,
             silent_nodes=self.silent_nodes,
-            num_nodes=num_nodes,
+            num_nodes=self.num_nodes,
         )
         if link != self._written:
             self._written = link
             with contextlib.suppress(OSError):
-                link.write(self._folder / LINK_FILE)
+                link.write(self.link_file)
 
     def close(self) -> None:
-        """Remove what was shared."""
+        """Send what is left, for a limited time, and remove what was shared."""
+        deadline = time.monotonic() + DRAIN_S
+        while not self.out.is_empty() and time.monotonic() < deadline:
+            select.select([], [1], [], TICK_S)
+            self.out.flush()
         os.close(self._lock)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def read(self) -> list[Message]:
-        """The frames that have arrived; waits a moment if there are none."""
+        """The frames that have arrived; waits a moment if there are none. The last one when the
+        controller is lost: its order to end."""
         self.out.flush()
         select.select([] if self.frames.is_closed else [0], [], [], TICK_S)
         frames = self.frames.read()
@@ -120,6 +116,13 @@ class ControllerLink:
             if frame["kind"] == "heartbeat":
                 self.out.send("heartbeat", number=frame["number"], now=time.monotonic())
 
+        self._share()
+        if self.frames.is_closed:
+            why = "the launcher or the connection to it was lost"
+            frames.append({"kind": "end", "grace_s": self.grace_s, "why": why})
+        elif self.waited_s > self.lease_s:
+            why = f"no heartbeat of the launcher for {self.lease_s:g} s"
+            frames.append({"kind": "end", "grace_s": LOST_GRACE_S, "why": why})
         return frames
 
     @property
@@ -128,13 +131,9 @@ class ControllerLink:
         return time.monotonic() - self.heard_at
 
     @property
-    def is_closed(self) -> bool:
-        return self.frames.is_closed
-
-    @property
     def is_alive(self) -> bool:
         """Whether the controller still sends."""
-        return not self.is_closed and self.waited_s < self.lease_s
+        return not self.frames.is_closed and self.waited_s < self.lease_s
 
     def wait_for_spec(self) -> Message | None:
         """What to run; None when the connection to the controller has ended."""
@@ -144,13 +143,6 @@ class ControllerLink:
                     self.lease_s = frame.get("lease_s", LEASE_S)
                     return frame
         return None
-
-    def drain(self) -> None:
-        """Send what is left, for a limited time."""
-        deadline = time.monotonic() + DRAIN_S
-        while not self.out.is_empty() and time.monotonic() < deadline:
-            select.select([], [1], [], TICK_S)
-            self.out.flush()
 
 
 class AgentProcess:
@@ -218,7 +210,6 @@ class Supervisor:
         while agent.poll() is None or self.ending:
             self._handle(self.link.read())
             _reap_orphans(agent.pid)
-            self.link.share(self.spec["node"]["num_nodes"])
             self._send_news()
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
@@ -265,18 +256,12 @@ class Supervisor:
         return {*job_processes(self.spec["job"]), *descendants(os.getpid())}
 
     def _handle(self, frames: list[Message]) -> None:
-        """Do what the controller asks for; end the attempt when it is lost."""
+        """Do what was asked for."""
         for frame in frames:
             if frame["kind"] == "start":
                 self.agent.start(self.spec, frame["node"])
             elif frame["kind"] == "end":
-                self.end(frame["grace_s"])
-
-        if self.link.is_closed:
-            if self.ending is None:
-                self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
-        elif self.link.waited_s > self.link.lease_s:
-            self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {self.link.lease_s:g} s")
+                self.end(frame["grace_s"], frame.get("why", ""))
 
     def _send_news(self, *, is_last: bool = False) -> None:
         """Send what ranks did and wrote, as fast as the controller reads."""
@@ -321,16 +306,21 @@ def refusals(spec: Message) -> Iterator[tuple[str, str]]:
         )
 
 
-def hello(spec: Message) -> Message:
-    """The first frame: the address at which ssh has reached this host, and the hosts' names that it
-    does not resolve."""
+def accepts(spec: Message, link: ControllerLink) -> bool:
+    """Whether the job can start on this node; answered with the address at which ssh has reached it,
+    and the hosts' names that it does not resolve."""
+    if problems := list(refusals(spec)):
+        link.out.send("refused", problems=problems)
+        return False
+
     answers = resolve_all(spec["names"], limit_s=RESOLVE_S)
     unknown_names = [
         name for name, answer in answers.items() if "error" in answer and ":" not in name
     ]
     ends = os.environ.get("SSH_CONNECTION", "").split()
     address = ends[2] if len(ends) == 4 else ""
-    return {"protocol": PROTOCOL, "address": address, "unknown_names": unknown_names}
+    link.out.send("hello", protocol=PROTOCOL, address=address, unknown_names=unknown_names)
+    return True
 
 
 def await_space(spec: Message, link: ControllerLink) -> bool:
@@ -353,37 +343,36 @@ def await_space(spec: Message, link: ControllerLink) -> bool:
     return False
 
 
-def main() -> int:
-    """Run one attempt."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def serve(answer: Callable[[Message, ControllerLink], None]) -> int:
+    """Answer what the controller sends first."""
     link = ControllerLink()
-    spec = link.wait_for_spec()
-    if spec is not None:
-        _run_attempt(spec, link)
-    link.drain()
+    request = link.wait_for_spec()
+    if request is not None and request["protocol"] == PROTOCOL:
+        answer(request, link)
+    elif request is not None:
+        link.out.send("refused", problems=[])
     link.close()
     return 0
 
 
+def main() -> int:
+    """Run one attempt."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return serve(_run_attempt)
+
+
 def _run_attempt(spec: Message, link: ControllerLink) -> None:
     """Check what can be checked before all hosts have answered, then run it."""
-    if spec["protocol"] != PROTOCOL:
-        link.out.send("refused", problems=[])
-        return
-
+    link.grace_s = spec["grace_s"]
+    link.num_nodes = spec["node"]["num_nodes"]
     if spec["earlier"]:
         # No two attempts of a launch may write to one run folder.
         Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
 
-    if not await_space(spec, link):
+    if not (await_space(spec, link) and accepts(spec, link)):
         return
 
-    if problems := list(refusals(spec)):
-        link.out.send("refused", problems=problems)
-        return
-
-    link.out.send("hello", **hello(spec))
-    spec["environment"] = {**spec["environment"], **link.variables}
+    spec["environment"] = {**spec["environment"], LAUNCHER_LINK: str(link.link_file)}
     Supervisor(spec, link).run()
     Termination(lambda: descendants(os.getpid()), 0).wait()
 

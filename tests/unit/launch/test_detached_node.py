@@ -178,7 +178,7 @@ def test_what_is_missing_for_a_reboot_is_said(
     monkeypatch.setattr(units, "LINGERING", tmp_path)
 
     def reason() -> str:
-        notice = units.start_keeper(job, python_path=None, grace_s=1.0)
+        notice = units.start_keeper(job, grace_s=1.0)
         begin = f"after a reboot of {socket.gethostname()} the job does not start again: "
         assert notice.startswith(begin)
         return notice.removeprefix(begin)
@@ -236,11 +236,11 @@ def test_a_login_that_ends_all_its_processes_starts_no_job(
     monkeypatch.setattr(units, "_user", lambda: "me")
     monkeypatch.setattr(units, "open_append", lambda path: path.open("ab"))
     if not ends:
-        notice = units.start_keeper(job, python_path=None, grace_s=1.0)
+        notice = units.start_keeper(job, grace_s=1.0)
         assert notice.startswith("after a reboot of ")
         return
     with pytest.raises(DrumlineError) as raised:
-        units.start_keeper(job, python_path=None, grace_s=1.0)
+        units.start_keeper(job, grace_s=1.0)
     assert raised.value.lines() == [
         "the job would end with this login: logind.conf has KillUserProcesses=yes there",
         "try: run `loginctl enable-linger me` there, with sudo if it is refused; then launch again",
@@ -562,11 +562,12 @@ def test_a_keeper_is_waited_for_as_long_as_it_loads(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_service, "START_S", 0.0)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     link: Any = SimpleNamespace(is_alive=True, read=lambda: time.sleep(0.01))
     node = NodePlan(join_timeout_s=600)
     variables = {"PATH": str(tools)}
     job = make_folder(tmp_path, cwd="/nowhere", node=node, variables=variables)
-    units.start_keeper(job, python_path=str(Path.cwd()), grace_s=1.0)
+    units.start_keeper(job, grace_s=1.0)
     host_service._wait_for_keeper(job, link)
     assert job.has_keeper()
     while not job.state().why:  # until it handles signals
@@ -577,7 +578,7 @@ def test_a_keeper_is_waited_for_as_long_as_it_loads(
 
     broken = make_folder(tmp_path, name="broken")
     (broken.path / "spec.json").write_text("{")
-    units.start_keeper(broken, python_path=str(Path.cwd()), grace_s=1.0)
+    units.start_keeper(broken, grace_s=1.0)
     with pytest.raises(DrumlineError, match="the job's keeper did not start"):
         host_service._wait_for_keeper(broken, link)
 

@@ -20,8 +20,8 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
     with out.open("wb") as first, err.open("wb") as second:
         screen = Screen(first.fileno(), second.fileno())
         screen.report("2 hosts")
-        screen.show("a 0", ["one", "two"])
-        screen.show("b", ["oh"], is_error=True)
+        screen.show({"host": "a", "rank": 0}, ["one", "two"])
+        screen.show({"host": "b"}, ["oh"], is_error=True)
         screen.report_last("last", "of all")
         screen.close()
     assert out.read_text() == "drumline: 2 hosts\n[a 0] one\n[a 0] two\n"
@@ -35,8 +35,8 @@ def test_lines_of_a_host_are_objects_in_its_name(
     place = {"host": "a", "rank": 3}
     with (tmp_path / "out").open("wb") as out:
         screen = Screen(out.fileno(), out.fileno())
-        screen.show("a 3", ["one", '{"host": "b", "event": "train"}'], place=place)
-        screen.show("a 3", ["Traceback (most recent call last):", "  x", "E: y"], place=place)
+        screen.show(place, ["one", '{"host": "b", "event": "train"}'])
+        screen.show(place, ["Traceback (most recent call last):", "  x", "E: y"])
         screen.close()
     one, event, error = map(json.loads, (tmp_path / "out").read_text().splitlines())
     assert one["message"] == "one"
@@ -49,7 +49,7 @@ def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -
     reading, writing = os.pipe()
     screen = Screen(writing, writing)
     # Nobody reads: this returns all the same.
-    screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))
+    screen.show({"host": "a", "rank": 0}, ["x" * 100] * (MAX_WAITING + 5_000))
     with os.fdopen(reading) as reader:
         for _ in range(MAX_WAITING):
             assert reader.readline() == f"[a 0] {'x' * 100}\n"
@@ -57,7 +57,7 @@ def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -
         rest = []
         while (line := reader.readline()) != "drumline: again\n":
             rest.append(line)
-        screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))
+        screen.show({"host": "a", "rank": 0}, ["x" * 100] * (MAX_WAITING + 5_000))
         closing = threading.Thread(target=lambda: (screen.report_last("the last"), screen.close()))
         closing.start()
         while reader.readline() != "drumline: the last\n":
@@ -74,7 +74,7 @@ def test_a_closed_screen_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     screen = Screen(writing, writing)
-    screen.show("a 0", ["x"] * 1000)
+    screen.show({"host": "a", "rank": 0}, ["x"] * 1000)
     screen.close()
     os.close(writing)
     assert not screen._thread.is_alive()
