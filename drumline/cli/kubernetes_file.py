@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from drumline.base.errors import PreflightError, UsageError
 from drumline.base.job_secret import new_secret
@@ -27,6 +27,7 @@ from drumline.launch.kubernetes import (
     RESERVED,
     RUNS,
     TAINT,
+    Api,
     KubernetesJob,
     claim_paths,
     manifest_text,
@@ -47,7 +48,7 @@ OF_KUBERNETES: FlagTable = {
         "Write a manifest for kubectl; nothing is applied unless --apply is given."
     ),
     "api": (
-        Literal["job", "jobset", "trainjob", "pytorchjob"],
+        Api,
         "job | jobset | trainjob | pytorchjob",
         "An indexed Job with a headless Service, a JobSet, or Kubeflow's TrainJob or older PyTorchJob [job].",
     ),

@@ -83,13 +83,6 @@ _PASSED_ON = (
     *("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after"),
     *("watch", "on-hang", "hang-after", "prometheus"),
 )
-_SUBMITTED = """\
-submitted {path} as job {job}
-log      {log}
-follow   squeue --job {job}; tail -F {log}
-pause    scancel --signal=USR1 {job}    (it saves, and is requeued)
-cancel   scancel {job}
-"""
 
 
 def run(argv: Sequence[str], follow: Sequence[str] = ()) -> int:
@@ -268,7 +261,11 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     number = submit(sbatch, path)
     log = log_name(name).replace("%j", number)
     print_message(
-        *(line.format(path=path, job=number, log=log) for line in _SUBMITTED.splitlines())
+        f"submitted {path} as job {number}",
+        f"log      {log}",
+        f"follow   squeue --job {number}; tail -F {log}",
+        f"pause    scancel --signal=USR1 {number}    (it saves, and is requeued)",
+        f"cancel   scancel {number}",
     )
     return ExitCode.SUCCESS
 

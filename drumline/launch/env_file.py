@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from drumline.base.errors import UsageError, as_list
 from drumline.base.text import plural
 from drumline.base.untrusted import whole_number
-from drumline.launch.hosts import COUNTS_FORM, read_counts, read_lines, wrong_name
+from drumline.launch.hosts import COUNTS_FORM, read_counts, read_flag_file, wrong_name
 from drumline.launch.node_plan import NodePlan
 
 NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
@@ -85,7 +85,8 @@ def read_env_file(path: Path) -> EnvFile:
 
 def _read_values(path: Path, values: dict[str, str], places: dict[str, str]) -> Iterator[str]:
     """Adds each value, and its `FILE:LINE` to `places`; yields what is wrong with a line."""
-    for number, line in enumerate(read_lines(path, str(path), flag="--env-file"), start=1):
+    text = read_flag_file(path, str(path), flag="--env-file")
+    for number, line in enumerate(text.splitlines(), start=1):
         where = f"{path}:{number}"
         if not line.strip() or line.lstrip().startswith("#"):
             continue

@@ -117,8 +117,8 @@ def hosts_from_file(path: Path) -> list[Host]:
     """The hosts of a hostfile; raises with all that is wrong, each with its line."""
     entries: list[Entry] = []
     problems = []
-    lines = read_lines(path, f"the hostfile {path}", flag="--hostfile")
-    for number, line in enumerate(lines, start=1):
+    text = read_flag_file(path, f"the hostfile {path}", flag="--hostfile")
+    for number, line in enumerate(text.splitlines(), start=1):
         where = f"{path}:{number}"
         description = line.partition("#")[0].strip()
         match = LINE.fullmatch(description)
@@ -134,10 +134,10 @@ def hosts_from_file(path: Path) -> list[Host]:
     return _checked(entries, problems)
 
 
-def read_lines(path: Path, what: str, *, flag: str) -> list[str]:
-    """The lines of a small text file that the user named with this flag."""
+def read_flag_file(path: Path, what: str, *, flag: str, most: int = TEXT_BYTES) -> str:
+    """A small text file that the user named with this flag."""
     try:
-        return read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
+        return read_regular(path, most=most, follow_links=True).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(

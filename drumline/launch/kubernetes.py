@@ -9,7 +9,6 @@ continue with fewer.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,23 +20,8 @@ from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE_ENV, RUN_ID, Progr
 from drumline.launch.templates import render
 
 Api = Literal["job", "jobset", "trainjob", "pytorchjob"]
-NEEDS: Mapping[Api, str] = {
-    "job": "nothing beside Kubernetes 1.29 or later",
-    "jobset": "JobSet 0.8 or later",
-    "trainjob": "Kubeflow Trainer 2.0 or later, and the right to create a TrainingRuntime",
-    "pytorchjob": "the Kubeflow Training Operator (kubeflow.org/v1)",
-}
 GRACE_S = 90.0
 JOIN_TIMEOUT_S = 3600
-LAUNCHER_S = 30
-"""What a pod has after the grace of its ranks."""
-KEPT_S = 7 * 24 * 3600
-"""How long a job that has ended can be looked at."""
-CPUS_OF_RANK = 4
-GIB_OF_RANK = 16
-SHM_GIB_OF_RANK = 4
-# As AWS's own examples ask for them.
-EFA_HUGE_PAGES = "5120Mi"
 # A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER`
 # after it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -108,46 +92,6 @@ class KubernetesJob:
         """The name of its Secret."""
         return f"{self.name}-secret"
 
-    @property
-    def run(self) -> str:
-        """The run folder of a task, and a script's folder for what it writes."""
-        return self.program.run or f"{RUNS}/{self.name}"
-
-    @property
-    def has_status(self) -> bool:
-        """Whether every pod sees the status that the sidecars write; a single rank has none."""
-        is_seen = self.num_procs > 1 if self.num_nodes == 1 else RUNS in self.claims
-        return self.program.is_task and is_seen
-
-    @property
-    def has_rdma(self) -> bool:
-        return bool(self.num_efa or self.rdma)
-
-    @property
-    def termination_s(self) -> int:
-        return math.ceil(self.grace_s) + LAUNCHER_S
-
-    @property
-    def shm(self) -> str:
-        return self.shared_memory or f"{SHM_GIB_OF_RANK * self.num_procs}Gi"
-
-    @property
-    def resources(self) -> dict[str, str]:
-        """Of each pod: its request and its limit."""
-        resources = {
-            "cpu": str(self.num_cpus or CPUS_OF_RANK * self.num_procs),
-            "memory": self.memory or f"{GIB_OF_RANK * self.num_procs}Gi",
-        }
-        if self.num_gpus:
-            resources["nvidia.com/gpu"] = str(self.num_gpus)
-        if self.num_efa:
-            resources["vpc.amazonaws.com/efa"] = str(self.num_efa)
-            resources["hugepages-2Mi"] = EFA_HUGE_PAGES
-        if self.rdma:
-            resource, _, count = self.rdma.partition(":")
-            resources[resource] = count or "1"
-        return resources
-
 
 def manifest_text(job: KubernetesJob, api: Api) -> str:
     """The YAML that `kubectl apply -f` takes."""
@@ -155,14 +99,12 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
         "kubernetes.yaml.j2",
         job=job,
         api=api,
-        needs=NEEDS[api],
         port=DEFAULT_PORT,
         run_id=RUN_ID,
         own_store=OWN_STORE_ENV,
         secret_name=SECRET_ENV,
         preempted=int(ExitCode.PREEMPTED),
         wrong_usage=int(ExitCode.USAGE),
-        kept_s=KEPT_S,
     )
 
 

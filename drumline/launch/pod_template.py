@@ -7,16 +7,15 @@ as it is. The names of a list's merge keys are those of Kubernetes' API.
 from __future__ import annotations
 
 import json
-import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import UsageError, as_list
 from drumline.base.text import plural
-from drumline.base.untrusted import read_regular
+from drumline.launch.hosts import read_flag_file
 from drumline.launch.kubernetes import RESERVED
-from drumline.launch.templates import quoted
 
 FLAG = "--pod-template"
 MAX_BYTES = 1 << 16
@@ -45,9 +44,6 @@ OF_TEMPLATE = ("apiVersion", "kind", "metadata", "spec")
 OF_METADATA = ("labels", "annotations")
 FIXED_IN_POD = ("restartPolicy", "subdomain", "hostname", "setHostnameAsFQDN")
 FIXED_IN_CONTAINER = ("image", "command", "args")
-PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-# YAML 1.1 reads these as true and false.
-SWITCH_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
 class TemplateError(Exception):
@@ -59,13 +55,7 @@ class TemplateError(Exception):
 
 def read_pod_template(path: Path) -> dict[str, Any]:
     """The template, in the form of a Job's or a Pod's own: `metadata` and `spec`."""
-    try:
-        text = read_regular(path, most=MAX_BYTES, follow_links=True).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        what = f"{FLAG} {path} cannot be read: {reason}"
-        raise UsageError(what, next_step=f"check the path of {FLAG}") from error
-
+    text = read_flag_file(path, f"{FLAG} {path}", flag=FLAG, most=MAX_BYTES)
     try:
         documents = list(documents_of(text))
         if len(documents) != 1:
@@ -183,8 +173,7 @@ def merged_manifest(text: str, template: Mapping[str, Any], path: Path) -> str:
         next_step = "leave out what the launch sets; its flags are in drumline launch --help"
         raise UsageError(as_list(heading, named), next_step=next_step)
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    objects = [yaml_text(document) for document in documents]
-    return "\n".join(comments) + "\n" + "---\n".join(objects)
+    return "\n".join([*comments, yaml_text(documents)])
 
 
 def pods_of(value: Any) -> Iterator[dict[str, Any]]:
@@ -315,24 +304,16 @@ def _container_contradictions(
 # Writing
 
 
-def yaml_text(value: Any, indent: str = "") -> str:
-    """An object as YAML, each text in quotes: nothing in it can be read as anything else."""
-    if isinstance(value, dict) and value:
-        return "".join(
-            f"{indent}{_key(key)}:{_nested(inner, indent + '  ')}" for key, inner in value.items()
-        )
-    if isinstance(value, list) and value:
-        items = (yaml_text(item, f"{indent}  ") for item in value)
-        return "".join(f"{indent}- {item.removeprefix(indent + '  ')}" for item in items)
-    return f"{indent}{quoted(value)}\n"
+def yaml_text(documents: Sequence[Any]) -> str:
+    """Objects as YAML, each text in quotes: nothing in it can be read as anything else."""
+    import yaml
 
+    class QuotingDumper(yaml.SafeDumper):  # type: ignore[misc]
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
-def _nested(value: Any, indent: str) -> str:
-    if isinstance(value, dict | list) and value:
-        return f"\n{yaml_text(value, indent)}"
-    return f" {quoted(value)}\n"
-
-
-def _key(key: str) -> str:
-    is_plain = PLAIN_KEY.fullmatch(key) and key.lower() not in SWITCH_WORDS
-    return key if is_plain else quoted(key)
+    QuotingDumper.add_representer(
+        str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+    )
+    text: str = yaml.dump_all(documents, Dumper=QuotingDumper, sort_keys=False, width=sys.maxsize)
+    return text

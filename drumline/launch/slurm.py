@@ -23,6 +23,7 @@ from drumline.base.rank_environment import first_host, node_names, rendezvous_po
 from drumline.base.untrusted import read_regular, replace_text
 from drumline.config import FlagValues
 from drumline.launch.node_plan import NodePlan
+from drumline.launch.templates import fill
 
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120
@@ -35,37 +36,6 @@ CONTAINER = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_.,:@%+=/#-]*")
 CORE_FLAGS = ("--cpus-per-task", "--cpus-per-gpu")
 # Flags of `drumline launch` that sbatch has under the same names.
 OF_SBATCH = ("partition", "time", "account", "qos", "mem")
-SETUP = """
-
-# Modules, a conda environment and the like, for srun and what it starts.
-[ -r {file} ] || {{ echo "drumline: the file of --setup cannot be read:" {file} >&2; exit 2; }}
-. {file}"""
-TEXT = """\
-#!/bin/{shell}
-{written}
-{directives}{setup}
-
-# The secret that the nodes of this job share is in no file and on no command line.
-if [ -z "${{DRUMLINE_SECRET:-}}" ]; then
-    DRUMLINE_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
-fi
-export DRUMLINE_SECRET
-
-# One task on each node, which starts the ranks there.
-srun {srun_flags} {command}
-code=$?
-
-# {preempted}: preempted, saved, and not done yet. With any other code the job ends.
-[ "$code" -eq {preempted} ] || exit "$code"
-count=${{SLURM_RESTART_COUNT:-0}}
-if [ "$count" -ge {max_requeues} ]; then
-    echo "drumline: preempted after $count requeues; --max-requeues is {max_requeues}, so the job ends" >&2
-    exit "$code"
-fi
-echo "drumline: requeueing job $SLURM_JOB_ID ($((count + 1)) of {max_requeues})" >&2
-scontrol requeue "$SLURM_JOB_ID" || echo "drumline: the requeue failed; rerun the same command to resume" >&2
-exit "$code"
-"""
 
 
 # Variables of srun
@@ -152,30 +122,25 @@ def batch_text(
 ) -> str:
     """The batch file that sbatch takes. `command`: what each node runs; `flags`: of `drumline
     launch`; `num_cpus`: of each node."""
-    setup = ""
-    if flags.setup:
-        setup = SETUP.format(file=shlex.quote(str(Path(flags.setup).absolute())))
-    cpus = [] if num_cpus is None else [f"--cpus-per-task={num_cpus}"]
-    # With --nnodes the job continues when a node is lost; otherwise Slurm ends it.
-    no_kill = ["--no-kill"] if flags.nnodes else []
-    directives = [f"--job-name={name}", f"--nodes={flags.nodes or 1}", "--ntasks-per-node=1"]
-    directives += [f"--{option}={flags[option]}" for option in OF_SBATCH if option in flags]
-    if flags.gpus is not None:
-        directives.append(f"--gpus-per-node={flags.gpus}")
-    signal_before_s = flags.get("signal-before", SIGNAL_BEFORE_S)
-    directives += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{signal_before_s}"]
-    directives += [f"--output={log_name(name)}", "--open-mode=append", *flag_words(flags.sbatch)]
+    step_flags = [] if num_cpus is None else [f"--cpus-per-task={num_cpus}"]
+    if flags.nnodes:  # the job continues when a node is lost; otherwise Slurm ends it
+        step_flags.append("--no-kill")
     # srun does not inherit the job's number of cores. A node that is done must not end the others.
-    srun_flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]
+    srun_flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", *step_flags]
     srun_words = shlex.join([*srun_flags, *flag_words(flags.srun_flags)])
     if flags.container is not None:
         srun_words += f" {container_flags(flags.container)}"
-    return TEXT.format(
+    return fill(
+        "slurm.sbatch.j2",
         written=WRITTEN,
-        # `module` and `conda activate` are functions, which a plain sh may not have.
-        shell="bash" if setup else "sh",
-        setup=setup,
-        directives="\n".join(f"#SBATCH {directive}" for directive in directives),
+        name=name,
+        flags=flags,
+        of_sbatch=OF_SBATCH,
+        sbatch_flags=flag_words(flags.sbatch),
+        step_flags=step_flags,
+        signal_before_s=SIGNAL_BEFORE_S,
+        log=log_name(name),
+        setup=shlex.quote(str(Path(flags.setup).absolute())) if flags.setup else "",
         srun_flags=srun_words,
         command=shlex.join(command),
         preempted=int(ExitCode.PREEMPTED),

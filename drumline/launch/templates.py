@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 
 
+def fill(template: str, **values: Any) -> str:
+    """The text of a template of this folder."""
+    return _environment().get_template(template).render(values)
+
+
 def render(template: str, **values: Any) -> str:
-    """The text of a template of this folder, without blank lines. For YAML, `quoted` puts a value in
-    JSON's quotes, which YAML reads."""
-    lines = _environment().get_template(template).render(values).splitlines()
+    """The same without blank lines. For YAML, `quoted` puts a value in JSON's quotes, which YAML
+    reads."""
+    lines = fill(template, **values).splitlines()
     return "".join(f"{line}\n" for line in lines if line.strip())
 
 
@@ -33,6 +38,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["quoted"] = quoted
     environment.filters["literal"] = _literal

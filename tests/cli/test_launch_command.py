@@ -374,12 +374,12 @@ def test_a_pod_template_is_merged_into_the_manifest(
     assert main([*words, "digits"]) == 0
     printed = capsys.readouterr().out
     for part in (
-        'priorityClassName: "low"\n',
-        'zone: "a"\n',
-        '- name: "TOKEN"\n              value: "$$(HOME)"\n',
-        '- name: "A"\n              value: "b=c"\n',
-        "terminationGracePeriodSeconds: 231\n",
-        '- "--grace"\n            - "200.5"\n',
+        '"priorityClassName": "low"\n',
+        '"zone": "a"\n',
+        '- "name": "TOKEN"\n          "value": "$$(HOME)"\n',
+        '- "name": "A"\n          "value": "b=c"\n',
+        '"terminationGracePeriodSeconds": 231\n',
+        '- "--grace"\n        - "200.5"\n',
     ):
         assert part in printed
     Path("pod.yaml").write_text("spec: {restartPolicy: Always}\n")

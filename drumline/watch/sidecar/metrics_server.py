@@ -13,10 +13,11 @@ import ipaddress
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from drumline.base.errors import MissingExtraError
-from drumline.config.rules import METRICS_FORM, metrics_endpoint
+from drumline.config.rules import metrics_endpoint
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
@@ -44,38 +45,26 @@ async def serve_metrics(
         return
 
     endpoint = metrics_endpoint(options.prometheus)
-    if endpoint is None:
-        report(f"warning: {options.host} serves no metrics: log.prometheus is {METRICS_FORM}")
-        return
-    server = MetricsServer(NodeMetrics(options, ranks), *endpoint, host=options.host, report=report)
-    await server.serve()
+    assert endpoint is not None  # it was checked
+    await MetricsServer(NodeMetrics(options, ranks), *endpoint, options.host, report).serve()
 
 
+@dataclass(frozen=True)
 class MetricsServer:
-    def __init__(
-        self,
-        metrics: NodeMetrics,
-        address: str,
-        port: int,
-        *,
-        host: str,
-        report: Callable[[str], None],
-    ) -> None:
-        self._metrics = metrics
-        self._address = address
-        self._port = port
-        self._host = host
-        self._report = report
-        self._is_local = ipaddress.ip_address(address).is_loopback
-        self._connections: dict[asyncio.StreamWriter, None] = {}
-        """In the order of their arrival."""
+    metrics: NodeMetrics
+    address: str
+    port: int
+    host: str
+    report: Callable[[str], None]
+    connections: dict[asyncio.StreamWriter, None] = field(default_factory=dict)
+    """In the order of their arrival."""
 
     async def serve(self) -> None:
         server = await self._listen()
-        if self._port == 0:
+        if self.port == 0:
             address, port = server.sockets[0].getsockname()[:2]
             name = f"[{address}]" if ":" in address else address
-            self._report(f"metrics of {self._host}: http://{name}:{port}/metrics")
+            self.report(f"metrics of {self.host}: http://{name}:{port}/metrics")
         await server.serve_forever()
 
     async def _listen(self) -> asyncio.Server:
@@ -84,7 +73,7 @@ class MetricsServer:
         while True:
             try:
                 return await asyncio.start_server(
-                    self._answer, self._address, self._port, limit=MAX_REQUEST_BYTES
+                    self._answer, self.address, self.port, limit=MAX_REQUEST_BYTES
                 )
             except OSError as error:
                 is_late = time.monotonic() - began_s > TAKEN_S
@@ -94,18 +83,18 @@ class MetricsServer:
                 await asyncio.sleep(RETRY_S)
 
     def _warn(self, error: OSError) -> None:
-        self._report(
-            f"warning: {self._host} serves no metrics at {self._address} port {self._port}: {error.strerror}; it is "
+        self.report(
+            f"warning: {self.host} serves no metrics at {self.address} port {self.port}: {error.strerror}; it is "
             "tried again and again. Try: another port for each job of a host, or --log.prometheus 0 for a free one"
         )
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, for one request."""
-        if len(self._connections) >= MAX_CONNECTIONS:
-            oldest = next(iter(self._connections))
-            del self._connections[oldest]
+        if len(self.connections) >= MAX_CONNECTIONS:
+            oldest = next(iter(self.connections))
+            del self.connections[oldest]
             oldest.transport.abort()
-        self._connections[writer] = None
+        self.connections[writer] = None
         try:
             async with asyncio.timeout(REQUEST_S):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -115,7 +104,7 @@ class MetricsServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
-            self._connections.pop(writer, None)
+            self.connections.pop(writer, None)
             writer.transport.abort()
 
     async def _response(self, request: bytes) -> bytes:
@@ -124,7 +113,7 @@ class MetricsServer:
             return response(b"403 Forbidden", b"")
         match line.split(b" ")[:2]:
             case [b"GET", b"/metrics"]:
-                return response(b"200 OK", await self._metrics.text())
+                return response(b"200 OK", await self.metrics.text())
             case [b"GET", b"/healthz"]:
                 return response(b"200 OK", b"ok\n")
             case [b"GET", _]:
@@ -134,7 +123,7 @@ class MetricsServer:
     def _is_own(self, headers: list[bytes]) -> bool:
         """On the loopback, whether the request names it so: a page in a browser of this machine
         whose own name resolves to it may not read the answer."""
-        if not self._is_local:
+        if not ipaddress.ip_address(self.address).is_loopback:
             return True
         fields = dict(header.lower().partition(b":")[::2] for header in headers)
         name = fields.get(b"host", b"").strip().rpartition(b":")[0]

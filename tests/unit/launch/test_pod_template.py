@@ -262,4 +262,4 @@ def test_without_pyyaml_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_what_is_written_is_read_as_the_same(value: Any) -> None:
-    assert yaml.safe_load(yaml_text(value)) == value
+    assert list(yaml.safe_load_all(yaml_text([value, value]))) == [value, value]
