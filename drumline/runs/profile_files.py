@@ -240,8 +240,8 @@ class RankFacts:
     """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     num_threads: int | None = None
     """That an operation on the CPU uses; None: not known."""
-    num_passes: int = 1
-    """How many forward passes a step has: several with micro-batches."""
+    num_passes: int | None = None
+    """How many forward passes a step has: several with micro-batches. None: not known."""
     wasted: tuple[WastedWork, ...] = ()
     own_profiler: SampledLine | None = None
     """The line that runs a profiler of torch in the steps before; in the profiled ones that records

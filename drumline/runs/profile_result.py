@@ -271,8 +271,8 @@ class ProfileResult:
     """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     num_threads: int | None = None
     """How many an operation on the CPU uses; None: not known."""
-    num_passes: int = 1
-    """How many forward passes a step of rank 0 has: several with micro-batches."""
+    num_passes: int | None = None
+    """How many forward passes a step of rank 0 has: several with micro-batches. None: not known."""
     wasted: tuple[WastedWork, ...] = ()
     """What rank 0 computes in vain."""
     own_profiler: SampledLine | None = None

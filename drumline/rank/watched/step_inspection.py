@@ -179,9 +179,10 @@ class StepInspection:
         return (*works, *self._tables)
 
     @property
-    def num_passes(self) -> int:
-        """How many forward passes of a model the step has had, one for each micro-batch; at least 1."""
-        return max([1, *self._num_calls.values()])
+    def num_passes(self) -> int | None:
+        """How many forward passes of a model the step has had, one for each micro-batch; None: not known,
+        as of a compiled step."""
+        return max(self._num_calls.values(), default=0) or None
 
     # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
     # left out: an inspection never ends a training.

@@ -144,7 +144,7 @@ class TraceCapture:
         self._slow_modes = SlowModes()
         self._inspection: StepInspection | None = None
         self._wasted: tuple[WastedWork, ...] = ()
-        self._num_passes = 1
+        self._num_passes: int | None = None
         self._tracers: tuple[str, ...] = ()
         self._backend = "none"
         self._next_try_s = 0.0

@@ -53,6 +53,7 @@ Bottleneck = Literal[
     "optimizer",
     "small_tensors",
     "log",
+    "comparison",
     "evaluation",
     "save",
     "thread",

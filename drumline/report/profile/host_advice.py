@@ -50,6 +50,11 @@ FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 FOREACH = ("NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "RMSprop", "Rprop", "Muon")
 SMALL_BYTES = 32 << 10
 MANY_TENSORS = 200
+PERIODIC: Mapping[Bottleneck, tuple[str, str, str]] = {
+    "log": ("log", "log lines", "log.every_steps"),
+    "comparison": ("comparison of replicas", "comparisons of replicas", "watch.replicas_every"),
+}
+"""The phase, what it does, and the setting of how often."""
 EVERY = {
     "evaluation": ("train.eval_every_steps", "train.eval_every_epochs"),
     "save": ("checkpoint.every_steps", "checkpoint.every_epochs"),
@@ -73,7 +78,7 @@ def host_rules(result: ProfileResult) -> Iterator[Advice]:
         _collections,
         _optimizer,
         _small_tensors,
-        _log,
+        _periodic,
         _pauses,
     )
     if result.phases_s:
@@ -148,8 +153,8 @@ def _meanwhile(result: ProfileResult) -> str:
 def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     """Whether it calls many operations, in each forward pass, that are so short that Python takes a part
     of its time."""
-    operations = line.operations / result.num_passes
-    library_operations = line.library_operations / result.num_passes
+    operations = line.operations / (result.num_passes or 1)
+    library_operations = line.library_operations / (result.num_passes or 1)
     python_s = line.cpu_s if busy_threads(result) else max(line.own_s, line.host_s)
     if python_s <= line.seconds * SOME_PYTHON:
         return False
@@ -435,15 +440,15 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     )
 
 
-def _log(result: ProfileResult) -> Iterator[Advice]:
-    """Each log line waits for the device and for all ranks."""
-    cost_s = result.phases_s.get("log", 0.0) + result.communication_phases_s.get("log", 0.0)
-    every = int(result.settings.get("log.every_steps", "0"))
-    if not every:
-        return
-    line = first_line(result, "log")
-    text = f"log lines take {of_step(result, cost_s)}, with one every {plural(every, 'step')}{mostly_at(line)}"
-    yield _fewer("log", text, "", {"log.every_steps": str(every * FEWER)}, cost_s)
+def _periodic(result: ProfileResult) -> Iterator[Advice]:
+    """What waits for the device and for all ranks."""
+    for bottleneck, (phase, plural_name, setting) in PERIODIC.items():
+        cost_s = result.phases_s.get(phase, 0.0) + result.communication_phases_s.get(phase, 0.0)
+        every = int(result.settings.get(setting, "0"))
+        if every:
+            text = f"{plural_name} take {of_step(result, cost_s)}, with one every {plural(every, 'step')}"
+            text += mostly_at(first_line(result, phase))
+            yield _fewer(bottleneck, text, "", {setting: str(every * FEWER)}, cost_s)
 
 
 def _pauses(result: ProfileResult) -> Iterator[Advice]:

@@ -25,7 +25,6 @@ LAP_STEPS = range(4, 51)
 """A run has a lap to warm up and three that are timed, of about a second each."""
 QUIET: Mapping[str, Any] = {
     "optim.warmup_steps": 0,
-    "watch.replicas_every": 0,
     "watch.sidecar": "off",
     "log.display": "none",
 }

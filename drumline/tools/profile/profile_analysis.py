@@ -307,9 +307,10 @@ def _rank_steps(
 
 def reductions_of(facts: RankFacts, num_calls: int) -> int:
     """How often a step with so many all-reduces of buckets reduces all gradients. With several
-    optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch."""
+    optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch; with one
+    pass, what is reduced besides is which parameters were used."""
     num_buckets = len(facts.bucket_bytes)
-    is_single = facts.num_models == 1 and facts.num_optimizers == 1
+    is_single = facts.num_models == 1 and facts.num_optimizers == 1 and facts.num_passes != 1
     if not is_single or num_buckets == 0 or num_calls % num_buckets:
         return 1
     return max(1, num_calls // num_buckets)

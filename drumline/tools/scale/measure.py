@@ -60,7 +60,12 @@ class SizedRuns:
     def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
         """Run it, with another batch if one is given, and read its profile."""
         last = WARM_UP + self.options.steps
-        changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
+        changed = {
+            **QUIET,
+            "watch.replicas_every": 0,
+            "train.steps": last + 1,
+            "log.profile": f"{WARM_UP}:{last}",
+        }
         named = plural(ranks, "rank")
         if batch is None:
             self.note(named)

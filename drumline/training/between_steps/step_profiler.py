@@ -30,6 +30,7 @@ ADVISABLE = (
     "model.activation_checkpointing",
     "optim.name",
     "log.every_steps",
+    "watch.replicas_every",
     "checkpoint.every",
 )
 """The settings that a profile records."""

@@ -53,6 +53,19 @@ def test_a_model_of_which_all_is_used_wastes_nothing() -> None:
     torch.testing.assert_close(model(SAMPLES).detach(), before)
 
 
+def test_each_micro_batch_is_a_pass_and_an_evaluation_is_none() -> None:
+    model = Body()
+    inspection = StepInspection([model])
+    inspection.start()
+    for _ in range(3):
+        model(SAMPLES).sum().backward()
+    with torch.no_grad():
+        model(SAMPLES)
+    inspection.stop()
+    assert inspection.num_passes == 3
+    assert StepInspection([model]).num_passes is None, "it has not looked"
+
+
 def test_the_same_input_again_is_named_with_its_line() -> None:
     model = Body()
 

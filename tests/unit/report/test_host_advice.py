@@ -255,6 +255,13 @@ def test_log_lines_evaluations_and_saves_get_longer_intervals() -> None:
     phases = {"log": 0.01, "forward": 0.08}
     logs = sampled(phases, communication_phases_s={"log": 0.01}, settings={"log.every_steps": "1"})
     assert (only(logs).bottleneck, only(logs).settings) == ("log", {"log.every_steps": "10"})
+    compared = sampled(
+        {"comparison of replicas": 0.02, "forward": 0.08}, settings={"watch.replicas_every": "1"}
+    )
+    assert only(compared).settings == {"watch.replicas_every": "10"}
+    assert only(compared).text == (
+        "comparisons of replicas take 20 ms of each 100 ms step, with one every 1 step"
+    )
     assert only(logs).cost_s == pytest.approx(0.02)
     assert only(logs).predicted_step_s == pytest.approx(STEP_S - 0.018)
     paused = sampled(

@@ -534,6 +534,8 @@ def test_how_often_a_step_reduces_all_gradients() -> None:
     )
     assert [reductions_of(facts, num_calls) for num_calls in (0, 2, 3, 12)] == [1, 1, 1, 6]
     assert reductions_of(replace(facts, num_models=2), 12) == 1, "the other one may have as many"
+    assert reductions_of(replace(facts, num_passes=6), 12) == 6
+    assert reductions_of(replace(facts, num_passes=1), 4) == 1, "which parameters were used"
     for num_optimizers in (2, None):
         facts = replace(facts, num_optimizers=num_optimizers)
         assert reductions_of(facts, 12) == 1, "each optimizer may have its own backward pass"
