@@ -119,7 +119,7 @@ class Collector:
         return from_json(dict[str, FileRecord], reply["files"])
 
     def _check_file(self, path: Path, record: FileRecord, writer: WritingRank) -> None:
-        if not _becomes_true(SEEN_S, lambda: path.is_file() and path.stat().st_size == record.size):
+        if not _becomes_true(lambda: path.is_file() and path.stat().st_size == record.size):
             raise CheckpointError(
                 f"{path.name}, which {writer} has written, is not in {path.parent} on {self.this_rank.host}: "
                 "the nodes do not share this folder",
@@ -142,7 +142,7 @@ def write_own_part(
         key, maker = messages.wait_for("open", "cancelled")
         if key == "cancelled":
             return
-        if not _becomes_true(SEEN_S, partial.is_dir):
+        if not _becomes_true(partial.is_dir):
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
             messages.send(f"part/{this_rank.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
@@ -164,9 +164,9 @@ def write_own_part(
         pass
 
 
-def _becomes_true(seconds: float, is_so: Callable[[], bool]) -> bool:
-    """Wait for a condition; False: it was not met in this time."""
-    deadline = time.monotonic() + seconds
+def _becomes_true(is_so: Callable[[], bool]) -> bool:
+    """Wait for a condition; False: it was not met in time."""
+    deadline = time.monotonic() + SEEN_S
     while not is_so():
         if time.monotonic() > deadline:
             return False

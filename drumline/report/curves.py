@@ -156,10 +156,9 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
     return [items[number * last // (most - 1)] for number in range(most)]
 
 
-def table_rows(
-    curves: Sequence[Curve],
-    most: int = TABLE_ROWS,
-) -> list[tuple[int, list[float | None]]]:
+def table_rows(curves: Sequence[Curve]) -> list[tuple[int, list[float | None]]]:
     """A few steps with the value of each curve at that step, or the last one before it."""
     steps = sorted({step for curve in curves for step in curve.steps})
-    return [(step, [curve.value_at(step) for curve in curves]) for step in evenly(steps, most)]
+    return [
+        (step, [curve.value_at(step) for curve in curves]) for step in evenly(steps, TABLE_ROWS)
+    ]

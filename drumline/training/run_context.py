@@ -124,9 +124,8 @@ class TaskHooks:
         if not self.hooks:
             return
 
-        def copied(
-            tensor: Tensor,
-        ) -> Tensor:  # a shard is read on the host; it goes where the parameters are
+        def copied(tensor: Tensor) -> Tensor:
+            # A shard is read on the host; it goes where the parameters are.
             device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
             return tensor.to(device, copy=True)
 

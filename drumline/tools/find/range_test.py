@@ -158,9 +158,8 @@ def _losses(job: Job, config: Config, options: RangeOptions) -> Iterator[float]:
         rates.set(number, options.steps)
         train_step(step)
         loss, weight, *_ = all_sum(job.meter.take()).tolist()
-        yield (
-            loss / weight if weight else math.nan
-        )  # with `--train.on_nan skip` a step that is left out counts nothing
+        # With `--train.on_nan skip` a step that is left out counts nothing.
+        yield loss / weight if weight else math.nan
 
 
 def endless(loader: AnyLoader) -> Iterator[Step]:

@@ -121,9 +121,9 @@ class NonFinite:
         weights are too large, the next batch shows it, too."""
         job = self._job
         parameter = first_non_finite(dict(job.model.named_parameters()))
-        if (
-            job.sharded is not None
-        ):  # a forward pass is collective: either all ranks run one, or none
+        # A forward pass is then collective: either all ranks run one, or none.
+        is_sharded = job.sharded is not None
+        if is_sharded:
             parameter = next(filter(None, gather_json(parameter)), None)
         if parameter is not None:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
@@ -133,7 +133,7 @@ class NonFinite:
         reasons: list[str] = []
         # The task's code runs here: an error in it must not hide the NaN, unless other ranks wait
         # in its forward pass.
-        with nullcontext() if job.sharded is not None else suppress(Exception):
+        with nullcontext() if is_sharded else suppress(Exception):
             if isinstance(job.loader, IndexedLoader):
                 num_before = step - self._read_step - 1
                 batches = job.loader.batches_after(self._read_cursor, num_before)
