@@ -97,8 +97,6 @@ class Rule:
     """The language of the snippets: python, shell or yaml."""
     only_distributed: bool = True
     """Whether it applies only to code that runs in several processes."""
-    needs_ranks: bool = False
-    """Whether it is a note where the program may be one process."""
     in_tests: bool = True
     """Whether it applies to tests, which run for seconds, on one host, with their own files."""
     fixable: bool = False
@@ -144,7 +142,6 @@ def rule(
     number: str,
     *,
     only_distributed: bool = True,
-    needs_ranks: bool = False,
     in_tests: bool = True,
 ) -> Rule:
     """The rule with this number, with its texts from rules/rules.md."""
@@ -159,7 +156,6 @@ def rule(
         good=section["good"] or "",
         language=_LANGUAGES.get(section["language"], "python"),
         only_distributed=only_distributed,
-        needs_ranks=needs_ranks,
         in_tests=in_tests,
         fixable=bool(section["fixable"]),
         **texts,

@@ -28,9 +28,8 @@ from drumline_lint.flow.distributed import (
     distributed_sources,
     projects,
     speaks_of_ranks,
-    surely_starts_ranks,
 )
-from drumline_lint.flow.unused import unused_lines
+from drumline_lint.levels import Evidence, evidence_of, is_run, is_set_aside, limited
 from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
@@ -46,8 +45,6 @@ RuleModules = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
 FEW_FILES = 100
 """So few are not worth a process."""
-_SET_ASIDE = set("archive archived backup backups deprecated legacy obsolete old rubbish".split())
-"""Folders of code that nobody runs any more: what is found there is a note."""
 
 
 def no_progress(doing: str, number: int, count: int) -> None:
@@ -321,39 +318,38 @@ def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
-    """The findings of a rule in a file. In a test, and in code that nothing runs, they are notes; where
-    one process may be all there is, nothing is more than a warning, or than a note for rules that
-    need several."""
+    """The findings of a rule in a file. In a test, and in code that nothing runs, they are notes;
+    elsewhere they are what their evidence allows."""
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        severity = finding.severity
-        if source.is_test or _is_unused(program, source, finding.place):
-            severity = Severity.NOTE
-        elif severity is not Severity.NOTE and not surely_starts_ranks(program, source):
-            severity = Severity.NOTE if module.RULE.needs_ranks else Severity.WARNING
-        yield replace(finding, severity=severity)
+        if is_run(program, source, finding):
+            yield limited(finding, module.RULE, evidence_of(program, source))
+        else:
+            yield replace(finding, severity=Severity.NOTE)
 
 
-def _is_unused(program: Program, source: Source, place: Place) -> bool:
-    is_here = place.path == str(source.path)
-    return is_here and any(place.line in lines for lines in unused_lines(program, source))
+def findings_of_script(module: Any, script: Script) -> Iterator[Finding]:
+    """A script says itself how many processes it starts."""
+    for finding in module.check_shell(script):
+        yield limited(finding, module.RULE, Evidence.COMPLETE)
 
 
 def _check_scripts(results: Results, scripts: list[Script], rules: RuleModules) -> None:
     for script in scripts:
         for number, module in rules.items():
             if hasattr(module, "check_shell"):
-                _run_rule(results, number, script.path, lambda: module.check_shell(script))  # noqa: B023
+                find = functools.partial(findings_of_script, module, script)
+                _run_rule(results, number, script.path, find)
 
 
 def _run_rule(
     results: Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
 ) -> None:
-    is_set_aside = not _SET_ASIDE.isdisjoint(part.lower() for part in path.parts[-6:-1])
+    is_old = is_set_aside(path)
     try:
         results.findings += (
-            replace(finding, severity=Severity.NOTE) if is_set_aside else finding
+            replace(finding, severity=Severity.NOTE) if is_old else finding
             for finding in question()
         )
     except Exception as error:

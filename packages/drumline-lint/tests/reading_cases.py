@@ -9,7 +9,12 @@ from pathlib import Path
 
 from drumline_lint.findings import Finding
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.linter import documents_by_path, findings_of, launches_by_file
+from drumline_lint.linter import (
+    documents_by_path,
+    findings_of,
+    findings_of_script,
+    launches_by_file,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Source
@@ -66,7 +71,7 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
                     found += findings_of(module, program, source)
         if hasattr(module, "check_shell"):
             for script in scripts:
-                found += module.check_shell(script)
+                found += findings_of_script(module, script)
     return found
 
 

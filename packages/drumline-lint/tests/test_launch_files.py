@@ -171,6 +171,7 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=0)
+print(parser.parse_args().local_rank)
 """
 
 

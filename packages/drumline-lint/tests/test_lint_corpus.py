@@ -43,7 +43,6 @@ COUNTS = {
     "parts-of-data": 3,
     "set-epoch-missing": 2,
     "shuffle-beside-sampler": 2,
-    "too-many-threads": 1,
     "unguarded-save": 4,
     "wrapped-model-on-some-ranks": 2,
     "wrapped-state-dict": 5,

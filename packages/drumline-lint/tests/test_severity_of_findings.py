@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from drumline_lint.findings import Severity
+from drumline_lint.levels import Evidence, limited
+from drumline_lint.reading.source import Source
+from drumline_lint.rules import all_rules
 from reading_cases import findings_in
 
 IMPORTS = "import os\nimport torch\nimport torch.distributed as dist\n"
@@ -108,10 +114,10 @@ SEVERITIES = {
     "the same data in the same order": (
         "DL003",
         SAME_DATA.replace("loader =", "torch.manual_seed(0)\nloader =", 1),
-        Severity.ERROR,
+        Severity.WARNING,
     ),
     "the same data in an order of each rank": ("DL003", SAME_DATA, Severity.WARNING),
-    "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.ERROR),
+    "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.WARNING),
     "a barrier of rank 0": (
         "DL017",
         START + "if dist.get_rank() == 0:\n    dist.barrier()\n",
@@ -261,7 +267,7 @@ SEVERITIES = {
     "a timeout of a wrong type": (
         "DL025",
         START.replace("'nccl'", "'nccl', timeout=60"),
-        Severity.ERROR,
+        Severity.WARNING,
     ),
     "a folder where a group is begun on demand": (
         "DL046",
@@ -386,8 +392,15 @@ SEVERITIES = {
     "a tracker of several ranks": ("DL023", TRACKED, Severity.WARNING),
     "a flag under torchrun": (
         "DL056",
-        "# torchrun train.py\n" + START + "parser.add_argument('--local_rank')\n",
+        "# torchrun train.py\n"
+        + START
+        + "parser.add_argument('--local_rank')\nprint(parser.parse_args().local_rank)\n",
         Severity.WARNING,
+    ),
+    "a flag under torchrun that nothing reads": (
+        "DL056",
+        "# torchrun train.py\n" + START + "parser.add_argument('--local_rank')\n",
+        Severity.NOTE,
     ),
 }
 
@@ -401,7 +414,7 @@ def test_the_severity(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "severity"), [("mean", Severity.NOTE), ("gathered", Severity.ERROR)]
+    ("used", "severity"), [("mean", Severity.NOTE), ("gathered", Severity.WARNING)]
 )
 def test_a_function_that_a_used_file_keeps_for_nobody(used: str, severity: Severity) -> None:
     gather = (
@@ -537,3 +550,42 @@ def test_an_error_needs_a_program_that_surely_has_ranks(
     text += "    if dist.get_rank() == 0:\n        dist.barrier()\n"
     findings = findings_in((("case.py", text), ("run.sh", script)))
     assert [each.severity for each in findings if each.rule == "DL017"] == [severity]
+
+
+SAVED = IMPORTS + "def save(net):\n    torch.save(net.state_dict(), 'last.pt')\n"
+TRAINED = START + "import helper\nhelper.save(net)\n"
+PLAIN = "import helper\nhelper.save(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "severity"),
+    [
+        ({"train.py": TRAINED}, Severity.WARNING),
+        ({"train.py": TRAINED, "second.py": TRAINED}, Severity.NOTE),
+        ({"train.py": TRAINED, "export.py": PLAIN}, Severity.NOTE),
+    ],
+)
+def test_a_file_of_several_programs_has_notes(others: dict[str, str], severity: Severity) -> None:
+    findings = findings_in((("helper.py", SAVED), *others.items()))
+    assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence", "severity"),
+    [
+        ("DL017", Evidence.COMPLETE, Severity.ERROR),
+        ("DL017", Evidence.PERHAPS_ONE_PROCESS, Severity.WARNING),
+        ("DL014", Evidence.COMPLETE, Severity.WARNING),
+        ("DL014", Evidence.SEVERAL_PROGRAMS, Severity.NOTE),
+        ("DL042", Evidence.SEVERAL_PROGRAMS, Severity.WARNING),
+        ("DL042", Evidence.PERHAPS_ONE_PROCESS, Severity.NOTE),
+        ("DL005", Evidence.PERHAPS_ONE_PROCESS, Severity.WARNING),
+    ],
+)
+def test_no_finding_is_more_than_its_rule_has_earned(
+    rule: str, evidence: Evidence, severity: Severity
+) -> None:
+    docs = all_rules()[rule].RULE
+    where = Source(Path("case.py"), "pass\n", ast.parse("pass\n"))
+    finding = docs.at(where, where.tree.body[0], "", severity=Severity.ERROR)
+    assert limited(finding, docs, evidence).severity is severity

@@ -57,7 +57,7 @@ SEVERITIES = {
     "a value behind a blank, of a variable that is read": (
         "DL132",
         "OUT = runs\ntorchrun --nproc-per-node=8 ddp.py --out $OUT\n",
-        Severity.ERROR,
+        Severity.WARNING,
     ),
     "a launcher that a script leaves in the background, under nohup": (
         "DL119",
@@ -73,17 +73,6 @@ SEVERITIES = {
         "DL119",
         "nohup torchrun --nproc-per-node=8 ddp.py\n",
         Severity.WARNING,
-    ),
-    "threads for every core, of eight ranks": (
-        "DL128",
-        "export OMP_NUM_THREADS=$(nproc)\ntorchrun --nproc-per-node=8 ddp.py\n",
-        Severity.NOTE,
-    ),
-    "many more threads than CPUs": (
-        "DL128",
-        "#SBATCH --cpus-per-task=2\nexport OMP_NUM_THREADS=8\n"
-        "srun torchrun --nproc-per-node=8 ddp.py\n",
-        Severity.NOTE,
     ),
     "the number of GPUs after deepspeed's script": (
         "DL112",

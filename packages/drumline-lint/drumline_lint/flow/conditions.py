@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.program import ranks
@@ -12,6 +13,8 @@ from drumline_lint.program.tree import ancestors, block_of, called_name, last_na
 from drumline_lint.program.value import ConstantValue, RankTest
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_OPTION = re.compile(r"(^|\W)(args|opts?|cfg|config|options|flags|hparams|params|self\.config)\b")
+_DEBUGGING = re.compile(r"debug|dry_?run|test|profil|inspect|only")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
 
@@ -51,6 +54,16 @@ def _asks_for_other(test: ast.expr) -> bool:
         return is_constant and not is_number
     name = test.operand if isinstance(test, ast.UnaryOp) else test
     return isinstance(name, (ast.Name, ast.Attribute)) and last_name(name) in ("gpu", "gpu_id")
+
+
+def names_option(written: str) -> bool:
+    return _OPTION.search(written) is not None
+
+
+def asks_for_debugging(test: ast.expr) -> bool:
+    """`args.debug`: what is wrong there is so in a run that looks for something else."""
+    written = ast.unparse(test).lower()
+    return names_option(written) and _DEBUGGING.search(written) is not None
 
 
 def conditions(
@@ -99,6 +112,11 @@ def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
         return [part for operand in test.values for part in split_condition(operand, holds)]
     return [(test, holds)]
+
+
+def is_for_debugging(program: Program, node: ast.AST) -> bool:
+    held = conditions(program, node, with_exits=False)
+    return any(asks_for_debugging(test) for test, holds in held if holds)
 
 
 def early_exits_before(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:

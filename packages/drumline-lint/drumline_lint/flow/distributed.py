@@ -152,24 +152,29 @@ def has_several_nodes(program: Program, source: Source) -> bool:
     return nodes > 1 if nodes else _NODES.search(source.text) is not None
 
 
-# Code that starts its ranks itself, or takes their numbers from a scheduler.
-_STARTS_RANKS = re.compile(
+# Code that may start its ranks itself, or take their numbers from a scheduler.
+_MAY_START_RANKS = re.compile(
     r"\bspawn\(|Process\(|start_processes|subprocess|submitit|launcher\(|\blaunch\(|SLURM_|OMPI_|MPI"
 )
-_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_SPAWNS = ("spawn", "start_processes", "launch")
+_OF_LAUNCHERS = "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
 
 
 def _is_started_alone(program: Program, source: Source) -> bool:
     """Whether scripts or a README start it, and each with one process."""
     started = program.starts_of(source)
     spawns = next(program.calls(source, _SPAWN), None) is not None
-    is_plain = bool(started) and not _start_ranks(program, connected(program, source))
+    is_plain = bool(started) and not any(
+        _MAY_START_RANKS.search(file.text) or _starts_ranks(program, file)
+        for file in connected(program, source)
+    )
     return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
 def _starts_ranks(program: Program, source: Source) -> bool:
-    """Whether a file starts ranks, or cannot run without a launcher."""
-    if _STARTS_RANKS.search(source.text) or any(_joins(program, source)):
+    """Whether a file surely starts ranks, or cannot run without a launcher."""
+    starts = (call for name in _SPAWNS for call in program.index(source).calls.get(name, ()))
+    if any(is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)):
         return True
     return any(
         isinstance(read.slice, ast.Constant)
@@ -183,31 +188,40 @@ def _starts_ranks(program: Program, source: Source) -> bool:
 
 def surely_starts_ranks(program: Program, source: Source) -> bool:
     """Whether its program cannot run as one process, or is started with several: else the ranks
-    are what a user may choose. What is wrong without any ranks is so, too."""
+    are what a user may choose."""
     return _surely_start_ranks(program, connected(program, source))
 
 
 @cached_query
 def _surely_start_ranks(program: Program, component: frozenset[Source]) -> bool:
-    if not any(map(speaks_of_ranks, component)) or _start_ranks(program, component):
-        return True
-    started = [launch for file in component for launch in program.starts_of(file)]
+    return any(_starts_ranks(program, file) or _is_launched(program, file) for file in component)
+
+
+def _is_launched(program: Program, source: Source) -> bool:
+    """Whether a script or a README starts it as several processes."""
     return any(
         launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
-        for launch in started
+        for launch in program.starts_of(source)
+    )
+
+
+def is_of_one_program(program: Program, source: Source) -> bool:
+    """Whether a single file that nothing else imports runs it, and has several processes."""
+    main_files = _main_files_by_source(program)[source]
+    return len(main_files) == 1 and any(
+        starts_ranks(program, main_file) or _is_launched(program, main_file)
+        for main_file in main_files
     )
 
 
 @cached_query
-def _start_ranks(program: Program, component: frozenset[Source]) -> bool:
-    return any(_starts_ranks(program, file) for file in component)
-
-
-def _joins(program: Program, source: Source) -> Iterator[ast.Call]:
-    """The calls that join a group in any case, which needs a launcher."""
-    for init in program.calls(source, INIT):
-        if is_always_run(program, init):
-            yield init
+def _main_files_by_source(program: Program) -> dict[Source, list[Source]]:
+    main_files: dict[Source, list[Source]] = {source: [] for source in program.sources}
+    for main_file in program.sources:
+        if _is_main_file(program, main_file):
+            for source in _run_by(program, [main_file]):
+                main_files[source].append(main_file)
+    return main_files
 
 
 def is_always_run(program: Program, call: ast.Call) -> bool:

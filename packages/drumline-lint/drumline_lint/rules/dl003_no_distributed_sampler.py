@@ -34,7 +34,7 @@ from drumline_lint.training.loaders import (
     training_loops,
 )
 
-RULE = rule("DL003", needs_ranks=True)
+RULE = rule("DL003")
 _PLAIN = tuple(
     f"torch.utils.data.{name}Sampler"
     for name in ("Random", "Sequential", "SubsetRandom", "WeightedRandom")
@@ -66,7 +66,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             # unseeded, each rank has an order of its own: then it is a larger batch at random
             is_seeded = not _is_shuffled(program, call) or any_text_near(program, source, "seed")
             severity = None if is_seeded else Severity.WARNING
-            if not is_of_ranks(program, source):
+            # whoever divides other data has reasons not to divide this
+            is_divided_elsewhere = any_text_near(program, source, "DistributedSampler")
+            if is_divided_elsewhere or not is_of_ranks(program, source):
                 severity = Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
 

@@ -25,7 +25,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import is_of_part
 from drumline_lint.training.saves import Save, is_own, saves, severity_of_race
 
-RULE = rule("DL014", needs_ranks=True, in_tests=False)
+RULE = rule("DL014", in_tests=False)
 _MODEL = re.compile(r"(^|_)(model|net|network|ddp|state_dict)$")
 _WRITES = ("write", "writelines", "dump", "writerow", "writerows")
 _GATHERED = (
@@ -63,7 +63,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             to = "the same file" if path is None else source.code(path)
             message = f"every rank opens {to} for writing, and all write to it at the same time"
             is_part = is_of_ranks(program, source) and _writes_part(program, call)
-            severity = Severity.WARNING if is_part else Severity.NOTE
+            is_replaced = not _appends(call)
+            severity = Severity.WARNING if is_part and is_replaced else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
 
 
@@ -103,6 +104,12 @@ def _writes_part(program: Program, call: ast.Call) -> bool:
     block = _block_of(call)
     writes = [inner for inner in nodes_in(block, ast.Call) if called_name(inner) in _WRITES]
     return any(is_of_part(program, write.args[0]) for write in writes if write.args)
+
+
+def _appends(call: ast.Call) -> bool:
+    """`open(path, "a")`: a line of each rank, and none is lost."""
+    mode = argument(call, 1, "mode")
+    return isinstance(mode, ast.Constant) and "a" in str(mode.value)
 
 
 def _block_of(call: ast.Call) -> ast.AST:

@@ -32,6 +32,7 @@ _STRIPPING = re.compile(
     r"\[7:\]|(?:len|replace|removeprefix|lstrip|split)\([\"']module|consume_prefix_in_state"
 )
 
+_OTHER_STATES = ("optim", "sched", "scaler", "sampler", "loader")
 # Methods that give the model that they are called on.
 _GIVING_MODEL = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16")
 
@@ -128,8 +129,11 @@ def _expects_prefix(program: Program) -> bool:
 
 
 def _loads(program: Program) -> list[ast.Call]:
+    """What loads the state of a model."""
     indexes = [program.index(source) for source in program.sources]
-    return [call for index in indexes for call in index.calls.get("load_state_dict", ())]
+    calls = [call for index in indexes for call in index.calls.get("load_state_dict", ())]
+    owners = [(call, ast.unparse(call.func).lower()) for call in calls]
+    return [call for call, owner in owners if not any(word in owner for word in _OTHER_STATES)]
 
 
 def _is_compiled(program: Program, model: ast.expr) -> bool:

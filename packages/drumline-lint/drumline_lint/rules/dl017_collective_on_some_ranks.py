@@ -14,6 +14,7 @@ from drumline_lint.flow.collectives import (
     short_name,
     who_calls,
 )
+from drumline_lint.flow.conditions import is_for_debugging
 from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.some_ranks import calls_under_rank_tests
 from drumline_lint.program.program import Program
@@ -37,6 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if is_own and not has_counterpart(program, call, name):
                 # `rank < n` may choose all of them
                 is_certain = all(test.is_main is not None for test in tests)
+                is_certain = is_certain and not is_for_debugging(program, call)
                 is_sure = is_certain and _is_seen_here(program, name, chain)
                 severity = None if is_sure else Severity.NOTE
                 yield RULE.at(

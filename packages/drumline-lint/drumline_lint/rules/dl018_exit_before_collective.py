@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, short_name
 from drumline_lint.flow.conditions import (
     ENDING_CALLS,
+    asks_for_debugging,
     conditions,
+    names_option,
     rank_tests,
     rank_tests_at,
     rest_of_block,
@@ -27,8 +28,6 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
 
 RULE = rule("DL018")
-_OPTION = re.compile(r"(^|\W)(args|opts?|cfg|config|options|flags|hparams|params|self\.config)\b")
-_DEBUGGING = re.compile(r"debug|dry_?run|test|profil|inspect|only")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -83,11 +82,10 @@ def _is_computed(exit_: ast.stmt, test: ast.expr) -> bool:
     if loop is None:
         return False
     set_there = _assigned_in(loop)
-    written = ast.unparse(test).lower()
-    if not _OPTION.search(written):
-        set_there |= _names(loop.target) if isinstance(loop, ast.For) else set()
-    elif _DEBUGGING.search(written):
+    if asks_for_debugging(test):
         return False
+    if not names_option(ast.unparse(test).lower()):
+        set_there |= _names(loop.target) if isinstance(loop, ast.For) else set()
     return not set_there.isdisjoint(_names(test))
 
 
@@ -102,7 +100,7 @@ def _assigned_in(loop: ast.AST) -> set[str]:
         call.func.value for call in nodes_in(loop, ast.Call) if isinstance(call.func, ast.Attribute)
     ]
     names = {name for part in (*targets, *changed) for name in _names(part)}
-    return {name for name in names if not _OPTION.search(name.lower())}
+    return {name for name in names if not names_option(name.lower())}
 
 
 def _who_leaves(program: Program, exit_: ast.stmt) -> str:

@@ -15,7 +15,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import nodes_in
 from drumline_lint.reading.source import Source
 
-RULE = rule("DL023", needs_ranks=True, in_tests=False)
+RULE = rule("DL023", in_tests=False)
 _TRACKERS = (
     "wandb.init mlflow.start_run neptune.init_run comet_ml.Experiment swanlab.init aim.Run".split()
 )

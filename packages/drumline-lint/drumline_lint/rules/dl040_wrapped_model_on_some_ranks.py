@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, has_group, who_calls
-from drumline_lint.flow.conditions import are_exclusive, rank_tests_at
+from drumline_lint.flow.conditions import are_exclusive, is_for_debugging, rank_tests_at
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import calls_made_in, has_gradients_off, is_backward
@@ -66,7 +66,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             following = _following_collectives(program, call)
             is_sure = effect != "broadcast" or (_has_buffers(program, model) and following != [])
             is_seen = running is call or model in call.args or bool(following)
-            is_seen = is_seen and is_of_ranks(program, source)
+            is_seen = (
+                is_seen and is_of_ranks(program, source) and not is_for_debugging(program, call)
+            )
             severity = None if is_sure and is_seen else Severity.NOTE
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 

@@ -29,7 +29,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part, trains_together
 from drumline_lint.training.seeds import is_seeded_alike
 
-RULE = rule("DL045", needs_ranks=True)
+RULE = rule("DL045")
 _DRAWN = "its own random numbers"
 _OWN_CALLS = {
     "time.time": "its own clock",

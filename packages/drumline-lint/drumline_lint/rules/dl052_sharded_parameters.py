@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.guards import guards, is_main_only
 from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
@@ -41,7 +41,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             "it updates tensors that the model no longer uses"
         )
         fix = "make the optimizer after the model is sharded"
-        yield RULE.at(source, optimizer, message, fix=fix)
+        yield RULE.at(source, optimizer, message, fix=fix, severity=Severity.WARNING)
     yield from _clipped_shards(program, source)
     near = calls_near(program, source, FSDP[0])
     if near and not calls_near(program, source, DDP):  # a flag chooses between the two
@@ -69,10 +69,10 @@ def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
         fix = "pass sync_module_states=True, which broadcasts the weights of rank 0"
         if of_model and all(is_main_only(guards(program, load)) for load in of_model):
             message = "only rank 0 has loaded the weights, and the other ranks shard random ones"
-            yield RULE.at(source, call, message, fix=fix)
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
         elif not loads and _is_drawn_by_rank(program, call):
             message = "each rank has drawn other weights, and the shards are of different models"
-            yield RULE.at(source, call, message, fix=fix)
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
 
 
 def _calls_near(program: Program, source: Source, name: str) -> list[ast.Call]:
@@ -166,7 +166,7 @@ def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
         if is_of_optimizer and is_main_only(guards(program, save.call)):
             message = "rank 0 saves the optimizer's state of its own shards only"
             fix = "gather it on every rank with FSDP.optim_state_dict, then save on rank 0"
-            yield RULE.at(source, save.call, message, fix=fix)
+            yield RULE.at(source, save.call, message, fix=fix, severity=Severity.WARNING)
 
 
 def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:

@@ -28,7 +28,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         message = f"torchrun passes no {flags[0]}: it keeps its default on every rank"
         is_started = any(launch.kind == TORCHRUN for launch in program.launches_of(source))
         is_torchrun = is_started or "torchrun" in source.text
-        is_sure = is_torchrun and not framework(program, source)
+        is_sure = is_torchrun and not framework(program, source) and _is_used(program, source)
         severity = None if is_sure else Severity.NOTE
         yield RULE.at(source, call, message, severity=severity)
 
@@ -36,3 +36,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _reads_variable(program: Program, source: Source) -> bool:
     words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
     return any(word in near.text for near in connected(program, source) for word in words)
+
+
+def _is_used(program: Program, source: Source) -> bool:
+    """Whether something reads `args.local_rank`."""
+    return any(
+        attribute.attr == "local_rank" and isinstance(attribute.ctx, ast.Load)
+        for near in connected(program, source)
+        for attribute in program.index(near).every(ast.Attribute)
+    )

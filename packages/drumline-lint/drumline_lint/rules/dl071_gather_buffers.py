@@ -79,7 +79,8 @@ def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator
     function = source.code(scope_of(call)) if enclosing_function(call) else source.text
     if tensor is None or any(word in function for word in ("pad", "max(", "all_gather_object")):
         return
-    if any(_makes_uneven(program, part) for part in pieces(program, tensor)):
+    here = [part for part in pieces(program, tensor) if program.source_of(part) is source]
+    if any(_makes_uneven(program, part) for part in here):
         message = f"{source.code(tensor)} has its own length on each rank, and all_gather needs one"
         fix = "gather the lengths first, and pad to the longest"
         yield RULE.at(source, call, message, fix=fix)

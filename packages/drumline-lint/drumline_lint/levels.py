@@ -1,0 +1,94 @@
+"""How severe a finding may be: by how much of its evidence is seen, and by how often its rule was
+right in public repositories (`benchmarks/judged`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import (
+    framework,
+    is_of_one_program,
+    speaks_of_ranks,
+    starts_ranks,
+    surely_starts_ranks,
+)
+from drumline_lint.flow.unused import unused_lines
+from drumline_lint.program.imports import connected
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+
+
+class Evidence(IntEnum):
+    """What is seen of the processes that run a file."""
+
+    PERHAPS_ONE_PROCESS = 0
+    """Whether there are several is what a user chooses."""
+    SEVERAL_PROGRAMS = 1
+    """Programs of several processes run it, and others may, too."""
+    COMPLETE = 2
+    """One program runs it, which surely has several processes."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The highest severity of a rule's findings, by evidence."""
+
+    perhaps_one_process: Severity
+    several_programs: Severity
+    complete: Severity
+
+    def at(self, evidence: Evidence) -> Severity:
+        return (self.perhaps_one_process, self.several_programs, self.complete)[evidence]
+
+
+# The level of a rule in rules.md says what its findings have earned. An error: at least 95% of those
+# that were judged are right, or what is reported always fails.
+_OF_ERRORS = Ceiling(Severity.WARNING, Severity.WARNING, Severity.ERROR)
+# Of all others, too few were right where not all evidence was seen.
+_OF_OTHERS = Ceiling(Severity.NOTE, Severity.NOTE, Severity.WARNING)
+_WITH_LESS_EVIDENCE = {
+    # right with any number of processes: 54 of 62
+    "DL005": Ceiling(Severity.WARNING, Severity.WARNING, Severity.WARNING),
+    # right also where other files start the ranks: 29 of 37, and 19 of 32 of earlier forms
+    "DL042": Ceiling(Severity.NOTE, Severity.WARNING, Severity.WARNING),
+    "DL061": Ceiling(Severity.NOTE, Severity.WARNING, Severity.WARNING),
+}
+_SET_ASIDE = set("archive archived backup backups deprecated legacy obsolete old rubbish".split())
+"""Folders of code that nobody runs any more."""
+
+
+def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
+    """The finding with the severity that its rule has earned on such evidence."""
+    usual = _OF_ERRORS if rule.severity is Severity.ERROR else _OF_OTHERS
+    ceiling = _WITH_LESS_EVIDENCE.get(rule.id, usual).at(evidence)
+    return replace(finding, severity=min(finding.severity, ceiling, key=lambda each: each.weight))
+
+
+def is_set_aside(path: Path) -> bool:
+    return not _SET_ASIDE.isdisjoint(part.lower() for part in path.parts[-6:-1])
+
+
+def evidence_of(program: Program, source: Source) -> Evidence:
+    """What is wrong in a program that does not name ranks is so with any number of them; and a
+    framework starts its processes itself."""
+    is_of_framework = bool(framework(program, source))
+    if not any(map(speaks_of_ranks, connected(program, source))):
+        return Evidence.COMPLETE
+    if is_of_framework and (starts_ranks(program, source) or not speaks_of_ranks(source)):
+        return Evidence.COMPLETE
+    if not surely_starts_ranks(program, source):
+        return Evidence.PERHAPS_ONE_PROCESS
+    is_complete = starts_ranks(program, source) or is_of_one_program(program, source)
+    return Evidence.COMPLETE if is_complete else Evidence.SEVERAL_PROGRAMS
+
+
+def is_run(program: Program, source: Source, finding: Finding) -> bool:
+    """Whether it is no test, and something in the program names the function that it is in."""
+    place = finding.place
+    is_unused = place.path == str(source.path) and any(
+        place.line in lines for lines in unused_lines(program, source)
+    )
+    return not source.is_test and not is_unused
