@@ -156,7 +156,7 @@ def has_several_nodes(program: Program, source: Source) -> bool:
 _MAY_START_RANKS = re.compile(
     r"\bspawn\(|Process\(|start_processes|subprocess|submitit|launcher\(|\blaunch\(|SLURM_|OMPI_|MPI"
 )
-_SPAWNS = ("spawn", "start_processes", "launch")
+_SPAWNS = ("spawn", "start_processes")
 _OF_LAUNCHERS = "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
 
 
