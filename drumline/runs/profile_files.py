@@ -247,8 +247,10 @@ class RankFacts:
     """The line that runs a profiler of torch in the steps before; in the profiled ones that records
     nothing."""
     slow_modes: tuple[str, ...] = ()
-    """What slows each operation or each call of Python in the steps before, as anomaly detection does;
-    in the profiled ones it is off."""
+    """What slows each operation or each call of Python, as anomaly detection does; in the profiled
+    steps it is off."""
+    slow_modes_s: float = 0.0
+    """How much longer steps before the profiled ones were with these, and with `own_profiler`."""
     tracers: tuple[str, ...] = ()
     """The same, of what cannot be turned off for some steps."""
     stacks: StackSamples = field(default_factory=StackSamples)

@@ -1,6 +1,6 @@
 """Modes that slow down each operation, or each call of Python: anomaly detection, debuggers, coverage,
 cProfile. What one of them costs is spread over a whole step, so no line of a profile shows it: they
-are off in the profiled steps, and the steps before show what they take.
+are off in the profiled steps, and in half of those before, which shows what they take.
 """
 
 from __future__ import annotations
@@ -35,18 +35,24 @@ class SlowModes:
         # torch's context managers look the function up here at each call.
         setattr(torch, "set_anomaly_enabled", self._change_anomaly)  # noqa: B010
 
+    def are_on(self) -> bool:
+        """Whether one has been on."""
+        if sys.gettrace():
+            self.names[f"sys.settrace, which {FOLLOWS}"] = None
+        if sys.getprofile():
+            self.names[f"sys.setprofile, as of cProfile, which {FOLLOWS}"] = None
+        return bool(self.names)
+
     def silence(self) -> None:
+        self._is_silent = True
         if torch.is_anomaly_enabled():
             checks = torch.is_anomaly_check_nan_enabled()
             self._turn_on.append(partial(self._set_anomaly, True, checks))
             self._set_anomaly(False)
-        self._is_silent = True
         if tracer := sys.gettrace():
-            self.names[f"sys.settrace, which {FOLLOWS}"] = None
             self._turn_on.append(partial(sys.settrace, tracer))
             sys.settrace(None)
         if follower := sys.getprofile():
-            self.names[f"sys.setprofile, as of cProfile, which {FOLLOWS}"] = None
             self._turn_on.append(_end_following(follower))
 
     def resume(self) -> None:

@@ -95,7 +95,8 @@ TORCH = str(Path(torch.__file__).parent)
 class TraceCapture:
     """Call `begin_step` at the start of every step until `is_done`. Steps before the first one that
     is profiled are timed, to know what profiling costs; in the last of them the profiler warms
-    up."""
+    up. Where the user's code has profilers or modes that slow each operation, half of the steps
+    before are without these, as the profiled ones."""
 
     def __init__(
         self,
@@ -115,6 +116,8 @@ class TraceCapture:
         self._timed_from: tuple[int, float] | None = None
         """The step from which on steps without the profiler are timed, and when it began."""
         self._unprofiled_s: float | None = None
+        self._with_modes_s: float | None = None
+        """Of the steps before, with what is off in the others; None: there is none."""
         self._loading_s = 0.0
         """How long the loop waited for batches."""
         self._loading_cpu_s = 0.0
@@ -171,7 +174,11 @@ class TraceCapture:
         elif number == first - 1:
             self._prepare()
         elif number == 1:  # the first step compiles, allocates and connects
-            self._timed_from = (number, self._now() - self._paused_s)
+            self._begin_timing()
+        elif number == first // 2 and (self._others.line or self._slow_modes.are_on()):
+            self._with_modes_s = self._timed_step_s()
+            self._silence()
+            self._begin_timing()
 
     def add_pause(self, reason: str, began_ns: int, ended_ns: int) -> None:
         """After the present step the loop did something else than train."""
@@ -199,10 +206,11 @@ class TraceCapture:
             self._number += 1
             self._range.__exit__(None, None, None)
             self._stop()
-        elif self._inspection is not None:  # no step came after the one that prepares
-            self._inspection.stop()
-            self._others.resume()
+        elif not self.is_done:
+            if self._inspection is not None:  # no step came after the one that prepares
+                self._inspection.stop()
             self._slow_modes.resume()
+            self._others.resume()
 
     def collect(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders
@@ -239,14 +247,29 @@ class TraceCapture:
         if self._is_gpu:
             torch.cuda.synchronize()
 
+    def _begin_timing(self) -> None:
+        """Time the steps from here on."""
+        self._timed_from = (self._number, self._now() - self._paused_s)
+
+    def _timed_step_s(self) -> float | None:
+        """The mean of these steps; None: they are too few."""
+        if self._timed_from is None:
+            return None
+        number, began_s = self._timed_from
+        num_steps = self._number - number
+        if num_steps < FEWEST_TIMED:
+            return None
+        return (self._now() - self._paused_s - began_s) / num_steps
+
+    def _silence(self) -> None:
+        """What the user's code has of profilers and slow modes is off."""
+        self._slow_modes.silence()
+        self._others.silence()
+
     def _prepare(self) -> None:
         """In the last step before those that are profiled: load the profiler."""
         quiet_profiler()
-        if self._timed_from is not None:
-            number, began_s = self._timed_from
-            num_steps = self._number - number
-            if num_steps >= FEWEST_TIMED:
-                self._unprofiled_s = (self._now() - self._paused_s - began_s) / num_steps
+        self._unprofiled_s = self._timed_step_s()
 
         activities = [ProfilerActivity.CPU]
         if self._is_gpu:
@@ -254,8 +277,7 @@ class TraceCapture:
 
         # Not with acc_events: torch would make a Python object of every event, for a minute where a
         # step has 20,000 operations.
-        self._slow_modes.silence()
-        self._others.silence()
+        self._silence()
         with self._others.ours():
             self._profiler = profile(activities=activities)
             self._profiler.prepare_trace()
@@ -308,8 +330,8 @@ class TraceCapture:
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
-        self._slow_modes.resume()
         self._stacks = self._sampler.stop()
+        self._slow_modes.resume()
         self._worker_use, self._process_use = self._workers.use()
         self._cpu_use = self._cpu_wait.stop()
         if self._sync_lines is not None:
@@ -387,6 +409,7 @@ class TraceCapture:
             num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
+            slow_modes_s=self._slow_modes_s(),
             cpus=tuple(os.sched_getaffinity(0)),
             host_cpus=os.cpu_count(),
             loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
@@ -413,6 +436,12 @@ class TraceCapture:
             stacks=self._stacks,
             job=job,
         )
+
+    def _slow_modes_s(self) -> float:
+        """What a step takes longer with them."""
+        if self._with_modes_s is None or self._unprofiled_s is None:
+            return 0.0
+        return max(0.0, self._with_modes_s - self._unprofiled_s)
 
     def _optimizer_facts(self) -> OptimizerFacts | None:
         """What the advice about an optimizer needs to know of it."""

@@ -39,8 +39,8 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck
     first. What changes the training is last, unless it is all that helps against that one."""
     result = _without_profiler(result)
-    result = _with_slow_modes(result)
-    result = replace(result, step_s=result.step_s + sum(result.pauses_s.values()))
+    added_s = result.slow_modes_s + sum(result.pauses_s.values())
+    result = replace(result, step_s=result.step_s + added_s)
     rules = (
         _slow_modes,
         data_rules,
@@ -89,16 +89,9 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
     )
 
 
-def _with_slow_modes(result: ProfileResult) -> ProfileResult:
-    """A step with what is off in the profiled ones: the user's own profiler, anomaly detection."""
-    step_s = max(result.step_s, result.unprofiled_step_s or 0.0)
-    is_slower = result.own_profiler is not None or result.slow_modes
-    return replace(result, step_s=step_s) if is_slower else result
-
-
 def _slow_modes(result: ProfileResult) -> Iterator[Advice]:
-    """What steps before the profiled ones take longer."""
-    cost_s = result.step_s - sum(result.parts_s.values())
+    """What is off in the profiled steps: the user's own profiler, anomaly detection."""
+    cost_s = result.slow_modes_s
     line = result.own_profiler
     if line is not None:
         where = f", at {at_sampled(line)}" if line.file else ""

@@ -36,7 +36,7 @@ def test_anomaly_detection_of_a_whole_run_is_off_for_some_steps() -> None:
 
 
 def test_anomaly_detection_inside_of_a_step_is_seen_too(modes: SlowModes) -> None:
-    assert not modes.names
+    assert not modes.are_on()
     with torch.autograd.set_detect_anomaly(True):
         assert torch.is_anomaly_enabled()
     assert list(modes.names) == [ANOMALY]
@@ -53,6 +53,7 @@ def test_a_debugger_is_off_for_some_steps(modes: SlowModes) -> None:
     sys.settrace(lambda frame, event, argument: seen.append(event))
     tracer = sys.gettrace()
     try:
+        assert modes.are_on()
         modes.silence()
         seen.clear()
         assert sys.gettrace() is None
@@ -69,6 +70,7 @@ def test_a_profiler_of_python_is_off_for_some_steps(modes: SlowModes) -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("cProfile is no sys.setprofile there")
     with cProfile.Profile() as profile:
+        assert modes.are_on()
         modes.silence()
         assert sys.getprofile() is None
         sorted([2, 1])

@@ -481,6 +481,26 @@ def test_processes_of_a_rank_are_workers_or_others() -> None:
     del batches
 
 
+def test_half_of_the_steps_before_are_without_what_slows_each_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)
+    capture = make_capture(tmp_path)
+    capture._steps = range(10, 12)
+    monkeypatch.setattr(capture, "_start", lambda: None)
+    with torch.autograd.set_detect_anomaly(True):
+        for number in range(1, 11):
+            capture.begin_step(number)
+            time.sleep(0.02 if torch.is_anomaly_enabled() else 0.005)
+        assert not torch.is_anomaly_enabled()
+        capture.finish()
+        assert torch.is_anomaly_enabled()
+    facts = capture._facts()
+    assert facts.unprofiled_step_s == pytest.approx(0.005, abs=0.007)
+    assert facts.slow_modes_s == pytest.approx(0.015, abs=0.007)
+    assert [name.partition(" (")[0] for name in facts.slow_modes] == ["anomaly detection"]
+
+
 def test_a_run_that_ends_before_its_profiled_steps_leaves_other_profilers_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
