@@ -10,10 +10,9 @@ from pathlib import Path
 from drumline_lint.findings import Finding, Rule, Severity
 from drumline_lint.flow.distributed import (
     framework,
-    is_of_one_program,
+    programs_with_ranks,
     speaks_of_ranks,
     starts_ranks,
-    surely_starts_ranks,
 )
 from drumline_lint.flow.unused import unused_lines
 from drumline_lint.program.imports import connected
@@ -29,7 +28,8 @@ class Evidence(IntEnum):
     SEVERAL_PROGRAMS = 1
     """Programs of several processes run it, and others may, too."""
     COMPLETE = 2
-    """One program runs it, which surely has several processes."""
+    """One program runs it, which surely has several processes; or it starts them itself, in all
+    programs that run it."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ def evidence_of(program: Program, source: Source) -> Evidence:
         return Evidence.COMPLETE
     if is_of_framework and (starts_ranks(program, source) or not speaks_of_ranks(source)):
         return Evidence.COMPLETE
-    if not surely_starts_ranks(program, source):
+    num_programs, num_with_ranks = programs_with_ranks(program, source)
+    if num_with_ranks == 0:
         return Evidence.PERHAPS_ONE_PROCESS
-    is_complete = starts_ranks(program, source) or is_of_one_program(program, source)
+    is_of_all = num_with_ranks == num_programs
+    is_complete = is_of_all and (num_programs == 1 or starts_ranks(program, source))
     return Evidence.COMPLETE if is_complete else Evidence.SEVERAL_PROGRAMS
 
 

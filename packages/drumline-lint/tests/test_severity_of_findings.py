@@ -589,3 +589,18 @@ def test_no_finding_is_more_than_its_rule_has_earned(
     where = Source(Path("case.py"), "pass\n", ast.parse("pass\n"))
     finding = docs.at(where, where.tree.body[0], "", severity=Severity.ERROR)
     assert limited(finding, docs, evidence).severity is severity
+
+
+OPTIONAL = (
+    "import helper\nimport torch\nimport torch.distributed as dist\nif options.ddp:\n"
+    "    dist.init_process_group()\nnet = torch.nn.parallel.DistributedDataParallel(net)\n"
+    "torch.save(net.state_dict(), 'last.pt')\n"
+)
+
+
+def test_another_program_beside_it_does_not_show_several_processes() -> None:
+    """Both import the same file, and only one of them joins a group in any case."""
+    files = (("train.py", OPTIONAL), ("train_ddp.py", TRAINED), ("helper.py", SAVED))
+    findings = findings_in(files)
+    severities = {each.severity for each in findings if each.place.path == "train.py"}
+    assert severities == {Severity.NOTE}

@@ -71,9 +71,7 @@ def starts_ranks(program: Program, source: Source) -> bool:
 
     A file that is imported by such a file may be of a program with one process as well.
     """
-    if _FOR_ONE.search(source.path.stem.lower()) or _is_started_alone(program, source):
-        return False
-    if _never_joins(program, source):
+    if _is_for_one(program, source) or _never_joins(program, source):
         return False
     if any(not is_dead(program, call) for call in program.calls(source, *_BEGINNINGS)):
         return True
@@ -81,6 +79,12 @@ def starts_ranks(program: Program, source: Source) -> bool:
     names = {function.name for function in beginning if function is not None}
     calls = [call for name in names for call in program.index(source).calls.get(name, ())]
     return any(program.function_of(call) in beginning for call in calls)
+
+
+def _is_for_one(program: Program, source: Source) -> bool:
+    return _FOR_ONE.search(source.path.stem.lower()) is not None or _is_started_alone(
+        program, source
+    )
 
 
 _JOINS = re.compile(
@@ -186,15 +190,20 @@ def _starts_ranks(program: Program, source: Source) -> bool:
     )
 
 
-def surely_starts_ranks(program: Program, source: Source) -> bool:
-    """Whether its program cannot run as one process, or is started with several: else the ranks
-    are what a user may choose."""
-    return _surely_start_ranks(program, connected(program, source))
+def programs_with_ranks(program: Program, source: Source) -> tuple[int, int]:
+    """How many programs run a file, and how many of them surely have several processes: they cannot
+    run without a launcher, or are started with several."""
+    main_files = _main_files_by_source(program)[source] or [source]
+    with_ranks = [main_file for main_file in main_files if _surely_has_ranks(program, main_file)]
+    return len(main_files), len(with_ranks)
 
 
 @cached_query
-def _surely_start_ranks(program: Program, component: frozenset[Source]) -> bool:
-    return any(_starts_ranks(program, file) or _is_launched(program, file) for file in component)
+def _surely_has_ranks(program: Program, main_file: Source) -> bool:
+    if _is_for_one(program, main_file):
+        return False
+    files = _run_by(program, [main_file])
+    return _is_launched(program, main_file) or any(_starts_ranks(program, file) for file in files)
 
 
 def _is_launched(program: Program, source: Source) -> bool:
@@ -202,15 +211,6 @@ def _is_launched(program: Program, source: Source) -> bool:
     return any(
         launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
         for launch in program.starts_of(source)
-    )
-
-
-def is_of_one_program(program: Program, source: Source) -> bool:
-    """Whether a single file that nothing else imports runs it, and has several processes."""
-    main_files = _main_files_by_source(program)[source]
-    return len(main_files) == 1 and any(
-        starts_ranks(program, main_file) or _is_launched(program, main_file)
-        for main_file in main_files
     )
 
 
