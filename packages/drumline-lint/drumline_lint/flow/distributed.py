@@ -175,6 +175,7 @@ def _is_started_alone(program: Program, source: Source) -> bool:
     return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
+@cached_query
 def _starts_ranks(program: Program, source: Source) -> bool:
     """Whether a file surely starts ranks, or cannot run without a launcher."""
     starts = (call for name in _SPAWNS for call in program.index(source).calls.get(name, ()))
@@ -206,6 +207,7 @@ def _surely_has_ranks(program: Program, main_file: Source) -> bool:
     return _is_launched(program, main_file) or any(_starts_ranks(program, file) for file in files)
 
 
+@cached_query
 def _is_launched(program: Program, source: Source) -> bool:
     """Whether a script or a README starts it as several processes."""
     return any(
