@@ -16,6 +16,7 @@ from drumline.report.profile.bottleneck import (
     at_sampled,
     by_setting,
     is_gpu,
+    is_script,
     of_step,
 )
 from drumline.runs.profile_result import ProfileResult
@@ -129,10 +130,13 @@ def _wasted(result: ProfileResult) -> Iterator[Advice]:
         line = most.line
         if line is not None and line.file:
             text += f", at {at_sampled(line)}"
+        remedy = waste.remedy
+        if most.kind == "single_samples" and not is_script(result):
+            remedy += " (fewer --train.accumulate or --train.shards)"
         yield Advice(
             bottleneck=most.kind,
             text=f"{text}: {of_step(result, cost_s)}",
-            remedy=waste.remedy,
+            remedy=remedy,
             changes_training=waste.changes_training,
             cost_s=cost_s,
             saved_s=Savings(*(part * cost_s for part in waste.saved)),

@@ -13,7 +13,7 @@ from drumline.report.profile.bottleneck import Advice
 from drumline.report.profile.profile_words import headline
 from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
 from drumline.runs.profile_result import Kernel, ProfileResult
-from tests.unit.report.test_advice import first, profile
+from tests.unit.report.test_advice import as_script, first, profile
 
 CALL = SampledLine(file="train.py", line=7, function="main", source="scores = model(words)")
 PHASES = {"forward": 0.03, "backward": 0.05, "optimizer": 0.02}
@@ -83,3 +83,12 @@ def test_a_mode_that_slows_each_operation_costs_what_steps_with_it_take_longer()
         "off in the profiled steps"
     )
     assert advice.predicted_step_s == pytest.approx(0.1)
+
+
+def test_settings_that_make_micro_batches_small_are_named() -> None:
+    wasted = (WastedWork(kind="single_samples", part=0.8),)
+    result = replace(profile(), wasted=wasted, phases_s=PHASES)
+    assert first(result).remedy.endswith(
+        "micro-batches (fewer --train.accumulate or --train.shards)"
+    )
+    assert first(as_script(result)).remedy.endswith("in larger micro-batches")
