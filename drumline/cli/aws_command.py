@@ -416,7 +416,9 @@ class _CloudJob:
                 show_step("")
                 return
             run = f"{len(nodes)} of {plural(self._num_nodes, 'node')} run"
-            if len(nodes) < self._num_nodes and self._has_shrunk():
+            stack = self._settings.stack
+            is_short = len(nodes) < self._num_nodes
+            if is_short and group_of(self._account, stack)["DesiredCapacity"] < self._num_nodes:
                 why = "they ended when they were idle, or the time of the cluster is over"
                 again = f"drumline aws up --name {self._settings.name} starts them again, if its time is not over"
                 raise PreflightError(
@@ -431,11 +433,6 @@ class _CloudJob:
             show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
             time.sleep(POLL_S)
 
-    def _has_shrunk(self) -> bool:
-        return bool(
-            group_of(self._account, self._settings.stack)["DesiredCapacity"] < self._num_nodes
-        )
-
     def _prepare(
         self, nodes: Sequence[CloudNode]
     ) -> tuple[dict[CloudNode, int], DrumlineError | None]:
@@ -448,7 +445,10 @@ class _CloudJob:
         for node, process in started:
             output = os.fsdecode(process.communicate()[1]).splitlines()
             if process.returncode == NOT_INSTALLED:
-                raise _not_installed(node, output)
+                raise PreflightError(
+                    f"{node.address} ({node.id}): drumline could not be installed: {last_line(output)}",
+                    next_step="run the same command again; if it stays, `drumline aws down`, then up",
+                )
             if process.returncode:
                 waiting[node] = process.returncode
                 reason = not_reached(
@@ -464,10 +464,3 @@ class _CloudJob:
             return subprocess.Popen(
                 words, stdin=wheel, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
-
-
-def _not_installed(node: CloudNode, output: Sequence[str]) -> PreflightError:
-    return PreflightError(
-        f"{node.address} ({node.id}): drumline could not be installed: {last_line(output)}",
-        next_step="run the same command again; if it stays, `drumline aws down`, then up",
-    )

@@ -4,7 +4,7 @@ as a sentence."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,22 +89,22 @@ class Account:
 
     def call(self, service: str, operation: str, **arguments: Any) -> Described:
         """One request; a refusal is an AwsError."""
-        answer = self._explained(
-            service,
-            operation,
-            lambda client: getattr(client, operation)(**arguments),
+        return dict(
+            self._explained(service, lambda client: getattr(client, operation)(**arguments))
         )
-        return dict(answer)
 
     def all(self, service: str, operation: str, what: str, **arguments: Any) -> list[Any]:
-        """The items `what` of all pages of an answer, as a path of JMESPath."""
-        items: list[Any] = self._explained(
-            service,
-            operation,
-            lambda client: list(
-                client.get_paginator(operation).paginate(**arguments).search(f"{what} || `[]`")
-            ),
-        )
+        """The items of all pages of an answer. `what`: which, as JMESPath."""
+        import jmespath
+
+        def read_pages(client: Any) -> list[Any]:
+            if client.can_paginate(operation):
+                pages = client.get_paginator(operation).paginate(**arguments)
+            else:
+                pages = [getattr(client, operation)(**arguments)]
+            return [item for page in pages for item in jmespath.search(what, page) or ()]
+
+        items: list[Any] = self._explained(service, read_pages)
         return items
 
     def identity(self) -> str:
@@ -112,7 +112,7 @@ class Account:
         name = str(self.call("sts", "get_caller_identity")["Arn"])
         return _NOT_IN_A_TAG.sub("_", _GENERATED_SESSION.sub("", name))[:_TAG_LENGTH]
 
-    def _explained(self, service: str, operation: str, request: Any) -> Any:
+    def _explained(self, service: str, request: Callable[[Any], Any]) -> Any:
         """What the request answers; its failure becomes an AwsError."""
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -156,8 +156,7 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
         exceptions.NoCredentialsError,
         exceptions.PartialCredentialsError,
         exceptions.TokenRetrievalError,
-        exceptions.UnauthorizedSSOTokenError,
-        exceptions.SSOTokenLoadError,
+        exceptions.SSOError,
     )
     if isinstance(error, no_credentials):
         return AwsError(

@@ -157,29 +157,26 @@ def _refused_launch(account: Account, stack: Described) -> str:
     """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier
     stack of the same name had a group of the same name, whose activities AWS may still list."""
     try:
-        answer = account.call(
+        refused = account.all(
             "autoscaling",
             "describe_scaling_activities",
+            "Activities[?StatusCode == 'Failed' || StatusCode == 'Cancelled']",
             AutoScalingGroupName=stack["StackName"],
         )
-    except AwsError as refused:
-        if refused.code == "ValidationError":  # the group does not exist yet
+    except AwsError as error:
+        if error.code == "ValidationError":  # the group does not exist yet
             return ""
         raise
 
-    failed = [
-        activity
-        for activity in answer["Activities"]
-        if activity["StatusCode"] in ("Failed", "Cancelled")
-        and activity["StartTime"] >= stack["CreationTime"]
-    ]
+    failed = [activity for activity in refused if activity["StartTime"] >= stack["CreationTime"]]
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
 
 
 def _cause_of_failure(account: Account, stack: str) -> str:
     """The first resource that failed, and why."""
-    events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack)
-    failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
+    what = "StackEvents[?ends_with(ResourceStatus, '_FAILED')]"
+    newest_first = account.all("cloudformation", "describe_stack_events", what, StackName=stack)
+    failed = newest_first[::-1]
     causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
     if not causes:
         return "for an unknown reason"

@@ -33,13 +33,6 @@ class CloudNode:
     public_address: str | None
 
 
-def _clusters(account: Account) -> list[Described]:
-    """Their stacks, the oldest first."""
-    existing = "Stacks[?StackStatus != 'DELETE_COMPLETE']"
-    stacks = account.all("cloudformation", "describe_stacks", existing)
-    return sorted(filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"])
-
-
 def nodes_of(account: Account, name: str) -> list[CloudNode]:
     """Those that run, the oldest first: a node that replaced another is never the first, which has
     rank 0."""
@@ -54,8 +47,10 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
 
 
 def status_lines(account: Account) -> Iterator[str]:
-    """All clusters of the region, and volumes that are left of others."""
-    clusters = _clusters(account)
+    """All clusters of the region, the oldest first, and volumes that are left of others."""
+    existing = "Stacks[?StackStatus != 'DELETE_COMPLETE']"
+    stacks = account.all("cloudformation", "describe_stacks", existing)
+    clusters = sorted(filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"])
     for stack in clusters:
         yield from _cluster_lines(account, stack)
 

@@ -246,8 +246,6 @@ class ClusterPlan:
         text = render(
             "aws/plan.txt.j2",
             plan=self,
-            settings=self.settings,
-            parameters=self.parameters,
             table=columns(list(self._rows()), right=(1, 2)),
             hour=prices.total(cost.an_hour for cost in self.costs),
             dollars=prices.dollars,

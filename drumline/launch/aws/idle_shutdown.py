@@ -5,10 +5,10 @@ Its Auto Scaling group shrinks with it, so that no other instance takes its plac
 data, so it has nothing of drumline, which a node may not have yet.
 """
 
-import argparse
 import logging
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,19 +20,14 @@ BUSY_GPU_PERCENT = 1
 QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Note whether the node is busy, and end it if it was not for long enough."""
-    parser = argparse.ArgumentParser(description="End this instance if it was idle for long.")
-    parser.add_argument("--instance", required=True)
-    parser.add_argument("--region", required=True)
-    parser.add_argument("--minutes", required=True, type=int)
-    options = parser.parse_args(argv)
+def main(instance: str, region: str, minutes: str) -> None:
+    """Note whether the node is busy, and end it if it was not for so many minutes."""
     if is_busy() or not LAST_BUSY.exists():
         LAST_BUSY.touch()
     idle_s = time.time() - LAST_BUSY.stat().st_mtime
-    if idle_s >= options.minutes * 60:
-        logging.warning("idle for %.0f minutes: %s ends itself", idle_s // 60, options.instance)
-        end_instance(options.instance, options.region)
+    if idle_s >= int(minutes) * 60:
+        logging.warning("idle for %.0f minutes: %s ends itself", idle_s // 60, instance)
+        end_instance(instance, region)
 
 
 def is_busy() -> bool:
@@ -65,4 +60,4 @@ def end_instance(instance: str, region: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -83,9 +83,8 @@ def instances(account: Account, name: str, values: Mapping[str, str]) -> list[De
 
 def kept_volumes(account: Account, name: str | None = None) -> list[Described]:
     """Volumes that clusters (or this one) have made."""
-    volumes = account.all("efs", "describe_file_systems", "FileSystems")
-    tagged = [volume for volume in volumes if tags_of(volume).get(TAG)]
-    return [volume for volume in tagged if name is None or tags_of(volume)[TAG] == name]
+    tag = f"Key == '{TAG}'" if name is None else f"Key == '{TAG}' && Value == '{name}'"
+    return account.all("efs", "describe_file_systems", f"FileSystems[?Tags[?{tag}]]")
 
 
 def group_of(account: Account, stack: str) -> Described:

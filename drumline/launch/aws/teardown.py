@@ -4,9 +4,9 @@ billable is left."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from drumline.base.text import file_size
 from drumline.launch.aws import stack as stacks
@@ -28,21 +28,13 @@ class Billed:
     size: int = 0
 
 
-class _BilledKind(NamedTuple):
-    """Whatever of it has the cluster's tag is on the bill, unless it is about to end."""
-
-    kind: str
-    operation: str
-    items: str
-    id_field: str
-
-
-_BILLED_KINDS = (
-    _BilledKind("instance", "describe_instances", "Reservations[].Instances[]", "InstanceId"),
-    _BilledKind("disk", "describe_volumes", "Volumes", "VolumeId"),
-    _BilledKind("address", "describe_addresses", "Addresses", "AllocationId"),
-    _BilledKind("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId"),
-)
+# By kind: how EC2 lists those with a tag, and where an answer has the id and the state.
+_BILLED_KINDS = {
+    "instance": ("describe_instances", "Reservations[].Instances[].[InstanceId, State.Name]"),
+    "disk": ("describe_volumes", "Volumes[].[VolumeId, State]"),
+    "address": ("describe_addresses", "Addresses[].[AllocationId, '']"),
+    "NAT gateway": ("describe_nat_gateways", "NatGateways[].[NatGatewayId, State]"),
+}
 _FREE_STATES = ("terminated", "shutting-down", "deleting", "deleted", "failed")
 
 
@@ -140,29 +132,16 @@ def _mount_targets(account: Account, volume: str) -> list[Any]:
 
 def billed(account: Account, name: str) -> Iterator[Billed]:
     """All that has the cluster's tag and costs money, asked from each service itself."""
-    for billed_kind in _BILLED_KINDS:
-        for resource in _tagged_resources(account, name, billed_kind):
-            if _state(resource) not in _FREE_STATES:
-                yield Billed(billed_kind.kind, str(resource[billed_kind.id_field]))
+    tagged = filters({f"tag:{TAG}": name})
+    for kind, (operation, id_and_state) in _BILLED_KINDS.items():
+        for resource, state in account.all("ec2", operation, id_and_state, Filters=tagged):
+            if state not in _FREE_STATES:
+                yield Billed(kind, str(resource))
 
     for volume in kept_volumes(account, name):
         if volume["LifeCycleState"] not in _FREE_STATES:
             size = int(volume["SizeInBytes"]["Value"])
             yield Billed("volume", str(volume["FileSystemId"]), size)
-
-
-def _tagged_resources(account: Account, name: str, billed_kind: _BilledKind) -> list[Any]:
-    """Those with the cluster's tag, whatever their state."""
-    operation = billed_kind.operation
-    tagged = filters({f"tag:{TAG}": name})
-    if operation == "describe_addresses":  # it has no pages
-        return list(account.call("ec2", operation, Filters=tagged)[billed_kind.items])
-    return account.all("ec2", operation, billed_kind.items, Filters=tagged)
-
-
-def _state(described: Described) -> str:
-    state = described.get("State", "")
-    return str(state["Name"] if isinstance(state, Mapping) else state)
 
 
 def kept_lines(account: Account, settings: ClusterSettings, volumes: list[Billed]) -> Iterator[str]:

@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
+from botocore import client as boto_client
+from botocore import xform_name
+
 from drumline.launch.aws import stack, teardown
 from drumline.launch.aws.account import Account, AwsError
 from drumline.launch.aws.cluster_plan import TEMPLATE
@@ -93,13 +96,13 @@ class Cloud:
         self.account = account
         self._stub = stub
         self.calls = list[str]()
-        call = account._explained
+        call = boto_client.BaseClient._make_api_call
 
-        def noted(service: str, operation: str, request: Any) -> Any:
-            self.calls.append(operation)
-            return call(service, operation, request)
+        def noted(client: Any, operation: str, arguments: Any) -> Any:
+            self.calls.append(xform_name(operation))
+            return call(client, operation, arguments)
 
-        monkeypatch.setattr(account, "_explained", noted)
+        monkeypatch.setattr(boto_client.BaseClient, "_make_api_call", noted)
         monkeypatch.setattr(stack, "POLL_S", 0.0)
 
     def begins_in(self, state: str = "CREATE_COMPLETE") -> None:
