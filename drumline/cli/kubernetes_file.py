@@ -18,10 +18,13 @@ from drumline.config.flags import REPEATED
 from drumline.config.schema import SwitchOr
 from drumline.launch.hosts import least_nodes
 from drumline.launch.kubernetes import (
+    CLAIM,
     GRACE_S,
     IMAGE,
     JOIN_TIMEOUT_S,
     LABEL,
+    NAME,
+    NAME_FORM,
     QUANTITY,
     RDMA,
     RESERVED,
@@ -33,7 +36,6 @@ from drumline.launch.kubernetes import (
     manifest_text,
     toleration,
     wrong_claims,
-    wrong_object_name,
 )
 from drumline.launch.pod_template import merged_manifest, read_pod_template
 from drumline.launch.ssh.hosts_job import chosen_variables, wrong_variables
@@ -93,9 +95,13 @@ OF_KUBERNETES: FlagTable = {
 }
 # Flags with values of one form, and what the form is.
 _FORMS = {
+    "name": (NAME, NAME_FORM),
+    "namespace": (NAME, NAME_FORM),
+    "queue": (NAME, NAME_FORM),
     "image": (IMAGE, "the name of an image"),
     "mem": (QUANTITY, "a quantity, such as 64Gi"),
     "shm": (QUANTITY, "a quantity, such as 64Gi"),
+    "pvc": (CLAIM, "NAME or NAME:/PATH"),
     "rdma": (RDMA, "PREFIX/NAME or PREFIX/NAME:N"),
     "node-selector": (LABEL, "KEY=VALUE, as a label of a node"),
     "toleration": (TAINT, "KEY[=VALUE][:NoSchedule|PreferNoSchedule|NoExecute]"),
@@ -107,9 +113,6 @@ def wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
     """Every mistake in its flags."""
     if "image" not in verb_flags:
         yield "--image: is missing; a pod needs a container image that contains the code"
-    for name in ("name", "namespace", "queue"):
-        if name in verb_flags and (wrong := wrong_object_name(f"--{name}", verb_flags[name])):
-            yield wrong
     for name, (form, description) in _FORMS.items():
         values = verb_flags.get(name, [])
         for value in values if isinstance(values, list) else [values]:
@@ -138,10 +141,11 @@ def kubernetes_text(request: LaunchRequest) -> tuple[KubernetesJob, str]:
 def _job(request: LaunchRequest) -> KubernetesJob:
     verb_flags = request.flags
     name = verb_flags.name or request.name
-    if wrong := wrong_object_name(
-        f"no --name, and the job would be named after {request.target}", name
-    ):
-        raise UsageError(wrong, next_step="give it a --name")
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"no --name, and the job would be named after {request.target}: {name!r} is not {NAME_FORM}",
+            next_step="give it a --name",
+        )
 
     procs = verb_flags.get("procs", 1)
     num_nodes = verb_flags.get("nodes", 1)

@@ -25,6 +25,7 @@ JOIN_TIMEOUT_S = 3600
 # A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER`
 # after it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
+NAME_FORM = "a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 QUANTITY = re.compile(r"[1-9][0-9]{0,8}(\.[0-9]{1,3})?([kMGTP]|[KMGTP]i)?")
 _DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
@@ -108,13 +109,6 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
     )
 
 
-def wrong_object_name(flag: str, name: str) -> str | None:
-    """What is wrong with the value of this flag; None: nothing."""
-    if NAME.fullmatch(name):
-        return None
-    return f"{flag}: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
-
-
 def toleration(taint: str) -> dict[str, str]:
     """The toleration of `KEY[=VALUE][:EFFECT]`, as `kubectl taint` writes it."""
     match = TAINT.fullmatch(taint)
@@ -133,10 +127,7 @@ def claim_paths(claims: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def wrong_claims(claims: Sequence[str]) -> Iterator[str]:
-    """The mistakes in the values of --pvc."""
-    if wrong := [word for word in claims if not CLAIM.fullmatch(word)]:
-        yield from (f"--pvc: {word!r} is not NAME or NAME:/PATH" for word in wrong)
-        return
+    """The mistakes in the values of --pvc, each of which has its form."""
     paths = [path for path, _ in claim_paths(claims)]
     for path in dict.fromkeys(paths):
         if paths.count(path) > 1:

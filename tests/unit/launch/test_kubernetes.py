@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
+from drumline.cli.kubernetes_file import wrong_for_kubernetes
+from drumline.config import FlagValues
 from drumline.launch.kubernetes import (
     RESERVED,
     Api,
@@ -17,7 +19,6 @@ from drumline.launch.kubernetes import (
     manifest_text,
     toleration,
     wrong_claims,
-    wrong_object_name,
 )
 from drumline.launch.node_plan import Program
 from drumline.launch.pod_template import pods_of
@@ -345,15 +346,16 @@ def test_in_every_form_arguments_are_unchanged(api: Api) -> None:
 
 @pytest.mark.parametrize("name", ["Digits", "1a", "a_b", "-a", "a-", "a" * 51, ""])
 def test_names_that_kubernetes_would_refuse(name: str) -> None:
-    assert wrong_object_name("--name", name) == (
+    flags = FlagValues({"image": "i", "name": name, "queue": "my-job-2"})
+    assert list(wrong_for_kubernetes(flags)) == [
         f"--name: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
-    )
-    assert wrong_object_name("--name", "my-job-2") is None
+    ]
 
 
 def test_volumes_that_cannot_be_mounted() -> None:
     assert list(wrong_claims(["runs", "data:/data", "more:/data/more"])) == []
-    assert list(wrong_claims(["A b", "a:data"])) == [
+    flags = FlagValues({"image": "i", "pvc": ["A b", "a:data"]})
+    assert list(wrong_for_kubernetes(flags)) == [
         "--pvc: 'A b' is not NAME or NAME:/PATH",
         "--pvc: 'a:data' is not NAME or NAME:/PATH",
     ]
