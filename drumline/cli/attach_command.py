@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drumline.base.json_output import wrap_output
 from drumline.cli.jobs_command import question, read_job_command
 from drumline.launch.detached.commands import attach_to_job
 
@@ -19,5 +18,4 @@ EXIT_CODES = "exit codes: those of drumline launch when the job ends; 0 after Ct
 
 def run(argv: Sequence[str]) -> int:
     flags, name = read_job_command("attach", argv, {}, HELP, EXIT_CODES)
-    wrap_output()
     return attach_to_job(question(flags), name)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from drumline.base.errors import ExitCode, UsageError
+from drumline.base.json_output import wrap_output
 from drumline.base.text import columns, duration, print_message, show_lines
 from drumline.cli.command_line import HELP_FLAG, OUTPUT_FLAGS, read_command, show_json
 from drumline.config import Flags, FlagTable
@@ -106,6 +107,7 @@ def read_job_command(
     name = flags.positional[0]
     if wrong := wrong_job_name(name):
         raise UsageError(wrong, next_step="`drumline jobs` lists them")
+    wrap_output()
     return flags, name
 
 

@@ -207,7 +207,6 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         python_path=os.environ.get("PYTHONPATH"),
         cwd=Path.cwd(),
         logs=logs,
-        task_logs=None if program.run is None else Path(program.run) / "logs",
         environment=variables_for_ranks(verb_flags.get("env", []), os.environ),
         grace_s=verb_flags.get("grace", DEFAULT_GRACE_S),
         min_nodes=least,

@@ -161,8 +161,7 @@ class LaunchRequest:
         while self.flags.keep_going and not outcome.was_signalled:
             exit_between_starts()
             if outcome.full_disk:
-                run = None if program.run is None else Path(program.run)
-                wait_for_space(Path(outcome.full_disk), needed_bytes(run))
+                wait_for_space(outcome.full_disk, needed_bytes(program.run))
             elif code == ExitCode.PREEMPTED:
                 print_message(
                     "warning: preempted by a signal or a notice to a rank, and saved; resuming"

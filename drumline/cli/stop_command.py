@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drumline.base.json_output import wrap_output
 from drumline.cli.jobs_command import question, read_job_command
 from drumline.config import FlagTable, switch
 from drumline.launch.detached.commands import stop_job
@@ -22,5 +21,4 @@ OWN_FLAGS: FlagTable = {
 
 def run(argv: Sequence[str]) -> int:
     flags, name = read_job_command("stop", argv, OWN_FLAGS, HELP, EXIT_CODES)
-    wrap_output()
     return stop_job(question(flags), name, save=bool(flags.values.save))

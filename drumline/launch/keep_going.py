@@ -29,19 +29,19 @@ def next_pause_s(pause_s: float, ran_s: float) -> float:
     return min(MAX_PAUSE_S, 2 * pause_s + FIRST_PAUSE_S)
 
 
-def needed_bytes(run: Path | None) -> int:
+def needed_bytes(run: str | Path | None) -> int:
     """Twice the largest checkpoint of the run: a new one is complete before an older one is
     removed."""
     sizes = [0]
     with contextlib.suppress(OSError):
-        for checkpoint in (run / "checkpoints").iterdir() if run is not None else ():
+        for checkpoint in Path(run, "checkpoints").iterdir() if run is not None else ():
             files = [path for path in checkpoint.rglob("*") if path.is_file()]
             sizes.append(sum(path.stat().st_size for path in files))
 
     return max(MIN_BYTES, 2 * max(sizes))
 
 
-def has_space(folder: Path, size: int) -> bool:
+def has_space(folder: str | Path, size: int) -> bool:
     """Whether a file of this size can be made there, which counts quotas too. True where that
     cannot be tried: the run itself then reports why."""
     try:
@@ -54,10 +54,10 @@ def has_space(folder: Path, size: int) -> bool:
     return True
 
 
-def wait_for_space(folder: Path, size: int) -> None:
+def wait_for_space(folder: str, size: int) -> None:
     """Returns when there is space; reports at growing intervals that it waits."""
     notice = WaitNotice()
-    print_message(waiting_sentence(str(folder), size))
+    print_message(waiting_sentence(folder, size))
     while not has_space(folder, size):
         if notice.is_due():
             print_message(

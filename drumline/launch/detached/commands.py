@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,22 +109,6 @@ class Conversation(Controller):
 # Launch
 
 
-class _Start(Controller):
-    """Starts the keepers of all hosts."""
-
-    def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
-        if frame["kind"] == "notice":
-            self.screen.report(frame["text"], is_error=True)
-        else:
-            super()._receive(remote, frame)
-
-    def _send_start(self, remote: Remote) -> None:
-        hosts = self.hosts_with_addresses()
-        node = self.job.placed(hosts)[self.remotes.index(remote)]
-        names = [host.name for host in hosts]
-        remote.connection.send({"kind": "start", "node": asdict(node), "hosts": names})
-
-
 def launch_detached(job: HostsJob, program_name: str, follow: Sequence[str]) -> int:
     """Hand the job to its hosts; the exit code, when everything is printed. `follow`: of
     `follow_command`."""
@@ -141,7 +125,7 @@ def follow_command(follow: Sequence[str], verb: str, job: str, hosts: Sequence[H
 
 
 async def _launch(job: DetachedJob, screen: Screen, follow: Sequence[str]) -> int:
-    controller = _Start(job, screen)
+    controller = Controller(job, screen)
     with handling(SIGNALS, controller.interrupted):
         await controller.run()
         await controller.close()

@@ -208,7 +208,7 @@ def _follow(request: Message, link: ControllerLink) -> None:
     output = NodeOutput(
         logs,
         logs / f"node-{spec.node.node_rank}.log",
-        spec.frame["task_logs"],
+        spec.program.run,
         link.out,
         from_end=False,
     )

@@ -354,9 +354,8 @@ class Keeper:
         sentence = waiting_sentence(folder, host=self.spec.machine)
         self.update(state=WAITING, why=f"the disk of {folder} is full")
         self._say(sentence)
-        run = self.spec.program.run
-        size = needed_bytes(None if run is None else Path(run))
-        while self.stop_request() is None and not has_space(Path(folder), size):
+        size = needed_bytes(self.spec.program.run)
+        while self.stop_request() is None and not has_space(folder, size):
             time.sleep(SPACE_POLL_S)
         return "there is space again; resuming"
 

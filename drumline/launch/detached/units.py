@@ -37,6 +37,8 @@ WantedBy=default.target
 KEEPER = "drumline.launch.detached.keeper"
 # The users whose manager runs without a login.
 LINGERING = Path("/var/lib/systemd/linger")
+# Variables, specifiers and other escapes of ExecStart.
+ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "%": "%%", "$": "$$"})
 # How long systemd waits for the keeper after the grace period of its ranks.
 STOP_S = 15.0
 TOOL_S = 20.0
@@ -96,16 +98,8 @@ def remove(folder: JobFolder, *, stops: bool = False) -> None:
 
 
 def quoted(words: Sequence[str]) -> str:
-    """As ExecStart reads them: without variables, specifiers and other escapes."""
-    escaped = (
-        word.replace("\\", "\\\\")
-        .replace('"', '\\"')
-        .replace("\n", "\\n")
-        .replace("%", "%%")
-        .replace("$", "$$")
-        for word in words
-    )
-    return " ".join(f'"{word}"' for word in escaped)
+    """As ExecStart reads them."""
+    return " ".join(f'"{word.translate(ESCAPED)}"' for word in words)
 
 
 def _unit_file(folder: JobFolder) -> Path:

@@ -299,9 +299,10 @@ class Controller:
 
     def _send_start(self, remote: Remote) -> None:
         """With the hosts that have answered, some of which may be spares."""
-        nodes = self.job.placed(self.hosts_with_addresses())
-        node = nodes[self.remotes.index(remote)]
-        remote.connection.send({"kind": "start", "node": asdict(node)})
+        hosts = self.hosts_with_addresses()
+        node = self.job.placed(hosts)[self.remotes.index(remote)]
+        names = [host.name for host in hosts]
+        remote.connection.send({"kind": "start", "node": asdict(node), "hosts": names})
 
     def hosts_with_addresses(self) -> list[Host]:
         """A host whose name another one does not resolve, as with an alias of ssh's config, has the
@@ -333,6 +334,8 @@ class Controller:
             case "failed" if not frame["restarts_left"] and not self.job.program.continues:
                 settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
                 self._later(settle_s, self._end, self.job.grace_s)
+            case "notice":
+                self.screen.report(frame["text"], is_error=True)
             case "diagnosis":
                 is_new = self.diagnoses.add(frame, remote.num_starts)
                 if is_new:

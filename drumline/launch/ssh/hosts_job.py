@@ -50,8 +50,6 @@ class HostsJob:
     python_path: str | None = None
     cwd: Path
     logs: Path
-    task_logs: Path | None = None
-    """The folder of a task's own logs."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     grace_s: float
     min_nodes: int | None = None
@@ -96,7 +94,6 @@ class HostsJob:
             "environment": {**self.environment, **restarted},
             "logs": str(self.logs),
             "full_disk": self.full_disks.get(node.address or "", ""),
-            "task_logs": self.task_logs and str(self.task_logs),
             "script_watch": self.script_watch and asdict(self.script_watch),
         }
 

@@ -27,15 +27,15 @@ class NodeOutput:
         self,
         logs: Path,
         node_log: Path,
-        task_logs: str | None,
+        run: str | None,
         out: Sink,
         *,
         from_end: bool = True,
     ) -> None:
-        """`task_logs`: the folder of a task's own logs. `from_end`: leave out what is there
+        """`run`: the run folder of a task, with its own logs. `from_end`: leave out what is there
         already, of an earlier attempt."""
         self.logs = logs
-        self.task_logs = task_logs
+        self.run = run
         self.out = out
         self.followers: dict[tuple[int | None, str], LogFollower] = {
             AGENT: LogFollower(node_log, from_end=from_end)
@@ -100,6 +100,6 @@ class NodeOutput:
 
     def _task_log(self, rank: int) -> list[Path]:
         """The log files that a rank of a task writes itself; rank 0 also writes to its stdout."""
-        if self.task_logs is None or rank == 0:
+        if self.run is None or rank == 0:
             return []
-        return [Path(self.task_logs, f"rank-{rank:05d}.log")]
+        return [Path(self.run, "logs", f"rank-{rank:05d}.log")]

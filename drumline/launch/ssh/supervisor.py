@@ -35,7 +35,7 @@ from drumline.launch.ssh.node_output import NodeOutput, Sink
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, Message, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
-PROTOCOL = 11
+PROTOCOL = 12
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))
@@ -191,7 +191,7 @@ class Supervisor:
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
-        self.output = NodeOutput(self.logs, self.node_log, spec["task_logs"], link.out)
+        self.output = NodeOutput(self.logs, self.node_log, spec["program"]["run"], link.out)
         self.agent = AgentProcess(spec, self.node_log)
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
@@ -330,12 +330,11 @@ def await_space(spec: Message, link: ControllerLink) -> bool:
     if not folder:
         return True
 
-    run = Path(spec["task_logs"]).parent if spec["task_logs"] else None
-    size = needed_bytes(run)
+    size = needed_bytes(spec["program"]["run"])
     tried_at = 0.0
     while link.is_alive:
         if time.monotonic() - tried_at > SPACE_POLL_S:
-            if has_space(Path(folder), size):
+            if has_space(folder, size):
                 return True
             tried_at = time.monotonic()
         link.read()

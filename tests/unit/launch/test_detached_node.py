@@ -41,12 +41,11 @@ def make_spec(folder: Path, **fields: Any) -> JobSpec:
     frame = {
         "grace_s": 2.0,
         "logs": "logs",
-        "task_logs": None,
         "environment": {},
         "secret": "s" * 64,
     }
     program = Program(("train", "digits"), is_task=True)
-    frame["program"] = {"words": list(program.words), "is_task": True}
+    frame["program"] = asdict(program)
     spec = JobSpec(
         name="digits-1a2b3c",
         machine=socket.gethostname(),
