@@ -62,7 +62,8 @@ _SET_ASIDE = set("archive archived backup backups deprecated legacy obsolete old
 
 def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
     """The finding with the severity that its rule has earned on such evidence."""
-    usual = _OF_ERRORS if rule.severity is Severity.ERROR else _OF_OTHERS
+    is_error = rule.severity is finding.severity is Severity.ERROR
+    usual = _OF_ERRORS if is_error else _OF_OTHERS
     ceiling = _WITH_LESS_EVIDENCE.get(rule.id, usual).at(evidence)
     return replace(finding, severity=min(finding.severity, ceiling, key=lambda each: each.weight))
 

@@ -571,23 +571,24 @@ def test_a_file_of_several_programs_has_notes(others: dict[str, str], severity: 
 
 
 @pytest.mark.parametrize(
-    ("rule", "evidence", "severity"),
+    ("rule", "level", "evidence", "severity"),
     [
-        ("DL017", Evidence.COMPLETE, Severity.ERROR),
-        ("DL017", Evidence.PERHAPS_ONE_PROCESS, Severity.WARNING),
-        ("DL014", Evidence.COMPLETE, Severity.WARNING),
-        ("DL014", Evidence.SEVERAL_PROGRAMS, Severity.NOTE),
-        ("DL042", Evidence.SEVERAL_PROGRAMS, Severity.WARNING),
-        ("DL042", Evidence.PERHAPS_ONE_PROCESS, Severity.NOTE),
-        ("DL005", Evidence.PERHAPS_ONE_PROCESS, Severity.WARNING),
+        ("DL017", Severity.ERROR, Evidence.COMPLETE, Severity.ERROR),
+        ("DL017", Severity.ERROR, Evidence.PERHAPS_ONE_PROCESS, Severity.WARNING),
+        ("DL017", Severity.WARNING, Evidence.PERHAPS_ONE_PROCESS, Severity.NOTE),
+        ("DL014", Severity.ERROR, Evidence.COMPLETE, Severity.WARNING),
+        ("DL014", Severity.WARNING, Evidence.SEVERAL_PROGRAMS, Severity.NOTE),
+        ("DL042", Severity.WARNING, Evidence.SEVERAL_PROGRAMS, Severity.WARNING),
+        ("DL042", Severity.WARNING, Evidence.PERHAPS_ONE_PROCESS, Severity.NOTE),
+        ("DL005", Severity.WARNING, Evidence.PERHAPS_ONE_PROCESS, Severity.WARNING),
     ],
 )
 def test_no_finding_is_more_than_its_rule_has_earned(
-    rule: str, evidence: Evidence, severity: Severity
+    rule: str, level: Severity, evidence: Evidence, severity: Severity
 ) -> None:
     docs = all_rules()[rule].RULE
     where = Source(Path("case.py"), "pass\n", ast.parse("pass\n"))
-    finding = docs.at(where, where.tree.body[0], "", severity=Severity.ERROR)
+    finding = docs.at(where, where.tree.body[0], "", severity=level)
     assert limited(finding, docs, evidence).severity is severity
 
 
