@@ -252,14 +252,10 @@ async def _hosts_of(question: Question, name: str, screen: Screen) -> tuple[list
     """All hosts of the job, in the order of its nodes: as the user names them, or else as the launch
     did."""
     answers = await _ask(question.about({"action": "list", "name": name}, question.hosts), screen)
-    named = {
-        record.node.node_rank: host
-        for host, records in answers.records.items()
-        for record in records
-    }
-    records = [record for records in answers.records.values() for record in records]
-    if records and records[0].hosts:
-        record = records[0]
+    records = [(host, record) for host, of_host in answers.records.items() for record in of_host]
+    if records and records[0][1].hosts:
+        _, record = records[0]
+        named = {peer.node.node_rank: host for host, peer in records}
         ranks = range(len(record.hosts))
         return [named.get(rank) or record.host(rank) for rank in ranks], record
 

@@ -170,7 +170,7 @@ class JobFolder:
         try:
             self.check()
             for path in (self._lock, self.frames):
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                path.touch(mode=0o600, exist_ok=False)
             self.write_state(JobState())
             self._write(self._spec, spec)  # the last one: from here on the job is listed
             flush_folder(self.path)

@@ -13,7 +13,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,40 +50,40 @@ OTHER_VERSION = ["it has another version of drumline", "install the same version
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+@dataclass
 class DiagnosisNotice:
     """The sidecars' diagnosis on the screen, once: every host reports the same, and one may have
     printed it."""
 
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._waiting = ""
-        self._printed = ""
-        self._printed_start = 0
-        """The start of ranks that it is about: the hosts number them alike."""
+    screen: Screen
+    waiting: str = ""
+    printed: str = ""
+    printed_start: int = 0
+    """The start of ranks that it is about: the hosts number them alike."""
 
     def add(self, frame: Mapping[str, Any], start: int) -> bool:
         """Whether it is to be printed before ranks are restarted."""
         if frame["was_printed"]:
-            self._printed = frame["sentence"]
-            self._printed_start = max(self._printed_start, start)
+            self.printed = frame["sentence"]
+            self.printed_start = max(self.printed_start, start)
             return False
 
         # A host that was cut off reports late what the others have reported.
-        is_late = start <= self._printed_start
+        is_late = start <= self.printed_start
         if frame["is_last"] or is_late:
             return False
 
-        self._printed_start = start
-        self._waiting = frame["sentence"]
+        self.printed_start = start
+        self.waiting = frame["sentence"]
         return True
 
     def print_waiting(self) -> None:
         """Print it, unless a host has printed it meanwhile."""
-        sentence = self._waiting
-        self._waiting = ""
-        if sentence and sentence != self._printed:
-            self._printed = sentence
-            self._screen.report(sentence, is_error=True)
+        sentence = self.waiting
+        self.waiting = ""
+        if sentence and sentence != self.printed:
+            self.printed = sentence
+            self.screen.report(sentence, is_error=True)
 
 
 class SilenceWatch:
