@@ -1,0 +1,58 @@
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+from recsys.data import ClickLog
+from recsys.model import TwoTower
+
+
+def worker(gpu, args):
+    torch.cuda.set_device(gpu)
+    rank = args.node_rank * args.gpus + gpu
+    dist.init_process_group(
+        backend="nccl",
+        init_method=f"tcp://{args.master}:{args.port}",
+        world_size=args.gpus * args.nodes,
+        rank=rank,
+    )
+    dataset = ClickLog(args.data)
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=4096, sampler=sampler, num_workers=4)
+    model = DDP(TwoTower(dim=128).cuda(gpu), device_ids=[gpu])
+    optim = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for user, item, label in loader:
+            loss = model(user.cuda(gpu), item.cuda(gpu), label.cuda(gpu))
+            optim.zero_grad()
+            loss.backward()
+            optim.step()
+        if gpu == 0:
+            print(f"node {args.node_rank} epoch {epoch} loss {loss.item():.4f}")
+    if rank == 0:
+        torch.save(model.module.state_dict(), args.out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--nodes", type=int, default=2)
+    p.add_argument("--gpus", type=int, default=8)
+    p.add_argument("--node-rank", type=int, required=True)
+    p.add_argument("--master", required=True)
+    p.add_argument("--port", type=int, default=23456)
+    p.add_argument("--data", default="/mnt/clicks")
+    p.add_argument("--epochs", type=int, default=3)
+    p.add_argument("--out", default="/mnt/models/two_tower.pt")
+    args = p.parse_args()
+    mp.spawn(worker, nprocs=args.gpus, args=(args,))
+
+
+if __name__ == "__main__":
+    main()
