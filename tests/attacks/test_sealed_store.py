@@ -237,7 +237,7 @@ def test_whatever_bytes_are_a_document_or_none(text: bytes) -> None:
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
-@pytest.mark.parametrize("key", ["members", "node/0", "node/1", "failed-code"])
+@pytest.mark.parametrize("key", ["members", "node/0", "node/1", "failed"])
 def test_the_list_of_nodes_outlives_what_an_unauthenticated_client_writes(
     base: dist.HashStore, key: str, value: bytes, secret: str | None
 ) -> None:
@@ -257,7 +257,7 @@ def test_the_list_of_nodes_outlives_what_an_unauthenticated_client_writes(
     assert first.is_alive(1, RUNNING)
     assert not first.was_replaced
     assert not second.was_replaced
-    assert first.failure_code() is None
+    assert first.failure() is None
     for membership in (first, second):
         assert membership._thread.is_alive()
         membership.leave()
@@ -265,7 +265,7 @@ def test_the_list_of_nodes_outlives_what_an_unauthenticated_client_writes(
 
 def test_only_with_the_secret_can_a_client_end_the_job_of_others(base: dist.HashStore) -> None:
     membership = Membership(base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
-    base.set("drumline/membership/failed", "node 1 ended the job: give up")
+    base.set("drumline/membership/failed", '{"sentence": "node 1 ended the job", "code": 1}')
     assert membership.failure() is None
 
 

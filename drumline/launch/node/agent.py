@@ -38,13 +38,8 @@ from drumline.base.job_secret import SECRET_ENV, new_secret
 from drumline.base.rank_environment import FailureRecord
 from drumline.base.startup import process_start
 from drumline.base.text import how_it_ended, named_ranks, print_message
-from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node.open_rendezvous import (
-    OwnRendezvous,
-    SingleNodeRendezvous,
-    address_of,
-    open_rendezvous,
-)
+from drumline.launch.node.node_rendezvous import AgentRendezvous
+from drumline.launch.node.open_rendezvous import OwnRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_exchange import RankFiles, RankSignals
 from drumline.launch.node.rank_logs import failure_time
 from drumline.launch.node_plan import NodePlan, Program, Supervision
@@ -101,7 +96,7 @@ class NodeAgent(LocalElasticAgent):
         super().__init__(spec=spec, logs_specs=self.files, **options)
 
         handler: Any = spec.rdzv_handler
-        self.rendezvous: SingleNodeRendezvous | NodeRendezvous = handler
+        self.rendezvous: AgentRendezvous = handler
         self._remaining_restarts = max(0, spec.max_restarts - self.rendezvous.restarts_used)
         self.is_task = is_task
         self.supervision = supervision
@@ -532,7 +527,7 @@ def _worker_spec(
     node: NodePlan,
     num_procs: int,
     program: Program,
-    rendezvous: SingleNodeRendezvous | NodeRendezvous,
+    rendezvous: AgentRendezvous,
 ) -> WorkerSpec:
     """What torch's agent starts, and how often."""
     # torch's knowledge of this machine: which cores are near which GPU. Without files of its own:
@@ -553,7 +548,7 @@ def _worker_spec(
 
 
 def _publish_failure(
-    rendezvous: SingleNodeRendezvous | NodeRendezvous,
+    rendezvous: AgentRendezvous,
     result: RunResult,
     diagnosis: SidecarDiagnosis | None,
 ) -> None:

@@ -31,7 +31,7 @@ HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.
 MISSED_HEARTBEATS = 5
 # Of what nodes write for each other; raised when an earlier version could not read it.
-FORM = 2
+FORM = 3
 ANOTHER_PORT = "take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
 JOINING = "joining"
 RUNNING = "running"
@@ -269,18 +269,12 @@ class Membership:
 
     def publish_failure(self, what: str, code: int) -> None:
         """Called before this node ends the job: publish why, and the exit code."""
-        self.store.set("failed-code", str(int(code)))
-        self.store.set("failed", f"{self.name(self.node.node_rank)} ended the job: {what}")
+        sentence = f"{self.name(self.node.node_rank)} ended the job: {what}"
+        self.store.set("failed", json.dumps({"sentence": sentence, "code": code}))
 
-    def failure(self) -> str | None:
-        """The failure that the first failing node has published."""
-        sentence = self.store.peek("failed")
-        return None if sentence is None else sentence.decode(errors="replace")
-
-    def failure_code(self) -> int | None:
-        """Its exit code."""
-        code = self.store.peek("failed-code") or b""
-        return int(code) if code.isdigit() and len(code) <= 3 else None
+    def failure(self) -> dict[str, Any] | None:
+        """The `sentence` and the exit `code` that the first failing node has published."""
+        return document(self.store.peek("failed") or b"", sentence=str, code=int)
 
     def host(self, rank: int) -> str | None:
         """The user's name for a node's host, otherwise its own host name; None: unknown."""

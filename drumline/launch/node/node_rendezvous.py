@@ -88,38 +88,16 @@ class Round:
         return cls(content["name"], cards, content.get("keys"))
 
 
-class NodeRendezvous(RendezvousHandler):
-    """Nodes in the order of their NODE_RANK."""
+class AgentRendezvous(RendezvousHandler):
+    """What an agent knows of its job. The methods here are for a job without other nodes."""
 
-    def __init__(
-        self,
-        store: dist.Store,
-        node: NodePlan,
-        address: str,
-        membership: Membership,
-    ) -> None:
-        """`store`: a connection that may block while it waits for a value."""
-        self.store = store
+    def __init__(self, node: NodePlan) -> None:
         self.node = node
-        self.address = address
-        self.membership = membership
-        self.secret = membership.secret
-        self.round: Round | None = None
-        """The last one that this node joined."""
-        self._last_list: Mapping[int, NodeCard] = {}
-        """On node 0: the cards of the last round that it published."""
-        self._join_until = 0.0
-        self._poll_s = min(1.0, 0.02 + node.num_nodes / 200)
-        self._ask = WaitNotice(first_s=1, growth=1)
-        self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
         self.restart_reason = ""
         """Why this node's ranks are restarted although they run."""
-        self.is_done = False
-        """Whether all ranks here have exited with 0, while others still run."""
         self.is_leaving = False
         """Whether this node's ranks were asked to stop: then nodes that join or leave do not
         matter."""
-        self._store_lost_at: float | None = None
         self.has_lost_node = False
         """Whether ranks are restarted because a node is lost."""
         self.ranks_secret = ""
@@ -133,6 +111,52 @@ class NodeRendezvous(RendezvousHandler):
         """The furthest step of all nodes when they joined."""
         self.reached_step = node.reached_step
         """The furthest step of this node's ranks."""
+
+    def get_run_id(self) -> str:
+        return RUN_ID
+
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def are_others_running(self) -> bool:
+        return False
+
+    def is_node_waiting(self) -> bool:
+        return False
+
+    def wait_for_others(self) -> None: ...
+    def publish_failure(self, what: str, code: int) -> None: ...
+    def warn_of_missing_nodes(self) -> None: ...
+    def leave(self) -> None: ...
+
+
+class NodeRendezvous(AgentRendezvous):
+    """Nodes in the order of their NODE_RANK."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        node: NodePlan,
+        address: str,
+        membership: Membership,
+    ) -> None:
+        """`store`: a connection that may block while it waits for a value."""
+        super().__init__(node)
+        self.store = store
+        self.address = address
+        self.membership = membership
+        self.secret = membership.secret
+        self.round: Round | None = None
+        """The last one that this node joined."""
+        self._last_list: Mapping[int, NodeCard] = {}
+        """On node 0: the cards of the last round that it published."""
+        self._join_until = 0.0
+        self._poll_s = min(1.0, 0.02 + node.num_nodes / 200)
+        self._ask = WaitNotice(first_s=1, growth=1)
+        self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
+        self.is_done = False
+        """Whether all ranks here have exited with 0, while others still run."""
+        self._store_lost_at: float | None = None
 
     def get_backend(self) -> str:
         return "drumline"
@@ -278,7 +302,8 @@ class NodeRendezvous(RendezvousHandler):
             f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
         )
         with contextlib.suppress(dist.DistError):  # node 0 may have left, with its store
-            what = self.membership.failure() or what
+            if failure := self.membership.failure():
+                what = failure["sentence"]
         return self._error(what, "read the output of the others")
 
     def _check_joins(self) -> None:
@@ -460,7 +485,7 @@ class NodeRendezvous(RendezvousHandler):
         """Whether another node has ended the job, or taken the place of this one."""
         if failure := self.membership.failure():
             self.membership.set_state(DONE)
-            raise self._error(failure, "read its output")
+            raise self._error(failure["sentence"], "read its output")
         self._check_replaced()
 
     def _reason(self, waiting: list[int], lost: list[int]) -> str:
@@ -545,7 +570,9 @@ class NodeRendezvous(RendezvousHandler):
         """Its class, and with it the exit code, is that of what ended the job."""
         kind: type[DrumlineError] = TrainingError if self.members else PreflightError
         with contextlib.suppress(dist.DistError):
-            kind = HangError if self.membership.failure_code() == ExitCode.HANG else kind
+            failure = self.membership.failure()
+            if failure is not None and failure["code"] == ExitCode.HANG:
+                kind = HangError
         return kind(what, next_step=next_step)
 
     def leave(self) -> None:
@@ -562,9 +589,6 @@ class NodeRendezvous(RendezvousHandler):
         # The job is not over for the launcher that has replaced this one.
         if not self.membership.was_replaced:
             self.membership.store.set(CLOSED, "1")
-
-    def get_run_id(self) -> str:
-        return RUN_ID
 
     def shutdown(self) -> bool:
         """End the job, and leave."""

@@ -6,19 +6,18 @@ import errno
 import math
 import socket
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived, new_secret
 from drumline.base.text import print_message
 from drumline.launch.node.membership import Membership
-from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node_plan import RUN_ID, NodePlan
+from drumline.launch.node.node_rendezvous import AgentRendezvous, NodeRendezvous
+from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import (
     CLOSED_S,
     OPEN_RENDEZVOUS,
@@ -49,24 +48,13 @@ LIMITS_S: dict[str, float] = {
 }
 
 
-class SingleNodeRendezvous(RendezvousHandler):
+class SingleNodeRendezvous(AgentRendezvous):
     """For a job on one machine: every attempt gets a new store, which only this machine can
     reach."""
 
-    sidecars: tuple[str, ...] = ()
-    restart_reason = ""
-    is_leaving = False
-    has_lost_node = False
-
     def __init__(self, node: NodePlan) -> None:
-        self.node = node
-        self.restarts_used = node.restarts_used
-        self.counted_step = node.reached_step
-        self.reached_step = node.reached_step
+        super().__init__(node)
         self.store: dist.Store | None = None
-        self.ranks_secret = ""
-        """The secret of the ranks of the attempt: any user of this machine can reach their
-        store."""
 
     def get_backend(self) -> str:
         return "single node"
@@ -76,6 +64,7 @@ class SingleNodeRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
+        # Any user of this machine can reach the store.
         self.ranks_secret = new_secret()
         store = open_tcp_store(LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK)
         self.store = store
@@ -89,25 +78,7 @@ class SingleNodeRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         return 0
 
-    def get_run_id(self) -> str:
-        return RUN_ID
-
-    # The other methods of `NodeRendezvous`, for a job without other nodes.
-
-    def explained(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def are_others_running(self) -> bool:
-        return False
-
-    def is_node_waiting(self) -> bool:
-        return False
-
     def set_closed(self) -> None: ...
-    def wait_for_others(self) -> None: ...
-    def publish_failure(self, what: str, code: int) -> None: ...
-    def warn_of_missing_nodes(self) -> None: ...
-    def leave(self) -> None: ...
 
     def shutdown(self) -> bool:
         self.store = None
@@ -137,7 +108,7 @@ class OwnRendezvous(SingleNodeRendezvous):
 
 def open_rendezvous(
     node: NodePlan, secret: str | None, *, continues: bool = False
-) -> SingleNodeRendezvous | NodeRendezvous:
+) -> AgentRendezvous:
     """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes
     were given. `continues`: its ranks do not need those of other nodes."""
     if node.num_nodes == 1:

@@ -23,8 +23,7 @@ from drumline.base.errors import ExitCode
 from drumline.base.processes import has_signal, read_status
 from drumline.base.rank_environment import FailureRecord, read_failure
 from drumline.base.startup import ENDING_SIGNALS, SAME_SIGNAL_S
-from drumline.launch.node.node_rendezvous import NodeRendezvous, Preempted
-from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.launch.node.node_rendezvous import AgentRendezvous, Preempted
 from drumline.launch.node.rank_logs import rank_file, rank_output
 from drumline.rank.torch_internals import is_terminating_handler
 
@@ -112,7 +111,7 @@ class RankSignals:
     def __init__(
         self,
         rank_processes: Callable[[], Iterable[Popen[Any]]],
-        rendezvous: SingleNodeRendezvous | NodeRendezvous,
+        rendezvous: AgentRendezvous,
         *,
         is_task: bool,
     ) -> None:

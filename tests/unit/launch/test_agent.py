@@ -89,7 +89,7 @@ def test_the_end_of_a_run_lets_ranks_save_though_a_node_was_lost_before(
     """torch 2.11 gives no timeout there."""
     agent = NodeAgent.__new__(NodeAgent)
     agent.is_task = True
-    agent.rendezvous = SingleNodeRendezvous.__new__(SingleNodeRendezvous)
+    agent.rendezvous = SingleNodeRendezvous(NodePlan())
     agent.rendezvous.has_lost_node = True
     monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: {})
     signals = []
@@ -120,7 +120,7 @@ def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
     agent = NodeAgent.__new__(NodeAgent)
     agent.is_task = True
     agent._failed = has_failed
-    agent.rendezvous = SingleNodeRendezvous.__new__(SingleNodeRendezvous)
+    agent.rendezvous = SingleNodeRendezvous(NodePlan())
     agent.rendezvous.restart_reason = "node 1 (b) restarted"
     agent.rendezvous.has_lost_node = has_lost_node
     agent.watch = WatchFolder.__new__(WatchFolder)
