@@ -126,10 +126,8 @@ class WatchFolder:
         if self.current is None or rank in self._written:
             return
         self._written.add(rank)
-        path = self.current / f"exit-{rank:05d}"
         with contextlib.suppress(OSError):
-            path.with_suffix(".partial").write_text(f"{code}\n", encoding="utf-8")
-            path.with_suffix(".partial").replace(path)
+            replace_text(self.current / f"exit-{rank:05d}", f"{code}\n")
 
     def note_ending(self, grace_s: float, *, why: str = "") -> None:
         """Record that ranks are ended from here on, and that those that are left after this time

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drumline.watch.sidecar.prometheus_metrics import OF_GPUS, GpuReader
+from drumline.watch.sidecar.prometheus_metrics import OF_GPUS, gpu_samples
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_figures_of_every_gpu() -> None:
-    reader = GpuReader()
     held = torch.zeros(1 << 28, device="cuda")
-    samples = {(name, labels): value for name, labels, value in reader.read()}
+    samples = {(name, labels): value for name, labels, value in gpu_samples()}
     assert {name for name, _ in samples} <= set(OF_GPUS)
     assert all(len(labels) == len(OF_GPUS[name].labels) for name, labels in samples)
     assert samples["gpu_memory_bytes", ("0",)] > samples["gpu_memory_used_bytes", ("0",)]

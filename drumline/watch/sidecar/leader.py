@@ -238,7 +238,7 @@ class Leader:
         message = diagnosis.sentence(alarm)
         # The host that is cut off would print it when it is back; the others have printed it.
         is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
-        if is_printed(diagnosis) and not (is_cut_off and alarm == "stall"):
+        if not diagnosis.is_ranks_error and not (is_cut_off and alarm == "stall"):
             self.reporter.print_alarm(alarm, message)
         self.notices.append(Notice(alarm, message))
         self.reporter.write_diagnosis(alarm, diagnosis, inspected, action, time.time())
@@ -279,8 +279,3 @@ class Leader:
             here.cancel()
 
         return states
-
-
-def is_printed(diagnosis: Diagnosis) -> bool:
-    """Whether the sidecar prints it; an error is printed by the rank itself, or by the launcher."""
-    return not diagnosis.is_ranks_error

@@ -22,7 +22,7 @@ from drumline.base.untrusted import from_json, replace_text
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.watchdog import urgent_symptoms
-from drumline.watch.sidecar.leader import FRESH_S, Leader, is_printed
+from drumline.watch.sidecar.leader import FRESH_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
 from drumline.watch.sidecar.metrics_server import serve_metrics
 from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork
@@ -242,7 +242,7 @@ class Sidecar:
         message = {"kind": "act", "alarm": alarm, "diagnosis": asdict(diagnosis), "action": action}
         for peer in self.options.peers:
             self.network.send(peer.node, message)
-        self._act_here(alarm, diagnosis, action, was_printed=is_printed(diagnosis))
+        self._act_here(alarm, diagnosis, action, was_printed=not diagnosis.is_ranks_error)
 
     def _act_here(
         self,

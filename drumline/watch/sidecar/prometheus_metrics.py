@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -123,24 +124,17 @@ def _progress_samples(rank: RankState, label: tuple[str, ...]) -> Iterator[Sampl
             yield "phase_seconds_total", (*label, phase.name.lower()), seconds
 
 
-class GpuReader:
-    """The GPUs of this host as its driver reports them (NVML). Its calls may block for ever when a GPU
-    has failed."""
-
-    def __init__(self) -> None:
-        self._handles: list[Any] | None = None
-
-    def read(self) -> list[Sample]:
-        """Samples of OF_GPUS; what a GPU does not report is left out, and nothing where there are none."""
-        if self._handles is None:
-            self._handles = _open_gpus()
-        return [
-            (f"gpu_{name}", (str(index), *labels), value)
-            for index, handle in enumerate(self._handles)
-            for name, labels, value in _gpu_samples(handle)
-        ]
+def gpu_samples() -> list[Sample]:
+    """The GPUs of this host as its driver reports them (NVML), whose calls may block for ever when a
+    GPU has failed. What a GPU does not report is left out, and nothing where there are none."""
+    return [
+        (f"gpu_{name}", (str(index), *labels), value)
+        for index, handle in enumerate(_open_gpus())
+        for name, labels, value in _samples_of(handle)
+    ]
 
 
+@cache
 def _open_gpus() -> list[Any]:
     try:
         pynvml.nvmlInit()
@@ -149,7 +143,7 @@ def _open_gpus() -> list[Any]:
         return []
 
 
-def _gpu_samples(gpu: Any) -> Iterator[Sample]:
+def _samples_of(gpu: Any) -> Iterator[Sample]:
     if (rates := _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)) is not None:
         yield "utilization_ratio", (), rates.gpu / 100
     if (memory := _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)) is not None:
@@ -252,7 +246,7 @@ class NodeMetrics:
 
     def __init__(self, options: SidecarOptions, ranks: LocalRanks) -> None:
         self._ranks = ranks
-        self._late = [LateSamples(GpuReader().read, "gpus")]
+        self._late = [LateSamples(gpu_samples, "gpus")]
         if options.run is not None and 0 in options.ranks:
             self._late.append(LateSamples(RunFigures(Path(options.run)).read, "run-figures"))
         self._num_restarts = start_number(Path(options.folder))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drumline.watch.sidecar.prometheus_metrics import GpuReader
+from drumline.watch.sidecar.prometheus_metrics import gpu_samples
 
 
 def test_no_gpus_no_figures() -> None:
     if torch.cuda.is_available():
         pytest.skip("this host has GPUs: tests/gpu/test_gpu_figures_cuda.py")
-    reader = GpuReader()
-    assert reader.read() == reader.read() == []
+    assert gpu_samples() == gpu_samples() == []
