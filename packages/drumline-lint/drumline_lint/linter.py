@@ -163,8 +163,8 @@ def run_rules(
     scripts = [script for reading in readings for script in reading.scripts]
     sources = [reading.content for reading in readings if isinstance(reading.content, Source)]
     readmes = [reading.readme for reading in readings if reading.readme is not None]
-    launched = launches_by_file([*scripts, *readmes])
     documents = documents_by_path(readings)
+    launched = launches_by_file([*scripts, *readmes], documents)
     check_part = functools.partial(_check_part, chosen, progress, launched, documents, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
@@ -305,11 +305,14 @@ def documents_by_path(readings: Sequence[Reading]) -> Mapping[Path, str]:
     }
 
 
-def launches_by_file(scripts: list[Script]) -> Mapping[Path, Sequence[Launch]]:
-    """The launches of all scripts, by the Python file that they start, from the folder of the
-    script or one above."""
+def launches_by_file(
+    scripts: list[Script], documents: Mapping[Path, str]
+) -> Mapping[Path, Sequence[Launch]]:
+    """The launches of all scripts, which get the settings that they may name, by the Python file
+    that they start, from the folder of the script or one above."""
     launched: dict[Path, list[Launch]] = {}
     for script in scripts:
+        script.documents = documents
         for launch in launches(script):
             name = training_file(launch)
             for folder in script.path.parents if name else ():

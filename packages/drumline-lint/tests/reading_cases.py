@@ -61,8 +61,8 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
     ]
     scripts = [script for reading in readings for script in reading.scripts]
     readmes = [reading.readme for reading in readings if reading.readme is not None]
-    program.launches = launches_by_file([*scripts, *readmes])
     program.documents = documents_by_path(readings)
+    program.launches = launches_by_file([*scripts, *readmes], program.documents)
     found: list[Finding] = []
     for module in all_rules().values():
         if hasattr(module, "check"):

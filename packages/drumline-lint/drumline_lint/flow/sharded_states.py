@@ -4,10 +4,7 @@ rank handles them without the others."""
 from __future__ import annotations
 
 import ast
-import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import is_always_run
@@ -73,20 +70,12 @@ def _is_started_sharded(program: Program, source: Source) -> bool:
         if launch.kind == ACCELERATE
     ]
     return any(
-        _starts_sharded(program, launch) and source in with_imported(program, [file])
+        _starts_sharded(launch) and source in with_imported(program, [file])
         for file, launch in starts
     )
 
 
-def _starts_sharded(program: Program, launch: Launch) -> bool:
-    if not _SHARDING_FLAGS.isdisjoint(launch.flags):
-        return True
-    texts = (program.documents.get(path) for path in _config_files(launch))
-    return any(text is not None and _SHARDING_SETTING.search(text) for text in texts)
-
-
-def _config_files(launch: Launch) -> Iterator[Path]:
-    """Where its `--config_file` may be: from the folder of the script, or one above."""
-    name = launch.value("config-file")
-    for folder in launch.script.path.parents if name else ():
-        yield Path(os.path.normpath(folder / str(name)))
+def _starts_sharded(launch: Launch) -> bool:
+    is_by_flag = not _SHARDING_FLAGS.isdisjoint(launch.flags)
+    config = launch.config
+    return is_by_flag or (config is not None and bool(_SHARDING_SETTING.search(config.text)))

@@ -87,7 +87,7 @@ def processes_per_node(launch: Launch) -> int | None:
     """How many ranks are started on a node; None for `gpu`, `auto` and unknown values."""
     if launch.kind == ACCELERATE:
         total = whole_number(launch.value("num-processes"))
-        machines = least_nodes(launch) if "num-machines" in launch.flags else 1
+        machines = accelerate_machines(launch)
         return None if total is None or not machines or total % machines else total // machines
     if launch.kind == DEEPSPEED:
         return whole_number(launch.value("num-gpus"))
@@ -101,6 +101,15 @@ def processes_per_node(launch: Launch) -> int | None:
     if container is not None and launch.is_of_operator:
         return whole_number(container.processes.plain) if container.processes else None
     return 1 if launch.is_sure else None
+
+
+def accelerate_machines(launch: Launch) -> int | None:
+    """Of how many machines --num_processes is the total; None if it is not known."""
+    if "num-machines" in launch.flags:
+        return least_nodes(launch)
+    setting = launch.configured("num-machines")
+    is_unknown = "config-file" in launch.flags and launch.config is None
+    return whole_number(setting.text) if setting else None if is_unknown else 1
 
 
 def gpus_per_node(launch: Launch) -> int | None:

@@ -16,7 +16,10 @@ SUFFIXES = (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml
 DOCKERFILE_NAMES = re.compile(
     r"(?:Docker|Container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE
 )
-REQUIREMENTS_NAMES = re.compile(r"requir\w*ments?[\w.-]*\.txt|pyproject\.toml", re.IGNORECASE)
+DOCUMENT_NAMES = re.compile(
+    r"requir\w*ments?[\w.-]*\.txt|pyproject\.toml|(?:ds|deepspeed|zero)[\w.-]*\.json", re.IGNORECASE
+)
+"""Requirements, and the settings of DeepSpeed."""
 README_NAMES = re.compile(r"README.*", re.IGNORECASE)
 SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 _FIRST_LINE_BYTES = 200
@@ -102,8 +105,8 @@ def _walk(search: _Search, top: Path) -> None:
         folders[:] = [path.name for path in inner if not path.is_symlink()]
         for path in (folder / name for name in files):
             is_dockerfile = DOCKERFILE_NAMES.fullmatch(path.name) is not None
-            is_requirements = REQUIREMENTS_NAMES.fullmatch(path.name) is not None
-            is_text = is_dockerfile or is_requirements or is_readme(path)
+            is_document = DOCUMENT_NAMES.fullmatch(path.name) is not None
+            is_text = is_dockerfile or is_document or is_readme(path)
             is_read = path.name.endswith(SUFFIXES) or is_text
             is_file = (is_read or _is_shell(path)) and path.is_file()
             if is_file and not is_matched(path, search.exclude, search.root):

@@ -4,9 +4,12 @@ their flags."""
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -164,6 +167,7 @@ _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON_NAME = re.compile(r"python[0-9.]*")
 _PYTHON_VARIABLE = re.compile(r"\$\{?\w*PYTHON\w*\}?", re.IGNORECASE)
 _MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": OLD_LAUNCH}
+_DEEPSPEED_CONFIG = re.compile(r"--deepspeed(?:_config)?[ =](\S+\.json)")
 _DEEPEST = 4
 # Cached, because every rule needs it.
 _LAUNCHES: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
@@ -203,6 +207,35 @@ class Launch:
         """The constant that a flag is given."""
         flag = self.flags.get(name)
         return self.script.constant(flag.value) if flag and flag.value else None
+
+    @cached_property
+    def config(self) -> Script | None:
+        """The file of accelerate's --config_file, in the folder of the script or one above."""
+        return self._document(self.value("config-file") or "")
+
+    @property
+    def deepspeed_config(self) -> Script | None:
+        """The JSON that the training script is given as `--deepspeed_config` or `--deepspeed`."""
+        words = " ".join(word.plain or "$" for word in self.arguments)
+        name = _DEEPSPEED_CONFIG.search(words)
+        return self._document(name[1]) if name else None
+
+    def _document(self, name: str) -> Script | None:
+        outermost = self.script.outermost
+        for folder in outermost.path.parents if name else ():
+            path = Path(os.path.normpath(folder / name))
+            if path in outermost.documents:
+                return Script(path, outermost.documents[path])
+        return None
+
+    def configured(self, name: str) -> Word | None:
+        """What that file sets in place of a flag that is not given."""
+        if self.config is None or name in self.flags or not self.is_sure:
+            return None
+        setting = re.search(
+            rf"^{name.replace('-', '_')}:[ \t]*['\"]?([\w.]+)", self.config.text, re.MULTILINE
+        )
+        return Word(*setting.span(), setting[1]) if setting else None
 
     @property
     def is_torchrun(self) -> bool:

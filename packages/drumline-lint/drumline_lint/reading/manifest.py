@@ -96,8 +96,11 @@ class _ManifestReader:
         if services and member(document, "kind") is None:
             hosts = frozenset(host for name, node in services for host in _hosts(name, node))
             keys = {scalar(key): key for key, _ in listed.value}
+            scripts: list[Script] = []
             for name, node in services:
-                yield self._service(self._scalar_word(keys.get(name)), node, hosts)
+                word = self._scalar_word(keys.get(name))
+                scripts.append(self._service(word, node, hosts, scripts))
+            yield from scripts
         elif member(document, "kind") is not None:
             visited: set[int] = set()
             for workload, pod, replicas in _all_pods(document):
@@ -206,7 +209,9 @@ class _ManifestReader:
 
     # Compose
 
-    def _service(self, name: Word | None, node: YamlNode, hosts: frozenset[str]) -> Script:
+    def _service(
+        self, name: Word | None, node: YamlNode, hosts: frozenset[str], services: list[Script]
+    ) -> Script:
         devices = items(member(node, "deploy", "resources", "reservations", "devices"))
         keys = {key for key, _ in mapping(node)}
         counts = [
@@ -222,6 +227,7 @@ class _ManifestReader:
             is_on_shared_network=text_at(node, "network_mode") not in {"", "bridge", "none"},
             is_without_gpu=not devices and not keys & _MAKES_GPUS_VISIBLE,
             hosts=frozenset() if keys & _OTHER_HOSTS else hosts,
+            services=[] if "profiles" in keys else services,
         )
         script = self._script(container, self._service_commands(node))
         environment = member(node, "environment")

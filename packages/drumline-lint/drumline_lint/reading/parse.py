@@ -12,7 +12,7 @@ from pathlib import Path
 from drumline_lint.findings import UNREADABLE, Finding, problem
 from drumline_lint.reading.discovery import (
     DOCKERFILE_NAMES,
-    REQUIREMENTS_NAMES,
+    DOCUMENT_NAMES,
     SHELL_SHEBANG,
     is_readme,
 )
@@ -43,7 +43,7 @@ class Reading:
     readme: Script | None = None
     """The commands that a README shows; no rule checks them."""
     document: str | None = None
-    """The text of settings in YAML, or of requirements; no rule checks it."""
+    """The text of settings in YAML or JSON, or of requirements; other files lead to it."""
 
     @property
     def scripts(self) -> Sequence[Script]:
@@ -96,7 +96,7 @@ def decode(path: Path, data: bytes) -> Reading:
     elif language == "readme":
         reading.is_skipped = True
         reading.readme = read_readme(path, data.decode(errors="surrogateescape"))
-    elif language == "requirements":
+    elif language == "document":
         reading.is_skipped = True
         reading.document = data.decode(errors="surrogateescape")
     elif language == "yaml":
@@ -117,8 +117,8 @@ def language_of(path: Path, data: bytes) -> str:
         return "shell"
     if is_readme(path):
         return "readme"
-    if REQUIREMENTS_NAMES.fullmatch(path.name):
-        return "requirements"
+    if DOCUMENT_NAMES.fullmatch(path.name):
+        return "document"
     if path.suffix in {".yaml", ".yml"}:
         return "yaml"
     if DOCKERFILE_NAMES.fullmatch(path.name):

@@ -87,11 +87,9 @@ def host_in(launch: Launch, address: Word) -> str:
 
 def set_by_container(launch: Launch, word: Word) -> Assignment | None:
     """Where the environment of a container has the value of a word that is a variable."""
-    script = launch.script
-    while script.outer is not None:
-        script = script.outer
     name = replace(word, text=word.text.replace("$$", "$")).variable
-    variables = [item for item in script.environment if item.name == name]
+    environment = launch.script.outermost.environment
+    variables = [item for item in environment if item.name == name]
     return variables[0] if len(variables) == 1 else None
 
 

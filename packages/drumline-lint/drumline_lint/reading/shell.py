@@ -127,6 +127,8 @@ class Container:
     refused: tuple[Refusal, ...] = ()
     hosts: frozenset[str] = frozenset()
     """The names that it can be reached by, with those of the other services of a Compose file."""
+    services: list[Script] = field(default_factory=list)
+    """All containers of a Compose file, in its order."""
     unresolved: str = ""
     """Why the names of services cannot be resolved in it; empty if they can."""
 
@@ -151,6 +153,8 @@ class Script:
     """Variables that are set outside of the shell's code."""
     line_starts: Sequence[int] = ()
     """Where the lines of the file begin, if the text has lost some of them."""
+    documents: Mapping[Path, str] = field(default_factory=dict)
+    """The texts of settings, by the path of the file."""
     is_readme: bool = False
     """Whether it only tells how files are started."""
 
@@ -173,6 +177,10 @@ class Script:
         if self.outer is not None:
             return self.outer.sbatch
         return Options() if self.container else header_options(self.text)
+
+    @property
+    def outermost(self) -> Script:
+        return self if self.outer is None else self.outer.outermost
 
     def inner(self, start: int, end: int) -> Script:
         """The script that another shell reads from this part of the text."""

@@ -96,6 +96,7 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9])")
 # In templates, as in `DATA=<path of the data>` or `{{ path }}`; it is not valid shell.
 _PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>|\{\{[^{}\n]*\}\}")
+_SPLICED = re.compile(r"'(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)'")
 _CONTINUED = re.compile(r"\\\r?\n")
 _ESCAPED = re.compile(r"\\(?:\r?\n|(.))", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r"\\(?:\r?\n|([`\"\\]))")
@@ -225,13 +226,14 @@ def _is_word(node: Node) -> bool:
 
 
 def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
-    """The part between the quotes of a word that is one quoted text."""
+    """The part between the quotes of a word that is one quoted text, also with variables of the
+    outer shell in it: `'cd '"$WORK"' && run'`."""
     if word.code is not None:
         return word.code
     quote = text[word.start : word.start + 1]
     closes = word.end - word.start >= 2 and text[word.end - 1] == quote
     if quote not in {"'", '"'} or not closes:
         return None
-    inner = text[word.start + 1 : word.end - 1]
+    inner = _SPLICED.sub("", text[word.start + 1 : word.end - 1])
     bare = re.sub(r"\\.", "", inner, flags=re.DOTALL) if quote == '"' else inner
     return None if quote in bare else (word.start + 1, word.end - 1)

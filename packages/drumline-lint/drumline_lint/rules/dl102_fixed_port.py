@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import backend, most_nodes, port_flag, variable
 from drumline_lint.reading.shell import Script, TextRange
+from drumline_lint.reading.shell_parser import Command
 from drumline_lint.reading.slurm import whole_number
 
 RULE = rule("DL102")
@@ -64,7 +66,7 @@ def _port(launch: Launch) -> tuple[TextRange, int | None]:
 def _side_by_side(script: Script) -> Iterator[Finding]:
     """Launches in the background that listen on the same port of this host."""
     waits = [command.start for command in script.commands if command.words[0].plain == "wait"]
-    functions = _background_functions(script)
+    functions = _functions(script, waits)
     earlier: dict[int, int] = {}
     for launch in launches(script):
         starts = _background_starts(launch, functions)
@@ -86,23 +88,34 @@ def _side_by_side(script: Script) -> Iterator[Finding]:
             earlier[port] = start
 
 
-def _background_functions(script: Script) -> list[tuple[int, int, list[int]]]:
-    """Where each function begins and ends that is called in the background, and its calls."""
-    calls: dict[str, list[int]] = {}
+@dataclass(frozen=True)
+class _Function:
+    """Where a function of the shell begins and ends, and the commands that call it."""
+
+    start: int
+    end: int
+    calls: list[Command]
+    waits: bool
+
+
+def _functions(script: Script, waits: list[int]) -> list[_Function]:
+    calls: dict[str, list[Command]] = {}
     for command in script.commands:
-        if command.is_background:
-            calls.setdefault(command.words[0].plain or "", []).append(command.start)
-    return [
-        (header.start(), script.text.find("\n}", header.end()), calls[header[1]])
-        for header in (_FUNCTION.finditer(script.text) if calls else ())
-        if header[1] in calls
-    ]
+        calls.setdefault(command.words[0].plain or "", []).append(command)
+    functions = []
+    for header in _FUNCTION.finditer(script.text):
+        end = script.text.find("\n}", header.end())
+        has_wait = any(header.start() < wait < end for wait in waits)
+        functions.append(_Function(header.start(), end, calls.get(header[1], []), has_wait))
+    return functions
 
 
-def _background_starts(launch: Launch, functions: list[tuple[int, int, list[int]]]) -> list[int]:
+def _background_starts(launch: Launch, functions: list[_Function]) -> list[int]:
     """Where it is put in the background: itself, or calls of the function that it is in."""
     start = launch.command.start
-    if launch.command.is_background:
-        return [] if launch.command.loop else [start]
-    around = [calls for first, last, calls in functions if first < start < last]
-    return around[0] if around else []
+    is_background = launch.command.is_background
+    around = [function for function in functions if function.start < start < function.end]
+    if not around or launch.command.loop:
+        return [start] if is_background and not launch.command.loop else []
+    is_left_running = is_background and not around[0].waits
+    return [call.start for call in around[0].calls if is_left_running or call.is_background]

@@ -38,7 +38,8 @@ _ONE_JOB = {"PyTorchJob", "StatefulSet"}
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A Trainer of Lightning, whose devices are the tasks of the job on each node."""
     for call in program.calls(source, "pytorch_lightning.Trainer"):
-        values = program.values(argument(call, None, "devices"))
+        option = argument(call, None, "devices")
+        values = program.values(option)
         counts = [value.value for value in values if isinstance(value, ConstantValue)]
         devices = counts[0] if len(counts) == 1 else None
         for launch in program.launches_of(source):
@@ -49,7 +50,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     f"the Trainer has {devices} devices, and srun starts {tasks} tasks on each node"
                 )
                 fix = f"write #SBATCH --ntasks-per-node={devices}"
-                yield RULE.at(source, call, message, fix=fix)
+                yield RULE.at(source, option, message, fix=fix)
                 break
 
 

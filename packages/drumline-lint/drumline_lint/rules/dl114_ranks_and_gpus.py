@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.allocation import (
+    accelerate_machines,
     allocated_gpus,
     gpus_per_node,
     processes_per_node,
     visible_devices,
 )
 from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import least_nodes, variable
+from drumline_lint.reading.rendezvous import most_nodes, nodes_flag, variable
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
 
 RULE = rule("DL114")
+# The script may write other numbers into its settings, or share a batch among several ranks.
+_OTHER_BATCH = re.compile("batch|accum|parallel")
+_BATCH_SIZE = re.compile(
+    r'"(train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps)"\s*:\s*(\d+)'
+)
 _COUNTS = ("nproc-per-node", "num-processes", "num-gpus")
 
 
@@ -28,6 +35,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
         is_training = launch.kind != PYTHON or "MASTER_ADDR" in script.text
         by = "srun" if launch.kind == PYTHON else launch.kind
         yield from _other_gpus(script, launch)
+        yield from _batch_sizes(launch)
         if finding := _total_of_one_machine(script, launch):
             yield finding
         elif processes and gpus and is_training and processes > gpus:
@@ -38,9 +46,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
     """--num_processes of accelerate: fewer than the machines, or the name of a number of one."""
-    total = launch.flags.get("num-processes") if launch.kind == ACCELERATE else None
-    machines = least_nodes(launch) or 1
-    if total is None or total.value is None or machines < 2:
+    machines = accelerate_machines(launch) if launch.kind == ACCELERATE else None
+    if machines is None or machines < 2:
+        return None
+    total = launch.flags.get("num-processes")
+    if total is None:
+        return _configured_total(launch, machines)
+    if total.value is None:
         return None
     value = launch.value("num-processes") or ""
     is_less = value.isdigit() and int(value) < machines
@@ -51,6 +63,42 @@ def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
     )
     fix = "multiply it by the number of machines"
     return RULE.at(script, total.word, message, fix=fix, severity=Severity.WARNING)
+
+
+def _configured_total(launch: Launch, machines: int) -> Finding | None:
+    """num_processes in the file of --config_file: the number of GPUs of one of its machines."""
+    total = launch.configured("num-processes")
+    if total is None or launch.config is None or total.text != str(gpus_per_node(launch)):
+        return None
+    message = f"num_processes is the total of {machines} machines, and each has {total.text} GPUs"
+    fix = "multiply it by the number of machines"
+    return RULE.at(launch.config, total, message, fix=fix, severity=Severity.WARNING)
+
+
+def _batch_sizes(launch: Launch) -> Iterator[Finding]:
+    """What DeepSpeed checks first: the batch of all ranks is the product of the other numbers."""
+    config = launch.deepspeed_config
+    processes = processes_per_node(launch)
+    is_of_nodes = nodes_flag(launch) in launch.flags or "hostfile" in launch.flags
+    nodes = most_nodes(launch) if is_of_nodes else 1
+    is_replaced = any(_OTHER_BATCH.search(word.text) for word in launch.arguments)
+    if config is None or launch.kind == PYTHON or is_replaced or "parallel" in config.text:
+        return
+    sizes = {size[1]: size for size in _BATCH_SIZE.finditer(config.text)}
+    if len(sizes) < 3 or not processes or not nodes:
+        return
+    total = sizes.pop("train_batch_size")
+    product = processes * nodes
+    for size in sizes.values():
+        product *= int(size[2])
+    if int(total[2]) != product:
+        counts = " x ".join(size[2] for size in sizes.values())
+        message = (
+            f"train_batch_size is {total[2]}, and {counts} on {processes * nodes} ranks are {product}: "
+            "deepspeed.initialize fails"
+        )
+        fix = f"write {product}, or leave train_batch_size out"
+        yield RULE.at(config, Word(*total.span()), message, fix=fix)
 
 
 def _other_gpus(script: Script, launch: Launch) -> Iterator[Finding]:

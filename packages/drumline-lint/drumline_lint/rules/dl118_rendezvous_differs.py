@@ -18,7 +18,9 @@ _OWN = re.compile(
     r"\$\(\s*(?:hostname|uname -n)\b[^)|]*\)|`(?:hostname|uname -n)\b[^`|]*`"
     r"|\$(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\b"
     r"|\$\{(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\}"
-    r"|\$\([^;]*?\b(?:RANDOM|shuf|uuidgen|mktemp)\b[^;]*|\$\$(?![\w{])"  # Compose writes $$NAME
+    r"|\$\([^;]*?\b(?:RANDOM|shuf|uuidgen|mktemp)\b[^;]*"
+    # Compose writes $$NAME; containers and tasks do not begin in the same second
+    r"|\$\$(?![\w{])|\$\(\s*date\b[^)]*%[sNST][^)]*\)"
 )
 # One shell evaluates the words for all nodes.
 _OF_JOBS = re.compile(
