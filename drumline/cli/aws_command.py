@@ -192,7 +192,9 @@ def _down(account: Account, settings: ClusterSettings, flags: FlagValues) -> Non
     delete_data = bool(flags.delete_data)
     other_owners = made_by_others(account, settings, delete_data=delete_data)
     if other_owners and not flags.any_owner:
-        again = f"drumline aws down --name {settings.name} --any-owner"
+        # The same region and profile: elsewhere the name is another cluster's.
+        words = ["drumline", "aws", "down", *_place(settings), "--any-owner"]
+        again = shlex.join([*words, "--delete-data"] if delete_data else words)
         raise UsageError(
             f"{'; '.join(other_owners)}; nothing was removed",
             next_step=f"ask whoever made it; to remove it all the same: {again}",
@@ -200,6 +202,16 @@ def _down(account: Account, settings: ClusterSettings, flags: FlagValues) -> Non
     volumes = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
     show_lines(kept_lines(account, settings, volumes))
+
+
+def _place(settings: ClusterSettings) -> list[str]:
+    """The flags by which another command finds the cluster."""
+    place = {
+        "--name": settings.name,
+        "--region": settings.region,
+        "--profile": settings.profile,
+    }
+    return [word for flag, value in place.items() if value for word in (flag, value)]
 
 
 # Launching on the nodes
@@ -302,10 +314,8 @@ class _CloudJob:
         if self._by_ssm:
             check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
 
-        place = {"--name": settings.name, "--region": settings.region}
-        place |= {"--profile": settings.profile, "--identity": identity}
-        options = [word for flag, value in place.items() if value for word in (flag, value)]
-        self._follow = ["drumline", "aws", "{verb}", "{job}", *options]
+        key = ["--identity", identity] if identity else []
+        self._follow = ["drumline", "aws", "{verb}", "{job}", *_place(settings), *key]
         self._config = folder / "ssh_config"
         self._wheel = Path(os.devnull)
         self._prepare_words = ["sudo", PREPARE, str(Path.cwd())]

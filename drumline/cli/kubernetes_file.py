@@ -118,7 +118,7 @@ def wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
         for value in values if isinstance(values, list) else [values]:
             if not form.fullmatch(value):
                 yield f"--{name}: {value!r} is not {description}"
-    yield from wrong_claims(verb_flags.get("pvc", []))
+    yield from wrong_claims(claim for claim in verb_flags.get("pvc", []) if CLAIM.fullmatch(claim))
     if isinstance(verb_flags.efa, bool):
         yield "--efa: needs the number of adapters of a pod, as in --efa 4"
     words = verb_flags.get("env", [])

@@ -10,7 +10,7 @@ continue with fewer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -119,14 +119,14 @@ def toleration(taint: str) -> dict[str, str]:
     return fields
 
 
-def claim_paths(claims: Sequence[str]) -> Iterator[tuple[str, str]]:
+def claim_paths(claims: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The path and the claim of each `NAME[:PATH]`."""
     for word in claims:
         name, _, path = word.partition(":")
         yield path or RUNS, name
 
 
-def wrong_claims(claims: Sequence[str]) -> Iterator[str]:
+def wrong_claims(claims: Iterable[str]) -> Iterator[str]:
     """The mistakes in the values of --pvc, each of which has its form."""
     paths = [path for path, _ in claim_paths(claims)]
     for path in dict.fromkeys(paths):

@@ -25,7 +25,7 @@ def fill(template: str, **values: Any) -> str:
 def render(template: str, **values: Any) -> str:
     """The same without blank lines. For YAML, `quoted` puts a value in JSON's quotes, which YAML
     reads."""
-    lines = fill(template, **values).splitlines()
+    lines = fill(template, **values).split("\n")
     return "".join(f"{line}\n" for line in lines if line.strip())
 
 
@@ -42,6 +42,7 @@ def _environment() -> Environment:
     )
     environment.filters["quoted"] = quoted
     environment.filters["literal"] = _literal
+    environment.filters["commented"] = _commented
     environment.globals |= {"plural": plural, "join_names": join_names}
     return environment
 
@@ -55,6 +56,11 @@ def quoted(value: Any) -> str:
 def _escaped(character: re.Match[str]) -> str:
     number = ord(character[0])
     return f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
+
+
+def _commented(text: str) -> str:
+    """The text of a comment in YAML, which takes more characters for the end of a line than `\\n`."""
+    return "\n# ".join(text.splitlines())
 
 
 def _literal(word: str) -> str:

@@ -29,6 +29,7 @@ from drumline.base.text import paragraph
 from drumline.checkpoint.own_loop import Checkpoint
 from drumline.checkpoint.store import WritingRank
 from drumline.config.resolve import check_section
+from drumline.config.rules import METRICS_FORM, metrics_endpoint
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.delivery import LoadingOptions, make_resident
@@ -109,6 +110,8 @@ class DDPManager:
         than `watch.hang_s`."""
         self._watch = watch or WatchConfig()
         check_section("watch", self._watch)
+        if prometheus is not None and metrics_endpoint(prometheus) is None:
+            raise UsageError(f"prometheus is {prometheus!r}; it takes {METRICS_FORM}")
         least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
         self._start_timeout_s = start_timeout_s
         self._train_timeout_s = max(train_timeout_s, least_s)

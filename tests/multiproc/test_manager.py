@@ -92,6 +92,15 @@ def test_settings_of_the_watch_are_checked_before_the_rendezvous() -> None:
     ] == ["WatchConfig: watch.on_hang", "WatchConfig: watch.hang_s"]
 
 
+def test_an_address_that_cannot_serve_metrics_is_refused_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        DDPManager(prometheus="node-a:9464")
+    assert caught.value.what == (
+        "prometheus is 'node-a:9464'; it takes PORT or ADDRESS:PORT, with an IP address of this host: "
+        "9464, 10.0.0.5:9464, [::1]:9464"
+    )
+
+
 def test_it_must_be_set_up_once_and_before_use() -> None:
     ddp = DDPManager()
     with pytest.raises(UsageError, match="not set up yet\n  try: use `with DDPManager"):

@@ -273,15 +273,19 @@ def _price_cells(hour: float | None, most: float | None, hours: float) -> tuple[
     return prices.dollars(hour), prices.dollars(prices.times(most, hours))
 
 
-def template_text(**items: Iterable[Mapping[str, Any]]) -> str:
-    """With the programs of the nodes in it. `items`: by the name of a mark, what is added to a list
-    there."""
+def template_text(
+    cards: Iterable[Mapping[str, Any]] = (),
+    disk_tags: Iterable[Mapping[str, Any]] = (),
+    instance_tags: Iterable[Mapping[str, Any]] = (),
+) -> str:
+    """With the programs of the nodes in it, and what is added to lists of it."""
     parts = {path.name: path.read_text(encoding="utf-8") for path in NODE_PROGRAMS}
-    for name, entries in items.items():  # YAML reads JSON
+    lists = {"cards": cards, "disk_tags": disk_tags, "instance_tags": instance_tags}
+    for name, entries in lists.items():  # YAML reads JSON
         parts[name] = "".join(f"- {json.dumps(entry)}\n" for entry in entries)
 
     text = TEMPLATE.read_text(encoding="utf-8")
-    return MARK.sub(lambda mark: textwrap.indent(parts.get(mark[2], ""), mark[1]), text)
+    return MARK.sub(lambda mark: textwrap.indent(parts[mark[2]], mark[1]), text)
 
 
 def make_plan(

@@ -5,6 +5,10 @@ set -u
 install -d -o 1000 -g 1000 -- "$1" || exit 1
 loginctl enable-linger "$(id -nu 1000)" || true # a detached job starts again after a reboot
 [ $# -gt 1 ] || exit 0
+if [ $# -ne 3 ]; then
+  echo "this launch is of another version of drumline than the cluster; drumline aws down, then up" >&2
+  exit 65
+fi
 installed=/opt/drumline/installed-sha256
 [ "$(cat $installed 2> /dev/null)" != "$2" ] || exit 0
 folder=$(mktemp -d) || exit 1

@@ -166,8 +166,8 @@ def _record(folder: JobFolder) -> JobRecord:
     spec = folder.spec()
     state = folder.state()
     if state.state not in (ENDED, DAMAGED) and not folder.has_keeper():
-        why = f"the job does not run on {spec.machine}: its keeper was ended"
-        state = replace(state, state=DOWN, why=why)
+        reasons = [f"the job does not run on {spec.machine}: its keeper was ended", state.why]
+        state = replace(state, state=DOWN, why="; ".join(filter(None, reasons)))
     return JobRecord(
         name=spec.name,
         hosts=spec.hosts,

@@ -354,7 +354,7 @@ def test_names_that_kubernetes_would_refuse(name: str) -> None:
 
 def test_volumes_that_cannot_be_mounted() -> None:
     assert list(wrong_claims(["runs", "data:/data", "more:/data/more"])) == []
-    flags = FlagValues({"image": "i", "pvc": ["A b", "a:data"]})
+    flags = FlagValues({"image": "i", "pvc": ["A b", "a:data", "runs"]})
     assert list(wrong_for_kubernetes(flags)) == [
         "--pvc: 'A b' is not NAME or NAME:/PATH",
         "--pvc: 'a:data' is not NAME or NAME:/PATH",

@@ -351,6 +351,12 @@ def test_parallelcluster_turns_efa_on_for_a_type_that_has_it(printed: Any) -> No
     assert efa("--type", "c5n.18xlarge", "--efa") == ({"Enabled": True}, False)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\x85"])
+def test_an_argument_of_the_script_stays_in_its_comment(printed: Any, end: str) -> None:
+    text = printed(*CLUSTER, "train.py", "--note", f"x{end}Tags: [hostile] #")
+    assert "Tags" not in yaml.safe_load(text)
+
+
 def test_the_accelerated_types_with_efa_are_those_of_aws() -> None:
     """moto has AWS's own description of every type."""
     moto = pytest.importorskip("moto.ec2", reason=WHY)

@@ -234,6 +234,15 @@ def test_a_node_that_cannot_be_prepared_says_why_on_its_console_and_ends_itself(
     assert not (node.folder / "result/prepare").exists(), "launch would take the node for ready"
 
 
+def test_a_launch_of_another_version_is_told_so(node: Node) -> None:
+    old_words = f"set +e; /opt/drumline/prepare /mnt/code/job abc 2> {node.folder}/errors; "
+    node.boot(f"{old_words} echo $? > {node.folder}/code; true")
+    assert (node.folder / "code").read_text() == "65\n"
+    assert (node.folder / "errors").read_text().splitlines()[-1] == (
+        "this launch is of another version of drumline than the cluster; drumline aws down, then up"
+    )
+
+
 PREPARE = """
 set +e
 prepare() {{ /opt/drumline/prepare /mnt/code/job {hash} {name} < $1 2>> {folder}/errors; echo $? >> {folder}/codes; }}

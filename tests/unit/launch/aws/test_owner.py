@@ -89,12 +89,11 @@ def test_a_stack_that_drumline_did_not_make_is_refused_by_every_verb(
     assert find_stack(cloud, "drumline-t") is not None
 
 
-def test_down_asks_before_it_removes_what_another_identity_made(
+def test_down_refuses_to_remove_what_another_identity_made(
     cloud: Account,
     session: Any,
     connect: Connect,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jane = colleague(cloud, session)
     bring_up(jane, make_plan(jane, settings(jane)), quiet)
@@ -112,7 +111,8 @@ def test_down_asks_before_it_removes_what_another_identity_made(
         "and you are arn:aws:sts::123456789012:user/moto; nothing was removed"
     )
     assert error.value.next_step == (
-        "ask whoever made it; to remove it all the same: drumline aws down --name t --any-owner"
+        "ask whoever made it; to remove it all the same: drumline aws down --name t "
+        f"--region {cloud.region} --any-owner"
     )
 
     assert len(nodes_of(cloud, "t")) == 2
