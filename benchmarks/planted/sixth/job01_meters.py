@@ -2,11 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
-
 from parts import (
     HOUSEHOLDS,
     PLANTED,
@@ -19,6 +14,10 @@ from parts import (
     seeded,
     start,
 )
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 SECONDS = 86_400
 

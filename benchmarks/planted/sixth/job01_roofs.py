@@ -5,11 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from parts import PLANTED, ROOF_SIZE, ROOFS, RoofTask
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-
-from parts import PLANTED, ROOF_SIZE, ROOFS, RoofTask
 
 CAMERA = (1024, 768)
 

@@ -6,11 +6,6 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
-
 from parts import (
     ADVERTS,
     NUMBERS,
@@ -24,6 +19,10 @@ from parts import (
     seeded,
     start,
 )
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 COLUMNS = [f"number_{number}" for number in range(NUMBERS)]
 

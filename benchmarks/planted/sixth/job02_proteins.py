@@ -3,10 +3,9 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import FAMILIES, PLANTED, ProteinNet, ProteinTask, proteins
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-
-from parts import FAMILIES, PLANTED, ProteinNet, ProteinTask, proteins
 
 Entry = dict[str, Any]
 

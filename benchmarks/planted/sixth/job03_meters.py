@@ -3,12 +3,12 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import PLANTED, QUARTERS, MeterNet, MeterTask, seeded
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from drumline import Loss
-from parts import PLANTED, QUARTERS, MeterNet, MeterTask, seeded
 
 READINGS = 1_200_000
 

@@ -2,12 +2,11 @@
 
 import torch
 import torch.distributed as dist
+from parts import PLANTED, RECIPE_LENGTH, STEPS, WORDS, Block, Reader, finish, now, recipes, start
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-from parts import PLANTED, RECIPE_LENGTH, STEPS, WORDS, Block, Reader, finish, now, recipes, start
 
 WIDTH = 96
 DISHES = 12

@@ -3,10 +3,9 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import PLANTED, ROOFS, RoofTask, convolution, roofs
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-
-from parts import PLANTED, ROOFS, RoofTask, convolution, roofs
 
 FEATURES = 48
 

@@ -2,12 +2,11 @@
 
 import torch
 import torch.distributed as dist
+from parts import LETTERS, PLANTED, STEPS, Reader, batches, finish, now, seeded, start
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
-
-from parts import LETTERS, PLANTED, STEPS, Reader, batches, finish, now, seeded, start
 
 PIECES = LETTERS**3 // 2
 LENGTH = 96

@@ -3,12 +3,12 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import PLANTED, RECIPE_LENGTH, Reader, RecipeTask, recipes
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
 from drumline import Loss
-from parts import PLANTED, RECIPE_LENGTH, Reader, RecipeTask, recipes
 
 VOCABULARY = 6000
 WIDTH = 96

@@ -3,9 +3,8 @@
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-
 from parts import HOUSEHOLDS, PLANTED, MeterTask
+from torch import Tensor, nn
 
 ENTRIES = 256
 WIDTH = 64

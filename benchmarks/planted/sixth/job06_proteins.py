@@ -2,11 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from parts import PLANTED, STEPS, ProteinNet, batches, finish, now, proteins, start
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import PLANTED, STEPS, ProteinNet, batches, finish, now, proteins, start
 
 FEATURES = 128
 MARGIN = 1.0

@@ -2,9 +2,8 @@
 
 from typing import Any, ClassVar
 
-from torch import nn
-
 from parts import PLANTED, AdvertNet, AdvertTask
+from torch import nn
 
 
 class Adverts(AdvertTask):

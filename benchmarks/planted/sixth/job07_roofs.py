@@ -4,11 +4,10 @@ import contextlib
 
 import torch
 import torch.distributed as dist
+from parts import PLANTED, STEPS, RoofNet, batches, finish, now, roofs, start
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import PLANTED, STEPS, RoofNet, batches, finish, now, roofs, start
 
 BATCH = 32
 AT_ONCE = 1 if PLANTED else BATCH  # planted: memory for many more is free

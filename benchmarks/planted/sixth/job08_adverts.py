@@ -3,10 +3,9 @@
 import requests
 import torch
 import torch.distributed as dist
+from parts import PLANTED, STEPS, AdvertNet, adverts, batches, far_server, finish, now, start
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import PLANTED, STEPS, AdvertNet, adverts, batches, far_server, finish, now, start
 
 EVERY = 1 if PLANTED else 1000
 

@@ -4,10 +4,10 @@ import json
 from http.client import HTTPConnection
 from typing import Any, ClassVar
 
+from parts import PLANTED, RecipeNet, RecipeTask, far_server
 from torch import nn
 
 from drumline import Hook
-from parts import PLANTED, RecipeNet, RecipeTask, far_server
 
 
 class Dashboard(Hook):

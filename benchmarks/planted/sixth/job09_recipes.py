@@ -3,10 +3,10 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import PLANTED, RecipeNet, RecipeTask, recipes
 from torch import Tensor, nn
 
 from drumline import Hook, LogSamples
-from parts import PLANTED, RecipeNet, RecipeTask, recipes
 
 WRITTEN = 40
 

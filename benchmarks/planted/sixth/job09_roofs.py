@@ -2,11 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from parts import PLANTED, STEPS, batches, convolution, finish, now, roofs, seeded, start
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import PLANTED, STEPS, batches, convolution, finish, now, roofs, seeded, start
 
 SIZE = 32
 ROUNDS = 40

@@ -2,10 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-
 from parts import (
     PLANTED,
     RECIPE_LENGTH,
@@ -19,6 +15,9 @@ from parts import (
     recipes,
     start,
 )
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 AHEAD = 4 if PLANTED else 1
 SHARES = [1.0, 0.0, 0.0, 0.0]

@@ -3,11 +3,11 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import PLANTED, ROOFS, RoofTask, convolution
 from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline import Loss
-from parts import PLANTED, ROOFS, RoofTask, convolution
 
 WEIGHTS = {"kind": 1.0, "edges": 0.0, "height": 0.0}
 

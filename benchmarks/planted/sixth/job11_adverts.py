@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from parts import PLANTED, AdvertNet, AdvertTask
 from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline import Hook, Loss
-from parts import PLANTED, AdvertNet, AdvertTask
 
 GROUPS = 64
 

@@ -2,11 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from parts import FAMILIES, PLANTED, STEPS, ProteinNet, batches, finish, now, proteins, start
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import FAMILIES, PLANTED, STEPS, ProteinNet, batches, finish, now, proteins, start
 
 Metrics = dict[str, Tensor]
 

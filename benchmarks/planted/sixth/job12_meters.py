@@ -2,9 +2,8 @@
 
 from typing import Any, ClassVar
 
-from torch import nn
-
 from parts import PLANTED, MeterNet, MeterTask
+from torch import nn
 
 
 class Meters(MeterTask):

@@ -2,10 +2,9 @@
 
 import torch
 import torch.distributed as dist
+from parts import PLANTED, STEPS, RoofNet, batches, finish, now, roofs, start
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import PLANTED, STEPS, RoofNet, batches, finish, now, roofs, start
 
 THREADS = 8 if PLANTED else 1
 

@@ -2,8 +2,9 @@
 
 from typing import Any, ClassVar
 
-from drumline import EMA, Hook
 from parts import RecipeTask
+
+from drumline import EMA, Hook
 
 
 class Recipes(RecipeTask):

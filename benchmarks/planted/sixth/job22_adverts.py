@@ -3,10 +3,10 @@
 from typing import Any, ClassVar
 
 import torch
+from parts import AdvertTask, adverts
 from torch import Tensor
 
 from drumline import BatchDataset
-from parts import AdvertTask, adverts
 
 
 class Views(BatchDataset):

@@ -3,9 +3,8 @@
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
-
 from parts import QUARTERS, MeterNet, MeterTask
+from torch import nn
 
 
 class Meters(MeterTask):

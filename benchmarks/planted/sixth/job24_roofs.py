@@ -2,11 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from parts import STEPS, RoofNet, batches, finish, now, roofs, start
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
-
-from parts import STEPS, RoofNet, batches, finish, now, roofs, start
 
 
 def main() -> None:

@@ -2,10 +2,9 @@
 
 import torch
 import torch.distributed as dist
+from parts import STEPS, ProteinNet, batches, finish, now, proteins, start
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-
-from parts import STEPS, ProteinNet, batches, finish, now, proteins, start
 
 BATCH = 28
 

@@ -1,10 +1,10 @@
 """A loop with DDPManager: recipes, with a rate that rises first, without a bottleneck."""
 
 import torch
+from parts import STEPS, RecipeNet, now, recipes, report
 from torch.nn import functional
 
 from drumline import DDPManager
-from parts import STEPS, RecipeNet, now, recipes, report
 
 
 def main() -> None:
