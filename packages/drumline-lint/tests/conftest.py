@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# They only look like tests.
+collect_ignore = ["snippets"]
+
 
 @pytest.fixture(autouse=True)
 def keep_no_results(

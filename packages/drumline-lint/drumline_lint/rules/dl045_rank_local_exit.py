@@ -10,7 +10,7 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in, likely_collective_names, short_name
 from drumline_lint.flow.conditions import always_exits, conditions, rank_tests
 from drumline_lint.flow.distributed import is_of_ranks
-from drumline_lint.flow.loops import batch_loops, evaluation_loops, loop_around
+from drumline_lint.flow.loops import batch_loops, evaluation_loops, has_gradients_off, loop_around
 from drumline_lint.flow.some_ranks import has_backward, is_within
 from drumline_lint.program.names import COLLECTIVES
 from drumline_lint.program.program import Program
@@ -26,7 +26,7 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.program.value import Function
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import goes_over_part, trains_together
+from drumline_lint.training.loaders import goes_over_part, is_part, trains_together
 from drumline_lint.training.seeds import is_seeded_alike
 
 RULE = rule("DL045")
@@ -55,7 +55,17 @@ _OPTIONS = {"args", "arg", "opt", "opts", "cfg", "config", "options", "hparams"}
 _BROKEN = ("isnan", "isinf", "isfinite", "item")
 # Names of functions that let ranks agree.
 _EXCHANGING = ("reduce", "gather", "sync", "broadcast", "agree")
-_PATIENCE = {"patience", "early", "stop", "stale", "improve", "improvement", "bad"}
+_PATIENCE = {
+    "patience",
+    "early",
+    "stop",
+    "stopper",
+    "stopping",
+    "stale",
+    "improve",
+    "improvement",
+    "bad",
+}
 _FAILURES = {"RuntimeError", "OutOfMemoryError", "Exception", "FloatingPointError", ""}
 
 
@@ -242,6 +252,14 @@ def _stops_by_own_metric(program: Program, exit_: ast.Break) -> bool:
     source = program.source_of(exit_)
     has_evaluation = any(
         goes_over_part(program, part) for part in evaluation_loops(program, source)
+    )
+    comprehensions = [
+        *program.index(source).every(ast.ListComp),
+        *program.index(source).every(ast.GeneratorExp),
+    ]
+    has_evaluation = has_evaluation or any(
+        has_gradients_off(program, each) and is_part(program, each.generators[0].iter)
+        for each in comprehensions
     )
     sums = [part for part in nodes_in(loop, ast.AugAssign) if ".item()" in ast.unparse(part.value)]
     return has_evaluation or any("loss" in ast.unparse(part) for part in sums)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import rank_tests_at
@@ -32,6 +33,7 @@ DEEPEST = 3
 _MEAN = re.compile(r"(^|_)(mean|avg|average|averaged)(_|$)")
 _DIVIDES = re.compile(r"/|div|mean\(|world|num_replicas|size\(\)|nprocs")
 _POINT_TO_POINT = ("torch.distributed.isend", "torch.distributed.irecv")
+_KEEPING = ("item", "float", "cpu", "detach", "mean", "sum", "get_world_size")
 _SENDING = ("broadcast", "all_reduce", "broadcast_object_list")
 
 
@@ -41,8 +43,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         tensor = dotted(call.args[0]) if call.args else ""
         if not tensor or any(rank_tests_at(program, call)) or _is_sent(call):
             continue
-        for scope, name in _holders(program, scope_of(call), tensor):
-            if use := _decision(program, scope, name):
+        for holder in _holders(program, call, tensor):
+            if use := _decision(program, holder):
                 line = program.source_of(use).place(use).line
                 message = (
                     f"only one rank gets the result of {source.code(call.func)}, "
@@ -118,26 +120,53 @@ def _divides_loss(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
-def _is_sent(call: ast.Call) -> bool:
+def _is_sent(node: ast.AST) -> bool:
     """Whether the function sends something to all ranks afterwards."""
-    later_calls = [later for later in calls_beside(call) if is_after(later, call)]
+    later_calls = [later for later in calls_beside(node) if is_after(later, node)]
     return any(called_name(later) in _SENDING for later in later_calls)
 
 
-def _holders(
-    program: Program, scope: ScopeNode, name: str, depth: int = 0
-) -> Iterator[tuple[ScopeNode, str]]:
-    """The functions that have the result, each with its name there."""
-    yield scope, name
+@dataclass(frozen=True)
+class _Holder:
+    """A variable that has the result."""
+
+    name: str
+    since: ast.AST
+    """Where it gets it."""
+
+    @property
+    def scope(self) -> ScopeNode:
+        return scope_of(self.since)
+
+
+def _holders(program: Program, since: ast.AST, name: str, depth: int = 0) -> Iterator[_Holder]:
+    """The variables that have the result, also what is computed of it, and in other functions."""
+    holder = _Holder(name, since)
+    yield holder
+    scope = holder.scope
+    assignments = [
+        assignment for assignment in nodes_in(scope, ast.Assign) if _is_of(assignment, holder)
+    ]
     returns = nodes_in(scope, ast.Return)
     is_returned = any(name in map(dotted, nodes_in(value, ast.Name)) for value in returns)
-    function = scope if isinstance(scope, ast.FunctionDef) else None
-    if function is None or not is_returned:
-        return
-    for assignment in _assignments(program, function, depth):
+    if isinstance(scope, ast.FunctionDef) and is_returned:
+        assignments += _assignments(program, scope, depth)
+    for assignment in assignments if depth < DEEPEST else ():
         target = dotted(assignment.targets[0])
-        if target:
-            yield from _holders(program, scope_of(assignment), target, depth + 1)
+        if target and not _is_sent(assignment):
+            yield from _holders(program, assignment, target, depth + 1)
+
+
+def _is_of(assignment: ast.Assign, holder: _Holder) -> bool:
+    """`mean = (total / count).item()`"""
+    names = map(dotted, nodes_in(assignment.value, ast.Name))
+    calls = nodes_in(assignment.value, ast.Call)
+    is_plain = all(called_name(call) in _KEEPING for call in calls)
+    return is_plain and holder.name in names and is_after(assignment, holder.since)
+
+
+def _is_in(node: ast.AST, expressions: list[ast.expr]) -> bool:
+    return any(outer in expressions for outer in (node, *ancestors(node)))
 
 
 def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Iterator[ast.Assign]:
@@ -151,15 +180,16 @@ def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Ite
             yield from _assignments(program, outer, depth + 1)
 
 
-def _decision(program: Program, scope: ScopeNode, name: str) -> ast.AST | None:
+def _decision(program: Program, holder: _Holder) -> ast.AST | None:
     """The step of a scheduler with the value, or a comparison of it in a loop that breaks."""
-    names: list[ast.Name] = nodes_in(scope, ast.Name)
+    names: list[ast.Name] = nodes_in(holder.scope, ast.Name)
     for use in names:
-        is_read = dotted(use) == name and isinstance(use.ctx, ast.Load)
-        if not is_read or any(rank_tests_at(program, use)):
+        is_read = use.id == holder.name and isinstance(use.ctx, ast.Load)
+        if not is_read or not is_after(use, holder.since) or any(rank_tests_at(program, use)):
             continue
-        step = parent_of(use)
-        if isinstance(step, ast.Call) and called_name(step) == "step" and use in step.args:
+        calls = [outer for outer in ancestors(use) if isinstance(outer, ast.Call)]
+        step = next((outer for outer in calls if called_name(outer) not in _KEEPING), None)
+        if step is not None and called_name(step) == "step" and _is_in(use, step.args):
             return step
         branch = next((outer for outer in ancestors(use) if isinstance(outer, ast.If)), None)
         loop = loop_around(use)

@@ -21,6 +21,7 @@ from drumline_lint.program.tree import (
     is_after,
     nodes_in,
     owner_of,
+    statement_of,
 )
 from drumline_lint.program.value import CallResult, ConstantValue
 from drumline_lint.reading.source import Source
@@ -173,9 +174,26 @@ def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
     for wrapping, sharded in _shardings(program, source):
         model = dotted(sharded)
         for call in calls_beside(wrapping) if model else ():
-            is_before = bool(call.args) and is_after(wrapping, call)
-            if is_before and _makes_optimizer(program, call) and _takes(program, call, model):
+            if not is_after(wrapping, call):
+                continue
+            takes = bool(call.args) and _makes_optimizer(program, call)
+            if takes and _takes(program, call, model):
                 yield call
+            elif optimizer := _made_beside(program, call, model):
+                yield optimizer if program.source_of(optimizer) is source else call
+
+
+def _made_beside(program: Program, call: ast.Call, model: str) -> ast.Call | None:
+    """The optimizer in the function of `model, optimizer = build()`."""
+    function = program.function_of(call)
+    statement = statement_of(call)
+    targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    names = map(dotted, targets.elts) if isinstance(targets, ast.Tuple) else ()
+    calls = [] if function is None or model not in names else nodes_in(function, ast.Call)
+    is_sharded = any(program.name_of(inner.func) in FSDP for inner in calls)
+    made = [inner for inner in calls if inner.args and _makes_optimizer(program, inner)]
+    is_of_model = any(is_method(inner, "parameters", "named_parameters") for inner in calls)
+    return made[0] if made and is_of_model and not is_sharded else None
 
 
 def _shardings(program: Program, source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:

@@ -60,6 +60,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for loop in evaluations:
         yield from _gathered_twice(program, source, loop)
     for loop in evaluations:
+        yield from _divided_by_part(program, source, loop)
         if _is_left_apart(program, loop):
             message = (
                 "every rank evaluates its own part of the data, and nothing reduces the result "
@@ -91,6 +92,52 @@ def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Fi
             fix = "call gather_for_metrics"
             severity = Severity.WARNING if is_of_ranks(program, source) else None
             yield RULE.at(source, call, message, fix=fix, severity=severity)
+
+
+_ALL_REDUCE = "torch.distributed.all_reduce"
+_READING = ("float", "int", "item", "max", "min", "print", "round")
+_NUM_RANKS = re.compile(r"world|replicas|num_processes|n_?gpus|nprocs|AVG")
+
+
+def _divided_by_part(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
+    """`correct / total` after `dist.all_reduce(correct)`, and nothing for the total."""
+    function = enclosing_function(loop)
+    if function is None or _NUM_RANKS.search(source.code(function)):
+        return
+    calls = [call for call in nodes_in(function, ast.Call) if _is_behind(call, loop)]
+    reductions = [call for call in calls if program.name_of(call.func) == _ALL_REDUCE]
+    sums = {dotted(call.args[0]) for call in reductions if call.args} - {""}
+    if not sums or not goes_over_part(program, loop):
+        return
+    changes: list[ast.AST] = [call for call in calls if called_name(call) not in _READING]
+    for assignment in nodes_in(function, ast.Assign, ast.AugAssign):
+        changes += _targets(assignment) if _is_behind(assignment, loop) else []
+    changed = {name for change in changes for name in _names(change)}
+    counted = {dotted(part.target) for part in nodes_in(loop, ast.AugAssign)} - changed - sums
+    for division in nodes_in(function, ast.BinOp):
+        is_quotient = isinstance(division.op, ast.Div) and _is_behind(division, loop)
+        totals = sums & _names(division.left)
+        parts = counted & _names(division.right)
+        if is_quotient and totals and parts:
+            message = (
+                f"{min(totals)} is the sum of all ranks, and {min(parts)} counts this rank's part: "
+                "the metric is too large by the number of ranks"
+            )
+            # every rank comes here, or the all_reduce would block
+            severity = Severity.WARNING if is_of_ranks(program, source) else None
+            yield RULE.at(source, division, message, fix="reduce both", severity=severity)
+
+
+def _is_behind(node: ast.AST, loop: Loop) -> bool:
+    return position(node) > end_position(loop)
+
+
+def _targets(assignment: ast.Assign | ast.AugAssign) -> list[ast.expr]:
+    return assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {dotted(name) for name in nodes_in(node, ast.Name, ast.Attribute)}
 
 
 def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -28,11 +29,21 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders
-from drumline_lint.training.steps import is_method, steps_of_rounds
+from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
 # Other data may be what this rank has made itself.
 _STORED = ("datasets.load_", "torchvision.datasets.")
 RULE = rule("DL070", only_distributed=False)
+_SCHEDULE = re.compile(r"torch\.optim\.lr_scheduler\.|(?:transformers|diffusers)\..*schedule")
+_SAVED_OTHERWISE = (
+    "register_for_checkpointing",
+    "register_save_state",
+    "sched.state_dict",
+    "schedule.state_dict",
+    "scheduler.state_dict",
+)
+# Not of one micro-batch.
+_ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
 # What makes the model ready, and what must then be called instead of loss.backward().
 _BACKWARD = {
     f"{ACCELERATOR}.prepare": "accelerator.backward(loss)",
@@ -47,7 +58,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     yield from _not_accumulated(program, source)
     for prepare in program.calls(source, *_BACKWARD):
         name = program.name_of(prepare.func)
-        yield from _short_schedules(program, source, prepare) if "ccelerat" in name else ()
+        if "ccelerat" in name:
+            yield from _short_schedules(program, source, prepare)
+            yield from _unsaved_schedules(program, source, prepare)
         for loop in batch_loops(program, source):
             if _home(loop) is _home(prepare):
                 yield from _in_loop(program, source, prepare, loop)
@@ -100,6 +113,20 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
                 "clips, and steps the schedule"
             )
             yield RULE.at(source, call, message, fix="call engine.step()")
+    is_accumulated = name == DEEPSPEED and _ACCUMULATED.search(source.text) is not None
+    is_every = not any(every_nth(program, call, loop) for call in passes)
+    for call in steps if is_accumulated and passes and is_every else ():
+        if dotted(call.func) == f"{targets[0]}.step" and every_nth(program, call, loop):
+            message = (
+                f"{source.code(call)} comes after several micro-batches, and the engine counts its "
+                "calls itself: it updates the weights far too seldom"
+            )
+            fix = "call engine.step() after every backward"
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
+    yield from _unknown_loaders(program, source, loop, name)
+
+
+def _unknown_loaders(program: Program, source: Source, loop: Loop, name: str) -> Iterator[Finding]:
     iterated = program.iterated(loop.iter) if isinstance(loop, ast.For) else None
     prepared = {ast.unparse(value) for call in _prepares(scope_of(loop)) for value in call.args}
     for call in loaders(program, iterated) if name != DEEPSPEED else ():
@@ -143,6 +170,37 @@ def _targets(call: ast.Call) -> list[ast.expr]:
     statement = statement_of(call)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return [part for target in targets for part in getattr(target, "elts", [target])]
+
+
+def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
+    """A schedule that was not prepared, in a run that continues from `accelerator.save_state`."""
+    calls = nodes_in(scope_of(prepare), ast.Call)
+    names = {called_name(call) for call in calls}
+    prepared = {name for call in _prepares(scope_of(prepare)) for name in _names(call)}
+    is_resumed = {"save_state", "load_state"} <= names
+    is_known = not any(has_unknown_arguments(call) for call in _prepares(scope_of(prepare)))
+    if not is_resumed or not is_known or any_text_near(program, source, *_SAVED_OTHERWISE):
+        return
+    stepped = [dotted(call.func) for call in calls if is_method(call, "step")]
+    for schedule in calls:
+        targets = {dotted(target) for target in _targets(schedule)}
+        is_schedule = _SCHEDULE.match(program.name_of(schedule.func)) is not None
+        # stepped twice, it may be brought to where the run continues
+        is_stepped = any(stepped.count(f"{target}.step") == 1 for target in targets)
+        is_placed = argument(schedule, None, "last_epoch") is not None
+        if is_schedule and is_stepped and not is_placed and not targets & prepared:
+            message = (
+                "save_state and load_state do not know this schedule: a run that continues begins "
+                "with its first learning rate"
+            )
+            fix = "pass it to accelerator.prepare, or to register_for_checkpointing"
+            yield RULE.at(source, schedule, message, fix=fix, severity=Severity.WARNING)
+
+
+def _names(call: ast.Call) -> set[str]:
+    return {
+        dotted(name) for value in call.args for name in nodes_in(value, ast.Name, ast.Attribute)
+    }
 
 
 def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:

@@ -15,10 +15,15 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
 RULE = rule("DL080", only_distributed=False)
+_UNSYNCED = (
+    "the micro-batch before the step is under no_sync: every rank steps with gradients of its own"
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`zero_grad` in every round with a step in some; `no_sync` in the round that steps."""
+    for loop in batch_loops(program, source) if "no_sync" in source.text else ():
+        yield from _last_unsynced(program, source, loop)
     for loop in batch_loops(program, source) if "%" in source.text else ():
         steps = steps_of_rounds(program, loop)
         if not steps or not all(rare for _, rare in steps) or loop not in ancestors(steps[0][0]):
@@ -65,11 +70,19 @@ def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> I
         for attribute in nodes_in(place, ast.Attribute):
             tests = _tests(program, attribute, place) if attribute.attr == "no_sync" else []
             if len(tests) == len(stepping) == 1 and _meet(tests[0], stepping[0]):
-                message = (
-                    "the micro-batch before the step is under no_sync: "
-                    "every rank steps with gradients of its own"
-                )
-                yield RULE.at(source, attribute, message)
+                yield RULE.at(source, attribute, _UNSYNCED)
+
+
+def _last_unsynced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
+    """`model.no_sync() if micro == n - 1`, in a loop over the micro-batches of one step."""
+    rounds = loop.iter if isinstance(loop, ast.For) else None
+    is_counted = isinstance(rounds, ast.Call) and called_name(rounds) == "range"
+    if not isinstance(loop, ast.For) or not isinstance(rounds, ast.Call) or not is_counted:
+        return
+    last = f"{ast.unparse(loop.target)} == {ast.unparse(rounds.args[-1])} - 1"
+    for attribute in nodes_in(loop, ast.Attribute):
+        if attribute.attr == "no_sync" and (last, True) in _tests(program, attribute, loop):
+            yield RULE.at(source, attribute, _UNSYNCED)
 
 
 def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]:

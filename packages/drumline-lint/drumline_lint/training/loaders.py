@@ -142,12 +142,15 @@ def trains_together(program: Program, loop: ast.AST) -> bool:
 
 def goes_over_part(program: Program, loop: Loop) -> bool:
     """Whether each rank goes over its own part of the data: all loaders of a loop divide it."""
-    if not isinstance(loop, ast.For):
-        return False
-    origins = written_values(program, program.iterated(loop.iter))
+    return isinstance(loop, ast.For) and is_part(program, loop.iter)
+
+
+def is_part(program: Program, iterated: ast.expr) -> bool:
+    """Whether a loop or a comprehension over it goes over a rank's own part of the data."""
+    origins = written_values(program, program.iterated(iterated))
     preparing = (f"{ACCELERATOR}.prepare", f"{FABRIC}.setup_dataloaders")
     makers = [program.name_of(origin.func) for origin in origins if isinstance(origin, ast.Call)]
-    calls = loaders(program, loop.iter)
+    calls = loaders(program, iterated)
     is_divided = bool(calls) and all(is_divided_loader(program, call) for call in calls)
     return is_divided or any(name in preparing for name in makers)
 
