@@ -41,6 +41,11 @@ class ProcessStat(NamedTuple):
     exit_status: int
     """As wait() returns it; also 0 without permission to read it."""
 
+    @property
+    def age_s(self) -> float:
+        """How long ago the process began."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / TICKS_PER_S
+
 
 def parse_stat(text: bytes) -> ProcessStat:
     head, _, tail = text.rpartition(b")")

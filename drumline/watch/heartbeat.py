@@ -82,8 +82,9 @@ class HeartbeatWriter:
 
     def __init__(self, path: Path | None = None, *, rank: int = 0) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
-        self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
-        self.mark, self.begin_step = _markers(memoryview(self._memory)[: _NUM_WORDS * 8])
+        record = memoryview(self._memory)[: _NUM_WORDS * 8]
+        self._words = record.cast("Q")
+        self.mark, self.begin_step = _markers(record)
         self._has_failed = False
         self._words[_PID] = os.getpid()
         self._words[_RANK] = rank
@@ -263,8 +264,9 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     data = _read_settled(path)
     if len(data) != SIZE:
         return None
-    words = memoryview(data)[: _NUM_WORDS * 8].cast("Q")
-    times = memoryview(data)[: _NUM_WORDS * 8].cast("d")
+    record = memoryview(data)[: _NUM_WORDS * 8]
+    words = record.cast("Q")
+    times = record.cast("d")
     num_marks, phase = divmod(words[_NOW], _PHASES)
     spent = times[_SPENT : _SPENT + len(Phase)].tolist()
     if words[0] != MAGIC:

@@ -119,20 +119,15 @@ class RunStatusReader:
 
     def __init__(self, run: Path) -> None:
         self._run = run
+        self._folder = RunFolder(run)
         self._changed: tuple[float, float] | None = None
 
     def read(self) -> RunStatus:
         # In this order: a run that ends meanwhile has written its last event before it releases the
         # folder.
         status = read_status_file(self._run / STATUS_FILE)
-        holder = job_at_work(RunFolder(self._run))
-        return RunStatus(
-            self._run,
-            status,
-            self._age(status),
-            holder,
-            _last_event(RunFolder(self._run)),
-        )
+        holder = job_at_work(self._folder)
+        return RunStatus(self._run, status, self._age(status), holder, _last_event(self._folder))
 
     def _age(self, status: dict[str, Any] | None) -> float:
         """How old the status is: by its time, or since it was seen to change."""

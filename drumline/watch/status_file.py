@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,6 +20,7 @@ from drumline.watch.cluster_state import ClusterState
 VERSION = 3  # the version of the record; another one is not read
 STATUS_FILE = Path("watch") / "status.json"  # in a run folder
 MAX_NOTICES = 5
+RATES_S = 10.0
 
 
 class RankStatus(TypedDict):
@@ -52,9 +53,9 @@ class Notice:
 
 @dataclass(frozen=True)
 class RunPace:
-    rates: Mapping[int, float] = field(default_factory=dict)
+    rates: Mapping[int, float]
     """Steps a second over the last seconds, by rank."""
-    step_times: StepTimes | None = None
+    step_times: StepTimes | None
     """Of all steps, on the leader's node."""
 
 
@@ -77,12 +78,11 @@ def status_record(
     now: float,
     world_size: int,
     hang_s: float | None,
-    pace: RunPace | None = None,
+    pace: RunPace,
     notices: Sequence[Notice] = (),
     has_ended: bool = False,
 ) -> dict[str, Any]:
     """A StatusRecord. `notices`: the newest last. `has_ended`: it is the last one."""
-    pace = pace or RunPace()
     rounded = {rank: round(rate, 3) for rank, rate in pace.rates.items()}
 
     return {
@@ -141,15 +141,14 @@ def read_step_times(run: Path) -> StepTimes | None:
 class StepRates:
     """How many steps a second each rank takes, over the last seconds."""
 
-    def __init__(self, seconds: float = 10.0) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._seen: deque[tuple[float, dict[int, tuple[int, int]]]] = deque()
 
     def update(self, cluster: ClusterState, now: float) -> dict[int, float]:
         """By rank; without those that are new or were restarted."""
         steps = {rank.rank: (rank.pid, rank.step) for rank in cluster.ranks}
         self._seen.append((now, steps))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - self._seconds:
+        while len(self._seen) > 2 and self._seen[1][0] <= now - RATES_S:
             self._seen.popleft()
         then, before = self._seen[0]
 

@@ -144,10 +144,7 @@ class WatchFolder:
         """The furthest step of the ranks of this start; 0: unknown."""
         if self.current is None:
             return 0
-        try:
-            return int((self.current / FURTHEST_STEP).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return 0
+        return read_json(int, self.current / FURTHEST_STEP) or 0
 
     def has_sidecar(self) -> bool:
         return self.current is not None and has_sidecar(self.current)
@@ -209,7 +206,7 @@ def claim_report(folder: Path) -> bool:
     does not wait for a sidecar that is still starting, and both would report a rank that is killed
     then."""
     try:
-        os.close(os.open(folder / REPORTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        (folder / REPORTED).touch(mode=0o600, exist_ok=False)
     except OSError as error:
         return not isinstance(error, FileExistsError)
 

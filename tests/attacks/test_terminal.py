@@ -281,7 +281,7 @@ def sentence_of_a_sidecar(text: str, path: Path, capsys: pytest.CaptureFixture[s
 @source
 def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.watch.cluster_state import ClusterState, NodeState
-    from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+    from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis, RaisedAlarm
     from drumline.watch.diagnosis.diagnosis_files import diagnosis_text
 
     diagnosis = Diagnosis(
@@ -295,7 +295,8 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
         since_s=1.0,
     )
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
-    return diagnosis_text("hang", diagnosis, picture, action="report", unix_s=0.0)
+    raised = RaisedAlarm(alarm=Alarm.HANG, diagnosis=diagnosis, action="report")
+    return diagnosis_text(raised, picture, unix_s=0.0)
 
 
 @source

@@ -73,7 +73,7 @@ def status(
         world_size=ranks,
         hang_s=60,
         notices=notices,
-        pace=RunPace({0: 2.5, 1: 2.5}),
+        pace=RunPace({0: 2.5, 1: 2.5}, None),
     )
 
 

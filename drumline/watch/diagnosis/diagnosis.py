@@ -85,6 +85,19 @@ class Diagnosis:
         return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RaisedAlarm:
+    """An alarm, and what is done about it."""
+
+    alarm: Alarm
+    diagnosis: Diagnosis
+    action: str  # `restart`, `stop`, `report` or `none`
+
+    @property
+    def sentence(self) -> str:
+        return self.diagnosis.sentence(self.alarm)
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a rank makes no progress, before other ranks are considered."""

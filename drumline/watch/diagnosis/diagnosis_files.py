@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from drumline.base.text import columns, duration, named_ranks, one_line, signal_name
 from drumline.base.untrusted import (
@@ -21,7 +21,7 @@ from drumline.base.untrusted import (
     replace_text,
 )
 from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState
-from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
+from drumline.watch.diagnosis.diagnosis import Diagnosis, RaisedAlarm, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
 
 _NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
@@ -44,13 +44,22 @@ _HEADINGS = ("", "rank", "host", "state", "phase", "step", "for", "CPU", "collec
 _RIGHT = (1, 5, 6, 7)
 
 
+class DiagnosisRecord(TypedDict):
+    """The fields of the `.json` file that are read."""
+
+    alarm: str
+    sentence: str
+    action: str
+    launch: str
+    time: float
+    diagnosis: Diagnosis
+
+
 def write_diagnosis(
     folder: Path,
-    *,
-    alarm: str,
-    diagnosis: Diagnosis,
+    raised: RaisedAlarm,
     cluster: ClusterState,
-    action: str,
+    *,
     launch: str,
     unix_s: float,
 ) -> Path:
@@ -59,7 +68,7 @@ def write_diagnosis(
     make_own_folder(folder)
     number = _next_number(folder)
     while True:  # in a network partition each side has a leader, and both write
-        path = folder / f"{number:04d}-{diagnosis.cause}.json"
+        path = folder / f"{number:04d}-{raised.diagnosis.cause}.json"
         try:
             path.with_suffix(".txt").touch(exist_ok=False)
             break
@@ -68,20 +77,16 @@ def write_diagnosis(
 
     record = {
         "number": number,
-        "alarm": str(alarm),
-        "sentence": diagnosis.sentence(alarm),
-        "action": action,
+        **asdict(raised),
+        "sentence": raised.sentence,
         "launch": launch,
         "time": unix_s,
-        "diagnosis": asdict(diagnosis),
         "cluster": asdict(cluster),
     }
     try:
         # The file for programs is written last: if it exists, both exist.
-        replace_text(
-            path.with_suffix(".txt"),
-            diagnosis_text(alarm, diagnosis, cluster, action=action, unix_s=unix_s),
-        )
+        text = diagnosis_text(raised, cluster, unix_s=unix_s)
+        replace_text(path.with_suffix(".txt"), text)
         replace_text(path, json.dumps(record, indent=1) + "\n")
     except OSError:
         path.with_suffix(".txt").unlink(missing_ok=True)
@@ -96,38 +101,27 @@ def _next_number(folder: Path) -> int:
 
 
 def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
-    """All records, in order; other files are ignored. The `diagnosis` of each has the fields of a
-    Diagnosis."""
+    """All records, in order, with the fields of a DiagnosisRecord; other files are ignored."""
     records = []
     for path in sorted(folder.glob("*.json")):
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        with suppress(OSError, ValueError):
             record = parse_json(read_regular(path))
-            from_json(Diagnosis, record["diagnosis"])
-            has_texts = all(
-                isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action")
-            )
-            if _NAME.fullmatch(path.name) and has_texts and type(record["time"]) in (int, float):
+            from_json(DiagnosisRecord, record)
+            if _NAME.fullmatch(path.name):
                 records.append(record)
 
     return records
 
 
-def diagnosis_text(
-    alarm: str,
-    diagnosis: Diagnosis,
-    cluster: ClusterState,
-    *,
-    action: str,
-    unix_s: float,
-) -> str:
+def diagnosis_text(raised: RaisedAlarm, cluster: ClusterState, *, unix_s: float) -> str:
     """The file for people: the sentence, a table of the ranks, remarks, stacks and collectives."""
     when = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
-        [diagnosis.sentence(alarm)],
-        [f"{when}. Action: {_ACTIONS.get(action, action)}."],
-        _table(diagnosis, cluster),
+        [raised.sentence],
+        [f"{when}. Action: {_ACTIONS.get(raised.action, raised.action)}."],
+        _table(raised.diagnosis, cluster),
         list(_remarks(cluster)),
-        *_sections("Stacks, the innermost call first", _stacks(diagnosis, cluster)),
+        *_sections("Stacks, the innermost call first", _stacks(raised.diagnosis, cluster)),
         *_sections("Last collectives, the newest last", _collectives(cluster)),
     ]
     return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"

@@ -16,7 +16,7 @@ from drumline.watch.diagnosis.diagnosis import (
     name,
     names,
 )
-from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
+from drumline.watch.diagnosis.evidence import Evidence, has_ended, has_exited, is_done, pending
 from drumline.watch.diagnosis.mismatch import find_left_early
 from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
 from drumline.watch.diagnosis.unreachable import find_never_seen, find_unreachable, may_be_lost
@@ -54,7 +54,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     culprits = [
         rank
         for rank in evidence.cluster.ranks
-        if _ago(rank) is not None
+        if has_ended(rank)
         and not is_done(rank)
         and rank.failure_kind is not FailureKind.LOST_PEER
         and not _was_asked_to_stop(rank)
@@ -109,14 +109,12 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         return replace(diagnosis, is_certain=is_certain)
 
     lost = [
-        rank
-        for rank in ranks
-        if _ago(rank) is not None and not is_done(rank) and not _was_ended(rank)
+        rank for rank in ranks if has_ended(rank) and not is_done(rank) and not _was_ended(rank)
     ]
     if not lost:
         return None
     first = _first(lost)
-    ago_s = _ago(first) or 0.0
+    ago_s = _ago_s(first)
     cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
     place = evidence.place(first)
     error = f": {first.failure}" if first.failure else ""
@@ -161,13 +159,13 @@ def _was_ended(rank: RankState) -> bool:
     return rank.asked_to_exit and not has_own_reason
 
 
-def _ago(rank: RankState) -> float | None:
-    """How long ago it exited or failed; None: it did not."""
+def _ago_s(rank: RankState) -> float:
+    """How long ago it exited or failed."""
     if has_exited(rank):
         # It may have reported its error some time before it exited.
         return max(rank.state_s if rank.state in "XZ" else 0.0, rank.age_s if rank.failure else 0.0)
 
-    return rank.age_s if rank.failure or rank.phase is Phase.FAILED else None
+    return rank.age_s
 
 
 def _strength(rank: RankState) -> int:
@@ -181,9 +179,9 @@ def _strength(rank: RankState) -> int:
 def _first(ranks: list[RankState]) -> RankState:
     """The rank that exited first; among those that exited at once, the one with the clearest
     cause."""
-    longest = max(_ago(rank) or 0.0 for rank in ranks)
-    early = [rank for rank in ranks if (_ago(rank) or 0.0) >= longest - _AT_ONCE_S]
-    return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
+    longest = max(map(_ago_s, ranks))
+    early = [rank for rank in ranks if _ago_s(rank) >= longest - _AT_ONCE_S]
+    return max(early, key=lambda rank: (_strength(rank), _ago_s(rank), -rank.rank))
 
 
 def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
@@ -202,7 +200,7 @@ def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
         what,
         explanation.next_step,
         is_certain=True,
-        since_s=_ago(rank) or 0.0,
+        since_s=_ago_s(rank),
     )
 
     return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
@@ -295,7 +293,6 @@ def _aborted_by_gloo(
         "make every rank call the same collectives in the same order with the same shapes; the log of rank "
         f"{aborted[0].rank} has the sizes in bytes"
     )
-    since_s = _ago(first) or 0.0
 
     return evidence.diagnosis(
         odd[0],
@@ -303,7 +300,7 @@ def _aborted_by_gloo(
         what,
         next_step,
         is_certain=True,
-        since_s=since_s,
+        since_s=_ago_s(first),
     )
 
 

@@ -55,11 +55,6 @@ class Side:
     collective: Collective
     ranks: list[RankState]
 
-    @property
-    def signature(self) -> Signature:
-        """What must be the same on every rank."""
-        return _signature(self.collective)
-
     def text(self, who: str) -> str:
         return f"{who}: {collective_name(self.collective, with_sizes=True)}"
 
@@ -166,7 +161,7 @@ def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | Non
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
     for expected in (set(followers[:1]), set(history)):
-        strange = [side for side in sides if side.signature not in expected]
+        strange = [side for side in sides if _signature(side.collective) not in expected]
         if len(strange) == 1:
             return strange[0]
 

@@ -91,12 +91,9 @@ def _own_node(cluster: ClusterState) -> NodeState | None:
 
 
 def _was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
-    return any(node.node == lost_node.node and _is_done(node) for node in cluster.nodes)
-
-
-def _is_done(node: NodeState) -> bool:
     """Whether its ranks were done in its last heartbeat: then its sidecar has exited too."""
-    return bool(node.ranks) and all(map(is_done, node.ranks))
+    ranks = [rank for node in cluster.nodes if node.node == lost_node.node for rank in node.ranks]
+    return bool(ranks) and all(map(is_done, ranks))
 
 
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
@@ -134,7 +131,10 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
         what += f"; none from {join_names(other_hosts)} either"
     next_step = f"find out what ended the job on {host}; the host itself is up"
     if first.answer is Answer.NONE:
-        next_step = f"check whether {host} is up, then {_check_between(me, host)}"
+        next_step = (
+            f"check whether {host} is up, then check cable and security group between {me} and {host}: "
+            f"drumline doctor --hosts {me},{host}"
+        )
         if len({node.node for node in cluster.nodes} | {node.node for node in lost}) == 2:
             what += _witness(cluster.launcher, first, me)
 
@@ -150,10 +150,6 @@ def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:
         return "; the launcher receives none from it either"
 
     return f"; the launcher receives heartbeats from both {lost.host} and {me}"
-
-
-def _check_between(host: str, peer: str) -> str:
-    return f"check cable and security group between {host} and {peer}: drumline doctor --hosts {host},{peer}"
 
 
 def _diagnosis(

@@ -173,8 +173,8 @@ class IdleTime:
         """The same while some rank computes: long computations do not make long waits usual."""
         self.num_moves = 0
         self.last_idle_s = 0.0  # before the latest progress
+        self.observed_at: float | None = None
         self._keys: dict[int, Hashable] = {}
-        self._observed: float | None = None
         self._was_untimed = True
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
 
@@ -211,9 +211,9 @@ class IdleTime:
 
     def add_time(self, now: float, *, at_most_s: float) -> None:
         """Count the time since the last observation as idle, but at most this much."""
-        passed = 0.0 if self._observed is None else now - self._observed
+        passed = 0.0 if self.observed_at is None else now - self.observed_at
         self.idle_s += min(max(passed, 0.0), at_most_s)
-        self._observed = now
+        self.observed_at = now
 
     def _learn(self, now: float, *, is_busy: bool) -> None:
         """Add the wait that has just ended to what is usual, and forget old ones."""
@@ -292,7 +292,6 @@ class Watchdog:
         self._cluster = ClusterState(me=0, nodes=())
         self._seen: dict[int, RankState] = {}
         self._first_step: int | None = None
-        self._observed: float | None = None
         self._awake_from = 0.0
         self._work: dict[int, deque[bool]] = {}
         self._symptoms: frozenset[str] = frozenset()
@@ -308,7 +307,8 @@ class Watchdog:
     def observe(self, cluster: ClusterState, now: float) -> Recovery | None:
         """Look at the current state; sets `wants_evidence`."""
         self.wants_evidence = False
-        if self._observed is not None and now - self._observed > _AWAKE_S:
+        observed_at = self._idle.observed_at
+        if observed_at is not None and now - observed_at > _AWAKE_S:
             self._awake_from = now + _AWAKE_S
         self._follow(cluster, now)
         has_moved = self._has_moved
@@ -381,7 +381,6 @@ class Watchdog:
     def _follow(self, cluster: ClusterState, now: float) -> None:
         """Note the current state, and whether there was progress."""
         self._cluster = cluster
-        self._observed = now
         # A node whose ranks are done stops its heartbeats; its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
         counts = self._num_steps() > 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from drumline.watch.cluster_state import (
     NodeState,
     ScriptReport,
 )
-from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
+from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis, RaisedAlarm
 from drumline.watch.diagnosis.watchdog import Watchdog, diagnose, urgent_symptoms
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
@@ -49,7 +50,7 @@ class Leader:
         local_ranks: LocalRanks,
         network: SidecarNetwork,
         reporter: SidecarReporter,
-        act: Callable[[str, Diagnosis, str], None],
+        act: Callable[[RaisedAlarm], None],
     ) -> None:
         """`act`: sends all nodes an alarm, and what to do about it."""
         self.options = options
@@ -235,16 +236,16 @@ class Leader:
             diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.ends_job)
 
         action = self._action(alarm, diagnosis)
-        message = diagnosis.sentence(alarm)
+        raised = RaisedAlarm(alarm=alarm, diagnosis=diagnosis, action=action)
         # The host that is cut off would print it when it is back; the others have printed it.
         is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
         if not diagnosis.is_ranks_error and not (is_cut_off and alarm == "stall"):
-            self.reporter.print_alarm(alarm, message)
-        self.notices.append(Notice(alarm, message))
-        self.reporter.write_diagnosis(alarm, diagnosis, inspected, action, time.time())
+            self.reporter.print_alarm(alarm, raised.sentence)
+        self.notices.append(Notice(alarm, raised.sentence))
+        self.reporter.write_diagnosis(raised, inspected, time.time())
         if alarm != "stall":
             self.has_acted = action in ("restart", "stop") or alarm == "failure"
-            self._act(alarm, diagnosis, action)
+            self._act(raised)
 
     def _action(self, alarm: Alarm, diagnosis: Diagnosis) -> str:
         """What is done about it: `restart`, `stop`, `report` or `none`."""
@@ -262,20 +263,10 @@ class Leader:
         ages = self.network.heartbeat_ages()
         connected = [node for node in ages if ages[node] <= FRESH_S and node not in self._left]
         nodes_asked = {node for node in connected if self.network.send(node, question)}
-        here = asyncio.ensure_future(
-            self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s)
-        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(INSPECT_S):
+                self._inspected[self.options.node] = await self.local_ranks.inspect()
+                while not nodes_asked <= self._inspected.keys():
+                    await asyncio.sleep(0.05)
 
-        deadline = time.monotonic() + INSPECT_S
-        while time.monotonic() < deadline:
-            if here.done() and nodes_asked <= self._inspected.keys():
-                break
-            await asyncio.sleep(0.05)
-
-        states = dict(self._inspected)
-        if here.done():
-            states[self.options.node] = here.result()
-        else:
-            here.cancel()
-
-        return states
+        return self._inspected

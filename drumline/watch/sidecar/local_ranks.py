@@ -28,7 +28,7 @@ from drumline.base.processes import (
     state_of,
     thread_times,
 )
-from drumline.base.untrusted import parse_json
+from drumline.base.untrusted import parse_json, read_json
 from drumline.net.frames import MAX_BYTES
 from drumline.runs.step_times import StepTimes, StepTimesHistogram
 from drumline.watch.cluster_state import NodeState, RankState, WorkerState
@@ -104,13 +104,12 @@ class LocalRanks:
                 self._exit_fds.add(fd)
                 loop.add_reader(fd, observe, observer, fd)
 
-    async def inspect(self, heartbeat_age_s: Mapping[int, float]) -> NodeState:
+    async def inspect(self) -> NodeState:
         """The complete state; takes a second or two."""
         ranks = await asyncio.gather(*(observer.inspect() for observer in self._observers))
         return replace(
             self.state,
             ranks=tuple(ranks),
-            heartbeat_age_s=heartbeat_age_s,
             link=link_problem(self._address) if self._address else "",
             kernel=kernel_lines(self._begun),
             activity=(),
@@ -118,7 +117,7 @@ class LocalRanks:
 
     def step_times(self) -> StepTimes | None:
         """Of the rank with the longest ones."""
-        recorded = filter(None, (observer.step_times() for observer in self._observers))
+        recorded = filter(None, (observer.step_times.times() for observer in self._observers))
         return max(recorded, key=lambda times: times.p99_s, default=None)
 
     @property
@@ -156,9 +155,7 @@ def start_slowdown() -> float:
     stat = read_stat(os.getpid())
     if stat is None:
         return 1.0
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S
-
-    return max(1.0, age_s / max(time.process_time(), 1 / TICKS_PER_S))
+    return max(1.0, stat.age_s / max(time.process_time(), 1 / TICKS_PER_S))
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ class RankObserver:
         self._host = host
         self._heartbeat: Heartbeat | None = None
         self._moved_s = 0.0
-        self._step_times = StepTimesHistogram(rank)
+        self.step_times = StepTimesHistogram(rank)
         self._process: RankProcess | None = None
 
     def fileno(self) -> int | None:
@@ -223,10 +220,7 @@ class RankObserver:
         if last is None or heartbeat.pid != last.pid or heartbeat.step < last.step:
             return  # it was restarted
         for step, seconds in heartbeat.step_s(last.step):
-            self._step_times.add(step, seconds)
-
-    def step_times(self) -> StepTimes | None:
-        return self._step_times.times()
+            self.step_times.add(step, seconds)
 
     def activity(self, now_s: float) -> RankState | None:
         """Where the time of a script goes, which marks no phases itself (parallel/scripts/torch_hooks.py)."""
@@ -352,9 +346,7 @@ class RankObserver:
     def _with_exit(self, state: RankState, process: RankProcess) -> RankState:
         """How it exited: as the launcher recorded it, otherwise as it was observed. A launcher
         records the exits before it ends the other ranks, and none after that."""
-        code = None
-        with suppress(OSError, ValueError):
-            code = int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
+        code = read_json(int, self._folder / f"exit-{self._rank:05d}")
         ending = read_ending(self._folder)
         asked_to_exit = (
             code is None and ending is not None and process.state_since_s >= ending.began_s

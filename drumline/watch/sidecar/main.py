@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.base.untrusted import from_json, replace_text
-from drumline.watch.diagnosis.diagnosis import Diagnosis
+from drumline.base.untrusted import from_json, read_json, replace_text
+from drumline.watch.diagnosis.diagnosis import RaisedAlarm
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.watchdog import urgent_symptoms
 from drumline.watch.sidecar.leader import FRESH_S, Leader
@@ -208,8 +208,7 @@ class Sidecar:
                 case "inspect":
                     self._start(self._inspect(node, int(message["number"])))
                 case "act":
-                    diagnosis = from_json(Diagnosis, message["diagnosis"])
-                    self._act_here(message["alarm"], diagnosis, message["action"])
+                    self._act_here(from_json(RaisedAlarm, message))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -234,32 +233,25 @@ class Sidecar:
 
     async def _inspect(self, node: int, number: int) -> None:
         """Answer the question of another sidecar."""
-        state = await self.ranks.inspect(self.network.heartbeat_ages())
+        state = await self.ranks.inspect()
         self.network.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
-    def _act(self, alarm: str, diagnosis: Diagnosis, action: str) -> None:
+    def _act(self, raised: RaisedAlarm) -> None:
         """As the leader: have all nodes act, this one last."""
-        message = {"kind": "act", "alarm": alarm, "diagnosis": asdict(diagnosis), "action": action}
+        message = {"kind": "act", **asdict(raised)}
         for peer in self.options.peers:
             self.network.send(peer.node, message)
-        self._act_here(alarm, diagnosis, action, was_printed=not diagnosis.is_ranks_error)
+        self._act_here(raised, was_printed=not raised.diagnosis.is_ranks_error)
 
-    def _act_here(
-        self,
-        alarm: str,
-        diagnosis: Diagnosis,
-        action: str,
-        *,
-        was_printed: bool = False,
-    ) -> None:
+    def _act_here(self, raised: RaisedAlarm, *, was_printed: bool = False) -> None:
         """What one node does about an alarm: tell its launcher, and perhaps end its ranks."""
         self._write_furthest_step()
         with contextlib.suppress(OSError):
-            self.reporter.write_for_launcher(alarm, diagnosis, action, was_printed=was_printed)
-        if action in ("restart", "stop"):
+            self.reporter.write_for_launcher(raised, was_printed=was_printed)
+        if raised.action in ("restart", "stop"):
             self.leader.has_acted = True
-            self.ranks.kill(diagnosis.what)
-        elif alarm == "failure":
+            self.ranks.kill(raised.diagnosis.what)
+        elif raised.alarm == "failure":
             # Otherwise it would be reported again when the leader has exited.
             self.leader.has_acted = True
 
@@ -318,9 +310,7 @@ class ExitCondition:
 
     def _owns_folder(self) -> bool:
         """Whether the folder is there, and no later sidecar has taken it."""
-        with contextlib.suppress(OSError):
-            return self._pid_file.read_text(encoding="utf-8") == str(os.getpid())
-        return False
+        return read_json(int, self._pid_file) == os.getpid()
 
 
 def main() -> None:

@@ -409,7 +409,7 @@ def in_fork_s(pid: int) -> float:
     if stat is None or stat.state != "S" or not is_in:
         return 0.0
 
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S)
+    return max(0.0, stat.age_s)
 
 
 def stack_lines(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from drumline.base.untrusted import (
 )
 from drumline.runs.events import JsonLines
 from drumline.watch.cluster_state import ClusterState
-from drumline.watch.diagnosis.diagnosis import Diagnosis
+from drumline.watch.diagnosis.diagnosis import RaisedAlarm
 from drumline.watch.diagnosis.diagnosis_files import write_diagnosis
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.status_file import STATUS_FILE
@@ -61,54 +61,37 @@ class SidecarReporter:
         if alarm != "failure" or claim_report(self._folder):
             self.print(message)
 
-    def write_diagnosis(
-        self,
-        alarm: str,
-        diagnosis: Diagnosis,
-        cluster: ClusterState,
-        action: str,
-        unix_s: float,
-    ) -> None:
+    def write_diagnosis(self, raised: RaisedAlarm, cluster: ClusterState, unix_s: float) -> None:
         """In the run folder: the diagnosis with all observations, and the event."""
+        diagnosis = raised.diagnosis
 
         def write(run: Path) -> None:
             if run.exists():
                 check_own_folder(run, follow_links=True)
             folder = run / "diagnoses"
-            launch = launch_of(run)
-            write_diagnosis(
-                folder,
-                alarm=alarm,
-                diagnosis=diagnosis,
-                cluster=cluster,
-                action=action,
-                launch=launch,
-                unix_s=unix_s,
-            )
-            place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
-            text = {
+            write_diagnosis(folder, raised, cluster, launch=launch_of(run), unix_s=unix_s)
+            event = {
+                "time": unix_s,
+                "kind": raised.alarm,
+                "rank": diagnosis.rank,
+                "host": diagnosis.host,
+                "step": diagnosis.step,
                 "cause": diagnosis.cause,
-                "action": action,
-                "message": diagnosis.sentence(alarm),
+                "action": raised.action,
+                "message": raised.sentence,
             }
-            self._append_event(run, {"time": unix_s, "kind": alarm, **place, **text})
+            self._append_event(run, event)
 
         self._queue(write)
 
-    def write_for_launcher(
-        self,
-        alarm: str,
-        diagnosis: Diagnosis,
-        action: str,
-        *,
-        was_printed: bool,
-    ) -> None:
+    def write_for_launcher(self, raised: RaisedAlarm, *, was_printed: bool) -> None:
         """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this
         node's terminal."""
+        diagnosis = raised.diagnosis
         record = SidecarDiagnosis(
-            alarm=alarm,
-            action=action,
-            sentence=diagnosis.sentence(alarm),
+            alarm=raised.alarm,
+            action=raised.action,
+            sentence=raised.sentence,
             was_printed=was_printed,
             what=diagnosis.what,
             rank=diagnosis.rank,
@@ -129,8 +112,14 @@ class SidecarReporter:
     ) -> None:
         """For rank 0 to report with its next log line. If there is no notices file (a script, a
         user's own loop, or another node), it is printed here, and logged as an event."""
-        place = {"rank": rank, "host": host}
-        record = {"kind": kind, "time": time.time(), **place, "message": message, "what": what}
+        record = {
+            "kind": kind,
+            "time": time.time(),
+            "rank": rank,
+            "host": host,
+            "message": message,
+            "what": what,
+        }
         try:
             with (self._folder / NOTICES).open("r+b") as file:
                 file.seek(0, os.SEEK_END)

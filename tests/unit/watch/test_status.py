@@ -54,9 +54,8 @@ def picture(*ranks: RankState, lost: tuple[LostNode, ...] = ()) -> ClusterState:
 
 def status(*ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any) -> dict[str, Any]:
     size = len(ranks) + sum(len(lost_host.ranks) for lost_host in lost)
-    return status_record(
-        picture(*ranks, lost=lost), now=1000.0, world_size=size, hang_s=60, **options
-    )
+    usual = {"now": 1000.0, "world_size": size, "hang_s": 60, "pace": RunPace({}, None)}
+    return status_record(picture(*ranks, lost=lost), **{**usual, **options})
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
         rank(0),
         rank(1, failure="ValueError: no"),
         lost=(lost_host,),
-        pace=RunPace({0: 3.14159}),
+        pace=RunPace({0: 3.14159}, None),
         notices=notices,
     )
     file = tmp_path / "status.json"
@@ -96,7 +95,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_rates_are_of_the_last_seconds_and_of_this_process() -> None:
-    rates = StepRates(10.0)
+    rates = StepRates()
     assert rates.update(picture(rank(0, step=0)), 0.0) == {}
     for second in range(1, 31):
         measured = rates.update(
@@ -175,7 +174,7 @@ def test_a_lost_host_comes_first() -> None:
         rank(0, age_s=120.0),
         rank(1, step=813, age_s=1.5),
         lost=(lost_host,),
-        pace=RunPace({0: 3.14159, 1: 0.123}),
+        pace=RunPace({0: 3.14159, 1: 0.123}, None),
     )
     first, *further_rows = all_rows(record)
     assert (first.host, first.rank, first.state) == (
@@ -200,7 +199,9 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
         rank(n, f"node-{n // 8:02d}", state="T" if n % 255 and n <= odd else "R")
         for n in range(256)
     ]
-    rows = fitting_rows(status(*ranks, pace=RunPace(dict.fromkeys(range(256), 2.0))), max_rows=room)
+    rows = fitting_rows(
+        status(*ranks, pace=RunPace(dict.fromkeys(range(256), 2.0), None)), max_rows=room
+    )
     assert 0 < len(rows) <= room
     if odd:
         assert max(row.level for row in rows) is RowLevel.BAD
@@ -268,5 +269,5 @@ def test_the_times_of_all_steps_are_in_the_status(tmp_path: Path) -> None:
     assert read_step_times(tmp_path) is None
     file.write_text(json.dumps(status(rank(0))))
     assert read_step_times(tmp_path) is None
-    file.write_text(json.dumps(status(rank(0), pace=RunPace(step_times=times))))
+    file.write_text(json.dumps(status(rank(0), pace=RunPace({}, times))))
     assert read_step_times(tmp_path) == times

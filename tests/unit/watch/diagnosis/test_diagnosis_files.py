@@ -8,13 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from drumline.base.untrusted import from_json
 from drumline.watch.cluster_state import ClusterState, LostNode
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis, RaisedAlarm
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
 from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.heartbeat import Phase
@@ -34,18 +33,19 @@ STUCK = cluster(
 )
 
 
-def told(folder: Path, cluster_state: ClusterState = STUCK, **changes: Any) -> Path:
+def told(
+    folder: Path,
+    cluster_state: ClusterState = STUCK,
+    *,
+    alarm: Alarm = Alarm.HANG,
+    action: str = "restart",
+    launch: str = "a1b2",
+    unix_s: float = 1_700_000_000.0,
+) -> Path:
     diagnosis = diagnose(cluster_state)
     assert diagnosis is not None
-    usual: dict[str, Any] = {
-        "alarm": "hang",
-        "action": "restart",
-        "launch": "a1b2",
-        "unix_s": 1_700_000_000.0,
-    }
-    return write_diagnosis(
-        folder, diagnosis=diagnosis, cluster=cluster_state, **{**usual, **changes}
-    )
+    raised = RaisedAlarm(alarm=alarm, diagnosis=diagnosis, action=action)
+    return write_diagnosis(folder, raised, cluster_state, launch=launch, unix_s=unix_s)
 
 
 def test_the_text_is_readable(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
             LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),
         ),
     )
-    text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
+    text = told(tmp_path, odd, alarm=Alarm.FAILURE, action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. Action: the job is killed, and not restarted.",
         ">     1  node-a  killed: SIGKILL  forward    812  4.0 s  0.0  -",
@@ -106,7 +106,7 @@ def test_two_leaders_in_a_partition_write_a_diagnosis_each(tmp_path: Path) -> No
 def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
     assert read_diagnoses(tmp_path / "none") == []
     first = told(tmp_path, unix_s=1.5)
-    second = told(tmp_path, alarm="stall", action="report", launch="c3")
+    second = told(tmp_path, alarm=Alarm.STALL, action="report", launch="c3")
     (tmp_path / "0003-stopped.json").write_text(second.read_text()[:200])
     (tmp_path / "0004-stopped.json").write_bytes(b"\xff\xfe")
     (tmp_path / "0005-stopped.json").write_text("[]")
@@ -138,9 +138,8 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     path = told(tmp_path, STUCK)
     assert json.loads(path.read_text())["diagnosis"] == asdict(diagnosis)
     whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
-    path = write_diagnosis(
-        tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", unix_s=0.0
-    )
+    raised = RaisedAlarm(alarm=Alarm.HANG, diagnosis=whole, action="?")
+    path = write_diagnosis(tmp_path, raised, STUCK, launch="", unix_s=0.0)
     assert path.with_suffix(".txt").read_text().count("\n>") == 4
 
 

@@ -85,7 +85,7 @@ def test_the_observer_counts_every_step_once(tmp_path: Path) -> None:
             state_seen(observer)
         time.sleep(0.5 if step == 25 else 0.001)
     state_seen(observer)
-    times = observer.step_times()
+    times = observer.step_times.times()
     assert times is not None
     assert times.count == 27, "steps 2 to 28 are complete"
     assert times.longest[0].step == 25
