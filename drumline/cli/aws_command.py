@@ -50,6 +50,7 @@ from drumline.launch.aws.own_wheels import build_wheel
 from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 from drumline.launch.hosts import Host
+from drumline.launch.node_plan import task_program
 from drumline.launch.ssh.client import SSH_FAILED, last_line, not_reached, ssh_words
 from drumline.runs.run_folder import run_name
 
@@ -158,8 +159,10 @@ def _up(account: Account, settings: ClusterSettings) -> None:
         _bring_up_somewhere(account, settings)
     except KeyboardInterrupt:
         name = settings.name
-        next_steps = (f"follow it: the same command; remove it: drumline aws down --name {name}",)
-        print_message(f"interrupted: AWS continues to make {name}, and it costs money", *next_steps)
+        print_message(
+            f"interrupted: AWS continues to make {name}, and it costs money",
+            f"follow it: the same command; remove it: drumline aws down --name {name}",
+        )
         raise
 
     show_step("")
@@ -247,8 +250,7 @@ def _follow(verb: str, argv: Sequence[str]) -> int:
     """`drumline jobs`, `attach` or `stop`, with the cluster's nodes as the hosts."""
     table = {**FOLLOW, **(stop_command.OWN_FLAGS if verb == "stop" else {})}
     flags = read_command(f"aws {verb}", argv, {"": table}, f"usage: {LINES[verb]}\n")
-    values = {name: value for name, value in flags.values.items() if name in FOLLOW}
-    account, settings = account_and_settings(values, [], verb)
+    account, settings = account_and_settings(flags.values, [], verb)
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
         job = _CloudJob(account, settings, Path(folder), flags.values.identity)
         job.find_nodes()
@@ -275,12 +277,9 @@ def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> lis
     given."""
     if is_script(target):
         return list(arguments)
-    given_names = {word.partition("=")[0] for word in arguments}
-    task_words = list(arguments)
-    if "--run" not in given_names:
-        task_words += ["--run", str(RUNS / run_name(target))]
-    if is_spot and "--watch.notice" not in given_names:
-        task_words += ["--watch.notice", NOTICE]
+    run = ("--run", str(RUNS / run_name(target)))
+    notice = ("--watch.notice", NOTICE if is_spot else None)
+    _, _, *task_words = task_program(target, arguments, run, notice).words
     return task_words
 
 
@@ -338,17 +337,14 @@ class _CloudJob:
     def run(self, words: Sequence[str]) -> int:
         """Until it ends, and again on the new nodes when AWS has replaced some."""
         while True:
-            failure: DrumlineError | None = None
             try:
                 code = launch_command.run([*self.hosts(), *words], self._follow)
             except DrumlineError as error:
-                failure = error
-                code = error.exit_code
-            is_final = code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED)
-            if is_final or not self._was_replaced(code):
-                if failure is not None:
-                    raise failure
-                return code
+                if not self._was_replaced(error.exit_code):
+                    raise
+            else:
+                if not self._was_replaced(code):
+                    return code
             self.await_nodes()
             words = [word for word in words if word != "--fresh"]  # it belongs to the first start
 
@@ -364,6 +360,8 @@ class _CloudJob:
 
     def _was_replaced(self, code: int) -> bool:
         """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
+        if code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED):
+            return False
         has_notice = self.is_spot and code == ExitCode.PREEMPTED
         if has_notice:
             print_message(
@@ -409,9 +407,9 @@ class _CloudJob:
     def find_nodes(self) -> Sequence[CloudNode]:
         """Those that the cluster has now, and how ssh reaches them."""
         nodes = nodes_of(self._account, self._settings.name)
-        by_ssm = self._by_ssm
-        profile = self._settings.profile
-        config = ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile)
+        config = ssh_config(
+            self._account, nodes, by_ssm=self._by_ssm, profile=self._settings.profile
+        )
         self._config.write_text(config, encoding="utf-8")
         self._nodes = nodes
         return nodes

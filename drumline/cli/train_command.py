@@ -197,12 +197,8 @@ def run_on_ranks(
             if num_procs > 1 or max_restarts:
                 if max_restarts is None:
                     max_restarts = 0 if run is None else TASK_RESTARTS
-                program = Program(
-                    (verb, *argv),
-                    is_task=True,
-                    run=None if run is None else str(run),
-                    can_resume=run is not None,
-                )
+                folder = None if run is None else str(run)
+                program = Program((verb, *argv), is_task=True, run=folder)
                 return _start(NodePlan(num_procs=num_procs, max_restarts=max_restarts), program)
         use_private_cache()
         with loading():

@@ -126,9 +126,8 @@ class Program:
     """Of a script: which steps to profile, the folder, and `only` to end it after them, or
     `all`."""
     run: str | None = None
-    """The run folder of a task, as its settings name it; None where they were not read."""
-    can_resume: bool = True
-    """Whether the same command resumes a task: not so an evaluation."""
+    """The run folder that the same command resumes, as the settings of a task name it; None: it
+    resumes nothing, such as a script or an evaluation."""
     continues: bool = False
     """Whether the ranks of other nodes continue without those of a lost one, as far as the settings
     were read."""

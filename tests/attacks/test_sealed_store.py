@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import get_type_hints
 
 import pytest
 import torch.distributed as dist
@@ -22,11 +23,12 @@ from drumline.base.errors import Place, PreflightError
 from drumline.base.job_secret import derived, keyed_hash, new_secret
 from drumline.base.rank_environment import Topology
 from drumline.launch.node.membership import RUNNING, Membership, NodeHeartbeat
-from drumline.launch.node.node_rendezvous import CARD, NodeRendezvous, Round
+from drumline.launch.node.node_rendezvous import NodeRendezvous, Round
 from drumline.launch.node_plan import NodePlan
 from drumline.net.key_exchange import KeyPair
 from drumline.rank.failure import Failure, claim_failure
 from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
+from drumline.rank.rendezvous.reachability import NodeCard
 from drumline.rank.sealed_store import SealedStore, decoded, document
 from drumline.rank.stop_vote import StopVote
 
@@ -184,13 +186,13 @@ def test_the_list_of_a_round_is_never_unpickled_and_is_put_back(
     base: dist.HashStore, value: bytes | str, secret: str | None
 ) -> None:
     nodes = two_nodes(base, secret)
-    nodes[0].membership.publish("round", {"name": "a", "cards": []})
+    nodes[0].membership.publish("round", {"name": "a", "cards": {}})
     published = base.get("drumline/membership/round")
     if value == "deleted":
         base.delete_key("drumline/membership/round")
     else:
         base.set("drumline/membership/round", value)  # type: ignore[arg-type]
-    assert Round.decode(nodes[1].membership.store.peek("round") or b"") is None
+    assert decoded(Round, nodes[1].membership.store.peek("round") or b"") is None
     deadline = time.monotonic() + 30
     while not base.check(["drumline/membership/round"]) or (
         base.get("drumline/membership/round") != published
@@ -213,14 +215,14 @@ JSON = st.recursive(
 @given(JSON)
 def test_whatever_json_an_unauthenticated_client_writes_is_a_round_or_none(value: object) -> None:
     examples = {int: 0, str: ""}
-    card = {name: examples[kind] for name, kind in CARD.items()}
-    whole = {"name": "a", "cards": [card], "keys": None}
-    assert Round.decode(json.dumps(whole).encode()) is not None
-    Round.decode(json.dumps(value).encode())
+    card = {name: examples[kind] for name, kind in get_type_hints(NodeCard).items()}
+    whole = {"name": "a", "cards": {0: card}, "keys": None}
+    assert decoded(Round, json.dumps(whole).encode()) is not None
+    decoded(Round, json.dumps(value).encode())
     for name in whole:
-        Round.decode(json.dumps({**whole, name: value}).encode())
+        decoded(Round, json.dumps({**whole, name: value}).encode())
     for name in card:
-        Round.decode(json.dumps({**whole, "cards": [{**card, name: value}]}).encode())
+        decoded(Round, json.dumps({**whole, "cards": {0: {**card, name: value}}}).encode())
 
 
 @given(JSON)

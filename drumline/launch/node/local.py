@@ -113,8 +113,7 @@ def _run_guarded(
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            is_resumable = program.is_task and program.can_resume
-            print_message(startup.interrupted(run, program.words) if is_resumable else STOPPED)
+            print_message(startup.interrupted(run, program.words) if program.run else STOPPED)
         return ExitCode.INTERRUPTED
 
     if not result.is_failed():
@@ -164,7 +163,7 @@ def report_failure(
     if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
         if not diagnosis.was_printed:
             print_message(diagnosis.sentence)
-        if diagnosis.is_hang and program.is_task and program.can_resume:
+        if diagnosis.is_hang and program.run:
             print_message(HANG_ENDED)
         write_error(os.environ, ErrorRecord(diagnosis.sentence, None, Place()))
         return

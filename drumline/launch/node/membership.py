@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from drumline.base.job_secret import SECRET_ENV, derived
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
+from drumline.rank.rendezvous.reachability import NodeCard
 from drumline.rank.sealed_store import SealedStore, check_secret, decoded, document
 
 HEARTBEAT_S = 1.0
@@ -47,7 +48,7 @@ class NodeHeartbeat:
     """Identifies one launcher; a node that was started again has a new one."""
     count: int = 0
     state: str = JOINING
-    card: Mapping[str, Any] = field(default_factory=dict)
+    card: NodeCard | None = None
     """What the node publishes of itself for the round that it joins, or has joined."""
 
     def encode(self) -> str:
@@ -212,7 +213,7 @@ class Membership:
         with self._lock:
             self._write(replace(self.heartbeat, state=state))
 
-    def join_round(self, card: Mapping[str, Any]) -> None:
+    def join_round(self, card: NodeCard) -> None:
         """Publish that this node waits for the next round, with this card."""
         with self._lock:
             self._write(replace(self.heartbeat, state=JOINING, card=card))
@@ -247,12 +248,12 @@ class Membership:
         """Whether another node's heartbeat was seen, and has not changed for so long."""
         return rank in self._last and not self.is_alive(rank, within_s=for_s)
 
-    def joining_cards(self) -> dict[int, Mapping[str, Any]]:
+    def joining_cards(self) -> dict[int, NodeCard]:
         """What the other nodes published that join a round, at the last read."""
         return {
-            rank: self._last[rank][0].card
+            rank: card
             for rank in self._other_nodes
-            if self.is_alive(rank, JOINING)
+            if self.is_alive(rank, JOINING) and (card := self._last[rank][0].card)
         }
 
     def count_alive(self) -> int:

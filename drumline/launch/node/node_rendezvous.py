@@ -12,7 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -32,11 +32,12 @@ from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
 from drumline.rank.rendezvous.rank_store import announce, follow
 from drumline.rank.rendezvous.reachability import (
     NodeCard,
+    ProbeCard,
     check_data_ports,
     open_probe_port,
     unreachable_nodes,
 )
-from drumline.rank.sealed_store import SealedStore, document, has_fields
+from drumline.rank.sealed_store import SealedStore, decoded, document
 from drumline.watch.watch_folder import DIAGNOSIS_S
 
 POLL_S = 0.05
@@ -47,24 +48,17 @@ LATE_S = 30
 ROUND = "round"
 CLOSED = "closed"
 DECISION = "decision"
-# What a node publishes about itself; if it does not listen for probes, that port is 0.
-NUMBERS = ("rank", "port", "probe_port", "watch_port", "restarts", "counted_step", "reached_step")
-TEXTS = ("address", "host", "probe_token", "public", "nonce")
-CARD: dict[str, type] = dict.fromkeys(NUMBERS, int) | dict.fromkeys(TEXTS, str)
 
 
+@dataclass(eq=False, kw_only=True)
 class Preempted(Exception):  # noqa: N818  # no error
     """A signal asked this node's ranks to stop, and they did."""
 
-    def __init__(
-        self, *, was_reported: bool, was_signalled: bool = True, has_saved: bool = False
-    ) -> None:
-        super().__init__()
-        self.has_saved = has_saved
-        self.was_reported = was_reported
-        """Whether a rank has reported it."""
-        self.was_signalled = was_signalled
-        """Whether the signal was sent to this process; otherwise a rank got it, or a notice."""
+    was_reported: bool
+    """Whether a rank has reported it."""
+    was_signalled: bool = True
+    """Whether the signal was sent to this process; otherwise a rank got it, or a notice."""
+    has_saved: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,16 +70,6 @@ class Round:
     """By node rank, in its order."""
     keys: Mapping[str, Any] | None
     """The secret of its ranks, wrapped for each node; None where nodes have a common one."""
-
-    @classmethod
-    def decode(cls, text: bytes) -> Round | None:
-        """None for anything else: without a secret, anyone can write there."""
-        content = document(text, name=str, cards=list)
-        if content is None or not all(has_fields(card, CARD) for card in content["cards"]):
-            return None
-
-        cards = {card["rank"]: card for card in content["cards"]}
-        return cls(content["name"], cards, content.get("keys"))
 
 
 class AgentRendezvous(RendezvousHandler):
@@ -112,6 +96,9 @@ class AgentRendezvous(RendezvousHandler):
         self.reached_step = node.reached_step
         """The furthest step of this node's ranks."""
 
+    def get_backend(self) -> str:
+        return "drumline"
+
     def get_run_id(self) -> str:
         return RUN_ID
 
@@ -131,7 +118,8 @@ class AgentRendezvous(RendezvousHandler):
 
 
 class NodeRendezvous(AgentRendezvous):
-    """Nodes in the order of their NODE_RANK."""
+    """Nodes in the order of their NODE_RANK. Ranks do not use the agents' store: rank 0 opens one for
+    each attempt, so that values of an earlier one are not found."""
 
     def __init__(
         self,
@@ -157,15 +145,6 @@ class NodeRendezvous(AgentRendezvous):
         self.is_done = False
         """Whether all ranks here have exited with 0, while others still run."""
         self._store_lost_at: float | None = None
-
-    def get_backend(self) -> str:
-        return "drumline"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Never: rank 0 opens a store for each attempt, so that values of an earlier one are not
-        found."""
-        return False
 
     @property
     def members(self) -> list[int]:
@@ -218,11 +197,11 @@ class NodeRendezvous(AgentRendezvous):
         """Whether this is node 0, which runs the store."""
         return self.node.node_rank == 0
 
-    def _card(self, probe: Mapping[str, Any], keys: KeyPair | None) -> dict[str, Any]:
+    def _card(self, probe: ProbeCard, keys: KeyPair | None) -> NodeCard:
         """What this node publishes for the round; a new one for each."""
         return {
             "rank": self.node.node_rank,
-            "host": self.membership.host(self.node.node_rank),
+            "host": self.membership.host(self.node.node_rank) or "",
             "address": self.address,
             "port": get_free_port(),  # type: ignore[no-untyped-call]
             **probe,
@@ -258,9 +237,9 @@ class NodeRendezvous(AgentRendezvous):
             wrapped = wrap_secret(keys, self.ranks_secret, cards, name)
 
         self._last_list = dict(sorted(cards.items()))
-        content = {"name": name, "cards": list(self._last_list.values()), "keys": wrapped}
-        self.membership.publish(ROUND, content)
-        return Round(name, self._last_list, wrapped)
+        joined = Round(name, self._last_list, wrapped)
+        self.membership.publish(ROUND, asdict(joined))
+        return joined
 
     def _last_call_s(self, num_joined: int) -> float:
         """How long enough nodes wait for the rest."""
@@ -273,7 +252,8 @@ class NodeRendezvous(AgentRendezvous):
     def _follow(self, card: NodeCard) -> Round:
         """On the other nodes: the round that has this node's card."""
         for _ in self._polls():
-            joined = Round.decode(self.membership.store.peek(ROUND) or b"")
+            # None for anything else: without a secret, anyone can write there.
+            joined = decoded(Round, self.membership.store.peek(ROUND) or b"")
             if joined is not None and joined.cards.get(card["rank"]) == card:
                 return joined
         raise AssertionError
@@ -325,7 +305,7 @@ class NodeRendezvous(AgentRendezvous):
         return {
             rank: card
             for rank, card in self.membership.joining_cards().items()
-            if has_fields(card, CARD) and listed.get(rank) != card
+            if listed.get(rank) != card
         }
 
     def _waiting(self, joined: Round) -> list[int]:

@@ -52,13 +52,6 @@ class SingleNodeRendezvous(AgentRendezvous):
     """For a job on one machine: every attempt gets a new store, which only this machine can
     reach."""
 
-    def __init__(self, node: NodePlan) -> None:
-        super().__init__(node)
-        self.store: dist.Store | None = None
-
-    def get_backend(self) -> str:
-        return "single node"
-
     @property
     def use_agent_store(self) -> bool:
         return True
@@ -67,7 +60,6 @@ class SingleNodeRendezvous(AgentRendezvous):
         # Any user of this machine can reach the store.
         self.ranks_secret = new_secret()
         store = open_tcp_store(LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK)
-        self.store = store
         # The agent's own part, too: ranks read their numbers from it.
         agents: Any = SealedStore(store, self.ranks_secret, "drumline/agents")
         return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
@@ -81,7 +73,6 @@ class SingleNodeRendezvous(AgentRendezvous):
     def set_closed(self) -> None: ...
 
     def shutdown(self) -> bool:
-        self.store = None
         return True
 
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from drumline.base.errors import PreflightError, as_list
 from drumline.base.rank_environment import Topology
@@ -39,8 +39,27 @@ MAX_LINES = 8
 # A late or unexpected reply does not show that the port is closed.
 CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
 
-NodeCard = Mapping[str, Any]
-"""What a launcher publishes of its node."""
+
+class ProbeCard(TypedDict):
+    """Where a launcher listens for probes; port 0: nowhere."""
+
+    probe_port: int
+    probe_token: str
+
+
+class NodeCard(ProbeCard):
+    """What a launcher publishes of its node."""
+
+    rank: int
+    host: str
+    address: str
+    port: int
+    public: str
+    nonce: str
+    watch_port: int
+    restarts: int
+    counted_step: int
+    reached_step: int
 
 
 def check_reachability(
@@ -253,7 +272,7 @@ def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
+def open_probe_port(address: str) -> Iterator[ProbeCard]:
     """Listen where the ranks' store will be. Yields what the others need to connect; without a port
     if that fails."""
     try:

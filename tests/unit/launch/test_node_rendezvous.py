@@ -21,7 +21,7 @@ from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous, Preempted, Round
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Reason, WaitNotice
-from drumline.rank.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore, decoded
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_nodes_join_again_when_one_is_lost_before_the_ports_are_checked(
 
 def listed_card(rendezvous: NodeRendezvous) -> object:
     """The card of this node on the last list of node 0."""
-    joined = Round.decode(rendezvous.membership.store.peek("round") or b"")
+    joined = decoded(Round, rendezvous.membership.store.peek("round") or b"")
     return None if joined is None else joined.cards.get(rendezvous.node.node_rank)
 
 
