@@ -123,5 +123,4 @@ def _dispatch(arguments: list[str]) -> int:
         return ExitCode.USAGE
     report_uncaught_errors()
     command = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}_command")
-    code: int = command.run(verb_arguments)
-    return code
+    return int(command.run(verb_arguments))

@@ -98,10 +98,10 @@ def check_new(flags: Flags, *paths: Path) -> None:
 
 
 def check_no_rank(verb: str) -> None:
-    """For a verb that starts ranks itself."""
+    """For a verb that is not run by each rank: most start the ranks themselves."""
     if topology_from(os.environ) is not None:
         raise UsageError(
-            f"drumline {verb} starts ranks itself, but a launcher has started this process as a rank",
+            f"drumline {verb} is run once, but a launcher has started this process as a rank",
             next_step="run it without torchrun or srun",
         )
 

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.errors import ExitCode, UsageError
 from drumline.base.job_secret import secret_from
-from drumline.base.rank_environment import first_host, topology_from
+from drumline.base.rank_environment import first_host
 from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
 from drumline.base.text import print_message, show, show_lines, show_progress
 from drumline.base.untrusted import whole_number
-from drumline.cli.command_line import HELP_FLAG, misplaced, show_help
+from drumline.cli.command_line import HELP_FLAG, check_command, check_no_rank, misplaced, show_help
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
 from drumline.config import Flags, FlagTable, FlagValues, Layers, read_flags, switch
 from drumline.config.schema import Config, Count, CountOrZero, Port
@@ -161,8 +161,7 @@ def run(argv: Sequence[str]) -> int:
 
     verb_flags = flags.values
     show_help(flags, GROUPS, USAGE, EXIT_CODES)
-    if problems := list(_wrong_flags(flags)):
-        raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")
+    check_command("doctor", _wrong_flags(flags))
     if flags.positional:
         return _check_task(flags)
     if lists_of_hosts(verb_flags):
@@ -203,11 +202,7 @@ def wrong_hosts(verb_flags: FlagValues) -> Iterator[str]:
 
 
 def _check_task(flags: Flags) -> int:
-    if topology_from(os.environ) is not None:
-        raise UsageError(
-            "drumline doctor TASK is one process",
-            next_step="run it without torchrun or srun",
-        )
+    check_no_rank("doctor TASK")
     task, layers = settle_before_torch(flags)
     check = _run_batches(task, layers, num_batches=flags.values.get("batches", BATCHES))
     return _check_this_machine(flags.values, check)
@@ -289,8 +284,8 @@ def _node_options(verb_flags: FlagValues, environment: Mapping[str, str]) -> nod
 
 
 def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -> int:
-    settings = _options(verb_flags).settings
-    facts = host_facts(settings)
+    options = _options(verb_flags)
+    facts = host_facts(options.settings)
     findings = list(machine_findings(facts))
     if task is not None:
         findings += task.findings
@@ -298,10 +293,10 @@ def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -
     numbers: Mapping[str, float] | None = None
     if verb_flags.collectives:
         collective_findings, numbers = local_collectives(
-            verb_flags.procs,
-            environment=settings.environment,
+            options.procs,
+            environment=options.settings.environment,
             num_gpus=num_visible_gpus(facts),
-            backend=verb_flags.get("backend", "auto"),
+            backend=options.backend,
         )
         findings += collective_findings
 
@@ -346,9 +341,8 @@ def _show(verb_flags: FlagValues, result: DoctorResult) -> int:
     show_step("")
     survey = result.survey
     if verb_flags.json:
-        facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives
-        show(as_json(result.findings, survey=survey, facts=facts, collectives=collectives))
+        show(as_json(result.findings, survey=survey, facts=survey.facts, collectives=collectives))
     else:
         notes = [] if result.collectives is None else [collectives_line(result.collectives)]
         _report(result.findings, notes, survey)

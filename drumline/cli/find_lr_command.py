@@ -42,11 +42,10 @@ TASK`. Nothing is saved.
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     flags = read_command("find-lr", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
-    low = flags.values.get("low", DEFAULTS["low"])
-    high = flags.values.get("high", DEFAULTS["high"])
-    if low >= high:
+    verb_flags = FlagValues({**DEFAULTS, **flags.values})
+    if verb_flags.low >= verb_flags.high:
         raise UsageError(
-            f"--low {low:g} is not below --high {high:g}",
+            f"--low {verb_flags.low:g} is not below --high {verb_flags.high:g}",
             next_step="give a low rate and a high one",
         )
     task, layers = task_on_ranks(flags)
@@ -55,7 +54,6 @@ def run(argv: Sequence[str]) -> int:
         from drumline.cli.as_rank import with_task
         from drumline.cli.find_rank import find_lr
 
-        verb_flags = FlagValues({**DEFAULTS, **flags.values})
         return with_task(task, layers, partial(find_lr, verb_flags))
 
     return run_on_ranks("find-lr", argv, flags, layers, run_rank)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.json_output import wrap_output
@@ -63,8 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
     jobs = sorted(by_name.values(), key=lambda nodes: -max(node.since for node in nodes.values()))
     if flags.values.json:
-        hosts = [{host: asdict(node) for host, node in nodes.items()} for nodes in jobs]
-        show_json(hosts, indent=1)
+        show_json(jobs, indent=1)
     elif jobs:
         show_lines(columns([HEADINGS, *map(_cells, jobs)]))
     else:

@@ -115,12 +115,11 @@ class LaunchRequest:
             "only" if self.flags.profile_only else "all",
         )
 
-    def restarts(self, min_nodes: int | None = None) -> int:
+    def restarts(self, min_nodes: int | None) -> int:
         default = default_restarts(
             is_task=not is_script(self.target), may_shrink=min_nodes is not None
         )
-        max_restarts: int = self.flags.get("max-restarts", default)
-        return max_restarts
+        return int(self.flags.get("max-restarts", default))
 
     def completed(self, node: NodePlan, min_nodes: int | None) -> NodePlan:
         """The node, with the restarts and timeouts that were given."""

@@ -80,7 +80,7 @@ def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
         "ranks": [{**asdict(rank), "total": rank.total} for rank in plan.ranks],
         "gpus": chosen,
         "impossible": dict(plan.impossible),
-        "recompute": None if plan.recompute is None else asdict(plan.recompute),
+        "recompute": plan.recompute,
     }
 
 

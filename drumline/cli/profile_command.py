@@ -79,9 +79,9 @@ NO_SETTINGS = (
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     names = read_flags(argv, OWN_FLAGS, ends_at_name=True).positional
-    target = names[0] if names else None
-    of_script = target is not None and is_script(target)
-    of_folder = target is not None and not of_script and _is_run(target)
+    target = names[0] if names else ""
+    of_script = is_script(target)
+    of_folder = target != "" and not of_script and _is_run(target)
     flags = read_flags(
         argv,
         OWN_FLAGS,
@@ -97,9 +97,9 @@ def run(argv: Sequence[str]) -> int:
         ranks = read_doctor("--doctor", Path(flags.values.doctor))
         network = min(numbers["all_reduce_gb_per_s"] for numbers in ranks) * 1e9
 
-    folder = Path(str(target))
+    folder = Path(target)
     if not of_folder:
-        name = folder.stem if of_script else run_name(str(target))
+        name = folder.stem if of_script else run_name(target)
         folder = Path(flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if code := _profile(flags, folder, of_script=of_script):
             return code
@@ -149,7 +149,7 @@ def _is_run(target: str) -> bool:
     )
 
 
-def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool) -> None:
+def _check(flags: Flags, target: str, *, of_script: bool, of_folder: bool) -> None:
     problems = list(flags.layer.problems) if of_script or of_folder else []
     if of_folder:
         reason = "is for a new profile, but a run folder was given"
@@ -162,7 +162,7 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
         problems.append("--try: is for tasks, whose settings can be changed")
 
     check_command("profile", problems)
-    if of_script and not Path(str(target)).is_file():
+    if of_script and not Path(target).is_file():
         raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
     if not of_script and not of_folder:
         train_command.settle_before_torch(flags)
@@ -190,7 +190,7 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
 
     if is_json:
         tried = {"trials": [trial.document() for trial in trials]} if tries else {}
-        show_json({**asdict(result), "advice": [asdict(item) for item in advice], **tried})
+        show_json({**asdict(result), "advice": advice, **tried})
     elif trials:
         show_lines(["", "tried", *(f"  {line}" for line in trial_lines(trials))])
 

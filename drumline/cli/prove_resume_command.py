@@ -118,7 +118,6 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     """The options, the arguments of `drumline train`, and what is changed in them. All mistakes are
     reported at once, before torch is imported; those that depend on the user's own task, whose file
     imports it, come last."""
-    task = flags.positional[0] if flags.positional else None
     file = flags.values.config
     layers = read_layers(flags, config_file=file, environment={})
     verb_flags = flags.values
@@ -147,7 +146,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         problems += wrong_options(options)
 
     check_command("prove-resume", [*problems, *wrong_settings(layers, options)])
-    assert task is not None
+    (task,) = flags.positional  # else there was a problem
     settings = ProofSettings(layers, _task_defaults(task), options)
     check_command("prove-resume", settings.problems())
     arguments = settings.arguments(task, config_file=file)

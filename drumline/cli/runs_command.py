@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
@@ -40,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
 
     runs = list_runs(folder)
     if flags.values.json:
-        show_json(list(map(asdict, runs)), indent=1)
+        show_json(runs, indent=1)
     elif runs:
         show_lines(columns([HEADINGS, *map(_cells, runs)]))
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
@@ -100,7 +99,7 @@ def _tune(verb_flags: FlagValues) -> int:
     if lists_of_hosts(verb_flags):
         result = check_hosts(verb_flags, DoctorOptions(settings, with_collectives=False))
         show_step("")
-        facts = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}
+        facts = result.survey.facts
         findings = [*tuning_findings(facts, result.survey), *result.findings]
     else:
         here = host_facts(settings)
@@ -114,7 +113,7 @@ def _tune(verb_flags: FlagValues) -> int:
     if verb_flags.json:
         show_json(
             {
-                "variables": [asdict(variable) for variable in tuned],
+                "variables": tuned,
                 "problems": [problem.as_json() for problem in problems],
             }
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,6 @@ def _as_json(report: RunReport) -> dict[str, Any]:
             section.name: {"summary": section.summary, **section.counts}
             for section in report.sections
         },
-        "problems": list(map(asdict, report.problems)),
-        "notes": list(map(asdict, report.notes)),
+        "problems": report.problems,
+        "notes": report.notes,
     }

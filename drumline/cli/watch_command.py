@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,7 +129,7 @@ def _write_json(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
         "message": run.message(),
         "has_ended": run.has_ended,
         "status": run.status,
-        "rows": list(map(asdict, rows)),
+        "rows": rows,
     }
     show_json(record)
 

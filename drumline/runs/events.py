@@ -62,6 +62,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Self
 
@@ -259,13 +260,16 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """The value in JSON's types; JSON has no NaN and no infinity, so these become strings."""
+    """The value in JSON's types, a dataclass as its fields; JSON has no NaN and no infinity, so these
+    become strings."""
     if isinstance(value, Mapping):
         return {str(name): as_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(entry) for entry in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(asdict(value))
     return value if value is None or isinstance(value, str | int) else str(value)
 
 

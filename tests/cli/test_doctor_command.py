@@ -183,7 +183,10 @@ def test_a_task(
     for name, value in rank_environment(0, 2, 1).items():
         monkeypatch.setenv(name, value)
     assert main(words) == ExitCode.USAGE
-    assert "drumline doctor TASK is one process" in capsys.readouterr().err
+    assert (
+        "drumline doctor TASK is run once, but a launcher has started this process as a rank"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_interrupted_check_has_no_result_on_the_other_nodes(tmp_path: Path) -> None:

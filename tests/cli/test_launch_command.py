@@ -632,8 +632,7 @@ def test_under_a_launcher_it_does_not_launch(
     monkeypatch.setenv("MASTER_ADDR", "a")
     assert main(["launch", "digits"]) == 2
     assert (
-        "starts ranks itself, but a launcher has started this process as a rank"
-        in capsys.readouterr().err
+        "is run once, but a launcher has started this process as a rank" in capsys.readouterr().err
     )
 
 

@@ -369,9 +369,7 @@ def test_wrong_places_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
     }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert "prove-resume starts ranks itself, but a launcher has started this process" in refused(
-        "digits"
-    )
+    assert "prove-resume is run once, but a launcher has started this process" in refused("digits")
 
 
 def test_help_says_what_it_takes(folder: Path) -> None:

@@ -86,6 +86,11 @@ class Survey:
         """The results of a pair, which are empty at first."""
         return self.edges.setdefault((source, target), Edge())
 
+    @property
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Those of the hosts that have answered, by name."""
+        return {host.name: host.facts for host in self.hosts if host.facts is not None}
+
     def present(self) -> list[int]:
         """The numbers of the hosts that answer."""
         return [number for number, host in enumerate(self.hosts) if host.absent is None]
