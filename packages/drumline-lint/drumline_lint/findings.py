@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 
 class Severity(StrEnum):
-    """A note may be intended, a warning costs something, an error breaks the run or its result."""
+    """How sure a finding is: of an error, its rule was right wherever it was judged, or what it reports
+    always fails, and all evidence is seen; a warning is a question; a note may be intended, or its
+    evidence is not seen."""
 
     NOTE = "note"
     WARNING = "warning"

@@ -14,7 +14,7 @@ from drumline_lint.flow.distributed import (
     speaks_of_ranks,
     starts_ranks,
 )
-from drumline_lint.flow.unused import unused_lines
+from drumline_lint.flow.unused import lines_of_one_process, unused_lines
 from drumline_lint.program.imports import connected
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
@@ -91,9 +91,9 @@ def evidence_of(program: Program, source: Source) -> Evidence:
 
 
 def is_run(program: Program, source: Source, finding: Finding) -> bool:
-    """Whether it is no test, and something in the program names the function that it is in."""
+    """Whether it is no test, and something in the program names the function that it is in; where
+    programs with ranks import the file, something in them."""
     place = finding.place
-    is_unused = place.path == str(source.path) and any(
-        place.line in lines for lines in unused_lines(program, source)
-    )
+    not_run = [*unused_lines(program, source), *lines_of_one_process(program, source)]
+    is_unused = place.path == str(source.path) and any(place.line in lines for lines in not_run)
     return not source.is_test and not is_unused

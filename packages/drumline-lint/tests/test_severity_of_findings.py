@@ -100,6 +100,8 @@ GLOO = (
     "    dist.init_process_group(backend, rank=rank, world_size=2)\n"
     "    return torch.nn.parallel.DistributedDataParallel(model.cuda())\n"
 )
+BARRIER = START + "if dist.get_rank() == 0 and CONDITION:\n    dist.barrier()\n"
+LOCAL_RANK = "# torchrun train.py\n" + START + "parser.add_argument('--local_rank')\n"
 SEVERITIES = {
     "a save of the training": (
         "DL014",
@@ -117,11 +119,82 @@ SEVERITIES = {
         Severity.WARNING,
     ),
     "the same data in an order of each rank": ("DL003", SAME_DATA, Severity.WARNING),
+    "the same data beside a sampler that no loader gets": (
+        "DL003",
+        SAME_DATA.replace(
+            "loader =", "sampler = torch.utils.data.DistributedSampler(data)\nloader ="
+        ),
+        Severity.WARNING,
+    ),
+    "the same data beside the name of the sampler": (
+        "DL003",
+        "from torch.utils.data import DistributedSampler\n" + SAME_DATA,
+        Severity.WARNING,
+    ),
+    "the same data beside other data that is divided": (
+        "DL003",
+        SAME_DATA + "torch.utils.data.DataLoader(\n"
+        "    images, sampler=torch.utils.data.DistributedSampler(images)\n)\n",
+        Severity.NOTE,
+    ),
     "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.WARNING),
     "a barrier of rank 0": (
         "DL017",
         START + "if dist.get_rank() == 0:\n    dist.barrier()\n",
         Severity.ERROR,
+    ),
+    "a barrier of rank 0 at an interval of tests": (
+        "DL017",
+        BARRIER.replace("CONDITION", "epoch % args.test_interval == 0"),
+        Severity.ERROR,
+    ),
+    "a barrier of rank 0 on an option about ranks": (
+        "DL017",
+        BARRIER.replace("CONDITION", "cfg.rank0_only"),
+        Severity.ERROR,
+    ),
+    "a barrier of rank 0 on an option that has test in its name": (
+        "DL017",
+        BARRIER.replace("CONDITION", "args.latest"),
+        Severity.ERROR,
+    ),
+    "a barrier of rank 0 in runs that are not for debugging": (
+        "DL017",
+        BARRIER.replace("CONDITION", "not args.debug"),
+        Severity.ERROR,
+    ),
+    "a barrier of rank 0 in runs for debugging": (
+        "DL017",
+        BARRIER.replace("CONDITION", "args.debug"),
+        Severity.NOTE,
+    ),
+    "a barrier of rank 0 where a constant is for debugging": (
+        "DL017",
+        BARRIER.replace("CONDITION", "DEBUG"),
+        Severity.NOTE,
+    ),
+    "a barrier of rank 0 in runs that only test": (
+        "DL017",
+        BARRIER.replace("CONDITION", "args.test_only"),
+        Severity.NOTE,
+    ),
+    "a load of numbers": (
+        "DL019",
+        START
+        + "net = build()\nprogress = torch.load('progress.pt')\nepoch = progress['epoch']\n"
+        + "net.load_state_dict(weights)\nif dist.get_rank() == 0:\n"
+        + "    torch.save(net.state_dict(), 'net.pt')\n"
+        + "    torch.save({'epoch': epoch}, 'progress.pt')\n",
+        Severity.NOTE,
+    ),
+    "a load of a state beside numbers": (
+        "DL019",
+        START
+        + "net = build()\nprogress = torch.load('net.pt')\nepoch = progress['epoch']\n"
+        + "net.load_state_dict(progress['net'])\nif dist.get_rank() == 0:\n"
+        + "    torch.save({'net': net.state_dict()}, 'net.pt')\n"
+        + "    torch.save({'epoch': epoch}, 'progress.pt')\n",
+        Severity.WARNING,
     ),
     "a load of weights from elsewhere": (
         "DL019",
@@ -310,6 +383,23 @@ SEVERITIES = {
         "if trainer.global_rank == 0:\n    trainer.save_checkpoint('last.ckpt')\n",
         Severity.NOTE,
     ),
+    "an exit at a step for tests": (
+        "DL018",
+        START + "step = 0\nwhile True:\n    step += 1\n"
+        "    if dist.get_rank() == 0 and step > args.test_freq:\n        break\n"
+        "    dist.barrier()\n",
+        Severity.ERROR,
+    ),
+    "a model that rank 0 runs at an interval of tests": (
+        "DL040",
+        NORM + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x)\n",
+        Severity.WARNING,
+    ),
+    "a model that rank 0 runs for debugging": (
+        "DL040",
+        NORM + "if dist.get_rank() == 0 and args.debug:\n    model(x)\n",
+        Severity.NOTE,
+    ),
     "a model that a function runs": (
         "DL040",
         NORM + "def run(net):\n    net(x)\nif dist.get_rank() == 0:\n    run(model)\n",
@@ -397,6 +487,26 @@ SEVERITIES = {
         + "parser.add_argument('--local_rank')\nprint(parser.parse_args().local_rank)\n",
         Severity.WARNING,
     ),
+    "a flag under torchrun that is read by a key": (
+        "DL056",
+        LOCAL_RANK + "print(vars(parser.parse_args())['local_rank'])\n",
+        Severity.WARNING,
+    ),
+    "a flag under torchrun that is read by its name": (
+        "DL056",
+        LOCAL_RANK + "print(getattr(parser.parse_args(), 'local_rank', 0))\n",
+        Severity.WARNING,
+    ),
+    "a flag under torchrun that is read under another name": (
+        "DL056",
+        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')") + "print(parser.parse_args().gpu)\n",
+        Severity.WARNING,
+    ),
+    "a flag under torchrun whose other name nothing reads": (
+        "DL056",
+        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')") + "print(job.local_rank)\n",
+        Severity.NOTE,
+    ),
     "a flag under torchrun that nothing reads": (
         "DL056",
         "# torchrun train.py\n" + START + "parser.add_argument('--local_rank')\n",
@@ -428,6 +538,43 @@ def test_a_function_that_a_used_file_keeps_for_nobody(used: str, severity: Sever
     )
     severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL071"]
     assert severities == [severity]
+
+
+ONE_PROCESS = (
+    "import os\nimport torch\nimport wandb\n"
+    "def loss(x):\n    return x.mean()\n"
+    "class Trainer:\n    def __init__(self):\n        wandb.init()\n"
+    "def main():\n    if 'RANK' in os.environ:\n        print(os.environ['RANK'])\n    Trainer()\n"
+    "if __name__ == '__main__':\n    main()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("imported", "severity"),
+    [
+        ("from train import loss\nloss(x)", Severity.NOTE),
+        ("from train import Trainer\nTrainer()", Severity.WARNING),
+        ("import train\ntrain.Trainer()", Severity.WARNING),
+        ("from train import main\nmain()", Severity.WARNING),
+        ("from train import *\nTrainer()", Severity.WARNING),
+    ],
+)
+def test_what_a_program_with_ranks_does_not_reach_is_a_note(
+    imported: str, severity: Severity
+) -> None:
+    """`train.py` is also a program of its own, with one process."""
+    files = (("train.py", ONE_PROCESS), ("train_ddp.py", f"{START}{imported}\n"))
+    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL023"]
+    assert severities == [severity]
+
+
+def test_a_program_with_ranks_that_others_import_from() -> None:
+    train = ONE_PROCESS.replace(
+        "    if 'RANK'", "    torch.distributed.init_process_group()\n    if 'RANK'"
+    )
+    files = (("train.py", train), ("evaluate.py", f"{START}from train import loss\nloss(x)\n"))
+    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL023"]
+    assert severities == [Severity.WARNING]
 
 
 def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:
@@ -590,6 +737,15 @@ def test_no_finding_is_more_than_its_rule_has_earned(
     where = Source(Path("case.py"), "pass\n", ast.parse("pass\n"))
     finding = docs.at(where, where.tree.body[0], "", severity=level)
     assert limited(finding, docs, evidence).severity is severity
+
+
+def test_only_rules_that_have_earned_errors_report_them() -> None:
+    texts = {
+        number: Path(module.__file__).read_text()
+        for number, module in all_rules().items()
+        if module.RULE.severity is not Severity.ERROR
+    }
+    assert [number for number, text in texts.items() if "Severity.ERROR" in text] == []
 
 
 OPTIONAL = (

@@ -28,6 +28,17 @@ SEVERITIES = {
         "export TORCH_DISTRIBUTED_DEBUG=DETAIL\ntorchrun --nproc_per_node=1 train.py\n",
         Severity.NOTE,
     ),
+    "the first of two nodes at its own loopback address": (
+        "DL109",
+        "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 train.py\n",
+        Severity.WARNING,
+    ),
+    "the loopback interface, of two nodes": (
+        "DL123",
+        "export NCCL_SOCKET_IFNAME=lo\n"
+        "torchrun --nnodes=2 --node-rank=$RANK --master-addr=gpu01 train.py\n",
+        Severity.WARNING,
+    ),
     "blocking launches": (
         "DL123",
         "export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nproc-per-node=8 ddp.py\n",

@@ -14,7 +14,10 @@ from drumline_lint.program.value import ConstantValue, RankTest
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _OPTION = re.compile(r"(^|\W)(args|opts?|cfg|config|options|flags|hparams|params|self\.config)\b")
-_DEBUGGING = re.compile(r"debug|dry_?run|test|profil|inspect|only")
+_DEBUGGING = re.compile(
+    r"((is|do|use|run|enable|only)_)?"
+    r"(debug(ging)?|dry_?run|test|profil(e|er|ing)|inspect|(eval|validate)_only)(_(mode|run|only))?"
+)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
 
@@ -61,9 +64,12 @@ def names_option(written: str) -> bool:
 
 
 def asks_for_debugging(test: ast.expr) -> bool:
-    """`args.debug`: what is wrong there is so in a run that looks for something else."""
-    written = ast.unparse(test).lower()
-    return names_option(written) and _DEBUGGING.search(written) is not None
+    """Whether it is a flag such as `args.debug` or `DEBUG`: what is wrong there is so in a run that
+    looks for something else."""
+    name = last_name(test)
+    is_constant = isinstance(test, ast.Name) and name.isupper()
+    is_flag = is_constant or (bool(name) and names_option(ast.unparse(test).lower()))
+    return is_flag and _DEBUGGING.fullmatch(name.lower()) is not None
 
 
 def conditions(
@@ -116,7 +122,8 @@ def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
 
 def is_for_debugging(program: Program, node: ast.AST) -> bool:
     held = conditions(program, node, with_exits=False)
-    return any(asks_for_debugging(test) for test, holds in held if holds)
+    parts = [part for test, holds in held for part in split_condition(test, holds)]
+    return any(asks_for_debugging(test) for test, holds in parts if holds)
 
 
 def early_exits_before(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:

@@ -118,7 +118,29 @@ def _run_by_main_files(program: Program) -> tuple[set[Source], set[Source]]:
     main_files = [source for source in program.sources if _is_main_file(program, source)]
     starting = [source for source in main_files if starts_ranks(program, source)]
     plain = [source for source in main_files if not starts_ranks(program, source)]
-    return _run_by(program, starting), _run_by(program, plain)
+    return run_by(program, starting), run_by(program, plain)
+
+
+@cached_query
+def programs_of_ranks(program: Program) -> list[Source]:
+    """The files that are started and may have several processes: they, or files that they import,
+    start ranks. A file with code for `__main__` is one also where others import it."""
+    started = [
+        source
+        for source in program.sources
+        if not source.is_test and (_is_main_file(program, source) or "__main__" in source.text)
+    ]
+    return [
+        main_file
+        for main_file in started
+        if not _is_for_one(program, main_file) and _may_have_ranks(program, main_file)
+    ]
+
+
+def _may_have_ranks(program: Program, main_file: Source) -> bool:
+    if framework(program, main_file) or _surely_has_ranks(program, main_file):
+        return True
+    return any(starts_ranks(program, file) for file in run_by(program, [main_file]))
 
 
 def _is_main_file(program: Program, source: Source) -> bool:
@@ -126,7 +148,7 @@ def _is_main_file(program: Program, source: Source) -> bool:
     return not source.is_test and all(user.is_test for user in users)
 
 
-def _run_by(program: Program, sources: list[Source]) -> set[Source]:
+def run_by(program: Program, sources: list[Source]) -> set[Source]:
     """Files with all that they import, directly or through files that are not tests."""
     reached = set(sources)
     pending = list(sources)
@@ -203,7 +225,7 @@ def programs_with_ranks(program: Program, source: Source) -> tuple[int, int]:
 def _surely_has_ranks(program: Program, main_file: Source) -> bool:
     if _is_for_one(program, main_file):
         return False
-    files = _run_by(program, [main_file])
+    files = run_by(program, [main_file])
     return _is_launched(program, main_file) or any(_starts_ranks(program, file) for file in files)
 
 
@@ -221,7 +243,7 @@ def _main_files_by_source(program: Program) -> dict[Source, list[Source]]:
     main_files: dict[Source, list[Source]] = {source: [] for source in program.sources}
     for main_file in program.sources:
         if _is_main_file(program, main_file):
-            for source in _run_by(program, [main_file]):
+            for source in run_by(program, [main_file]):
                 main_files[source].append(main_file)
     return main_files
 

@@ -1,27 +1,56 @@
-"""Functions and classes that nothing in a program names."""
+"""Functions and classes that nothing in a program names, or that only one process runs."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from typing import TypeAlias
 
+from drumline_lint.flow.distributed import programs_of_ranks, run_by
 from drumline_lint.program.imports import importers
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import nodes_in, source_of
 from drumline_lint.reading.source import Source
+
+Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @cached_query
 def unused_lines(program: Program, source: Source) -> list[range]:
-    """The lines of those at the top of a file that other files import: copied code that this
-    program does not run. What a decorator may register is used."""
+    """The lines of definitions in a file that other files import: copied code that this program does
+    not run."""
     if not importers(program, source) or source.is_notebook:
         return []
     return [
-        range(definition.lineno, (definition.end_lineno or definition.lineno) + 1)
-        for definition in program.tree(source).body
-        if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if not definition.decorator_list and definition.name not in _names(program)
+        _lines(definition)
+        for definition in _definitions(program, source)
+        if definition.name not in _names(program)
     ]
+
+
+@cached_query
+def lines_of_one_process(program: Program, source: Source) -> list[range]:
+    """The lines of definitions in a file of which programs with ranks import something, but not
+    these: another program runs them, as one process."""
+    if source in programs_of_ranks(program) or source not in _files_of_ranks(program):
+        return []
+    reached = _reached(program)
+    definitions = _definitions(program, source)
+    return [_lines(definition) for definition in definitions if definition not in reached]
+
+
+def _definitions(program: Program, source: Source) -> list[Definition]:
+    """Those at the top of a file; what a decorator may register is left out."""
+    return [
+        statement
+        for statement in program.tree(source).body
+        if isinstance(statement, Definition) and not statement.decorator_list
+    ]
+
+
+def _lines(definition: Definition) -> range:
+    return range(definition.lineno, (definition.end_lineno or definition.lineno) + 1)
 
 
 @cached_query
@@ -29,11 +58,70 @@ def _names(program: Program) -> set[str]:
     """All names that any file reads, imports or has as a text."""
     names: set[str] = set()
     for source in program.sources:
-        index = program.index(source)
-        names.update(name.id for name in index.every(ast.Name))
-        names.update(attribute.attr for attribute in index.every(ast.Attribute))
-        for statement in (*index.every(ast.Import), *index.every(ast.ImportFrom)):
-            names.update(alias.name.rpartition(".")[2] for alias in statement.names)
-        texts = (constant.value for constant in index.every(ast.Constant))
-        names.update(text for text in texts if isinstance(text, str) and text.isidentifier())
+        tree = program.tree(source)
+        names |= _names_read(tree) | _names_in_any_file(tree)
     return names
+
+
+@cached_query
+def _files_of_ranks(program: Program) -> set[Source]:
+    return run_by(program, programs_of_ranks(program))
+
+
+@cached_query
+def _reached(program: Program) -> set[Definition]:
+    """The definitions that programs with ranks come to, by their names."""
+    main_files = programs_of_ranks(program)
+    by_name: dict[str, list[Definition]] = defaultdict(list)
+    pending: list[ast.stmt] = []
+    for source in _files_of_ranks(program):
+        statements = program.tree(source).body
+        if source in main_files:
+            pending += statements
+            continue
+        definitions = _definitions(program, source)
+        for definition in definitions:
+            by_name[definition.name].append(definition)
+        pending += [
+            statement
+            for statement in statements
+            if statement not in definitions and not _is_for_main(statement)
+        ]
+    reached: set[Definition] = set()
+    while pending:
+        statement = pending.pop()
+        here = _names_read(statement)
+        anywhere = _names_in_any_file(statement)
+        if _imports_every_name(program, source_of(statement)):
+            anywhere |= here
+        for name in by_name.keys() & (here | anywhere):
+            for definition in by_name[name]:
+                is_named = name in anywhere or source_of(definition) is source_of(statement)
+                if is_named and definition not in reached:
+                    reached.add(definition)
+                    pending.append(definition)
+    return reached
+
+
+def _is_for_main(statement: ast.stmt) -> bool:
+    """`if __name__ == "__main__":`"""
+    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
+
+
+def _imports_every_name(program: Program, source: Source) -> bool:
+    """`from train import *`"""
+    return "*" in program.index(source).scopes[program.tree(source)].names
+
+
+def _names_read(node: ast.AST) -> set[str]:
+    return {name.id for name in nodes_in(node, ast.Name, into_functions=True)}
+
+
+def _names_in_any_file(node: ast.AST) -> set[str]:
+    """What may be of another file: imported names, attributes and texts."""
+    names = {part.attr for part in nodes_in(node, ast.Attribute, into_functions=True)}
+    for statement in nodes_in(node, ast.Import, ast.ImportFrom, into_functions=True):
+        names.update(alias.name.rpartition(".")[2] for alias in statement.names)
+    constants = nodes_in(node, ast.Constant, into_functions=True)
+    texts = (constant.value for constant in constants)
+    return names | {text for text in texts if isinstance(text, str) and text.isidentifier()}

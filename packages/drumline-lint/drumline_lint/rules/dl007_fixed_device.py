@@ -68,7 +68,7 @@ def _by_default(program: Program, source: Source) -> Iterator[Finding]:
         for move in moves[:1]:
             where = program.source_of(move)
             message = f"{where.code(move)} is the first GPU for all ranks of a host: nothing sets the device"
-            yield RULE.at(where, move, message, fix=fix, severity=Severity.ERROR)
+            yield RULE.at(where, move, message, fix=fix, severity=Severity.WARNING)
     for call in program.calls(source, *_OBJECTS):
         if argument(call, None, "device") is None and argument(call, None, "group") is None:
             name = source.code(call.func)

@@ -39,7 +39,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(device)} is none but on the first task"
             )
             fix = "choose cuda:0, or ask for --gpus-per-node"
-            yield RULE.at(source, device, message, fix=fix, severity=Severity.ERROR)
+            yield RULE.at(source, device, message, fix=fix, severity=Severity.WARNING)
         if kinds != {"global"} or program.source_of(device) is not source:
             continue
         # a parameter of which no caller is seen may be the number of a process of mp.spawn
@@ -73,7 +73,7 @@ def _narrowed(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(devices[0])} is none but on the first rank"
             )
             fix = "leave CUDA_VISIBLE_DEVICES alone, or choose cuda:0"
-            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.ERROR)
+            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.WARNING)
 
 
 def _is_alone_with_gpu(program: Program, source: Source) -> bool:

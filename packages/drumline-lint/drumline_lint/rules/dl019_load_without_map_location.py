@@ -10,7 +10,7 @@ from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import guards, is_main_only, is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import calls_near
-from drumline_lint.program.origins import parts
+from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     called_name,
@@ -48,8 +48,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     """Whether every rank loads what the program itself saves: a model or an optimizer, with the
     place of its tensors."""
-    saved = [argument(save, 0, "obj") for save in program.calls(source, "torch.save")]
-    is_saved = any(what is not None and "state_dict" in ast.unparse(what) for what in saved)
     function = enclosing_function(call) or source.tree
     loads = [
         each
@@ -62,7 +60,27 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     owner = None if method is None else enclosing_class(method)
     is_part = owner is not None and program.is_module(owner)  # often of another program
     is_run = is_of_ranks(program, source) and is_on_every_rank(program, call) and not is_part
-    return is_saved and is_loaded and is_run
+    return is_loaded and is_run and _holds_state(program, source, argument(call, 0, "f"))
+
+
+def _holds_state(program: Program, source: Source, path: ast.expr | None) -> bool:
+    """Whether the program saves a state: to this path, where it is seen what it saves there."""
+    saves = list(program.calls(source, "torch.save"))
+    loaded = _paths(program, path)
+    saves_there = [
+        save
+        for save in saves
+        if isinstance(argument(save, 0, "obj"), ast.Dict)
+        and not loaded.isdisjoint(_paths(program, argument(save, 1, "f")))
+    ]
+    saved = [argument(save, 0, "obj") for save in saves_there or saves]
+    return any(what is not None and "state_dict" in ast.unparse(what) for what in saved)
+
+
+def _paths(program: Program, path: ast.expr | None) -> set[str]:
+    """How it is written where it comes from; a name of unknown origin may be any path."""
+    origins = written_values(program, path)
+    return {ast.unparse(origin) for origin in origins if not isinstance(origin, ast.Name)}
 
 
 def _may_load(program: Program, load: ast.Call, file: ast.Call) -> bool:

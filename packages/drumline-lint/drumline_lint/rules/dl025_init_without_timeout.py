@@ -29,7 +29,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         values = [getattr(value, "value", None) for value in program.values(timeout)]
         if values and all(isinstance(value, int | float) for value in values):
             message = "timeout is a number, and must be a timedelta: this call raises a TypeError"
-            yield RULE.at(source, call, message, severity=Severity.ERROR)
+            yield RULE.at(source, call, message, severity=Severity.WARNING)
         if has_unknown_arguments(call) or program.values(timeout) - {ConstantValue(None)}:
             continue
         for work in _long_work_near(program, connected(program, source)):

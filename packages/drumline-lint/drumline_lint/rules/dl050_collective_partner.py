@@ -19,7 +19,7 @@ RULE = rule("DL050", only_distributed=False)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Sends that all ranks make first, and groups that not all ranks make."""
-    severity = Severity.ERROR if is_of_ranks(program, source) else None
+    severity = Severity.WARNING if is_of_ranks(program, source) else None
     for call in program.calls(source, "torch.distributed.send"):
         if _waits_first(program, call):
             message = "every rank sends first, and waits for a partner that does the same"

@@ -37,21 +37,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{setting.name} is set to a number: os.environ takes text, and raises a TypeError"
             )
             yield RULE.at(
-                source, setting.node, message, fix="write str(...)", severity=Severity.ERROR
+                source, setting.node, message, fix="write str(...)", severity=Severity.WARNING
             )
         elif setting.name == "RANK" and texts and all("SLURM_LOCALID" in text for text in texts):
             message = "the local rank is given as the rank: on a second host it is there twice"
             yield RULE.at(source, setting.node, message)
         elif setting.name == "MASTER_PORT" and _is_own(program, setting, inits):
             message = "every rank takes a port of its own, and they do not find each other"
-            yield RULE.at(source, setting.node, message, severity=Severity.ERROR)
+            yield RULE.at(source, setting.node, message, severity=Severity.WARNING)
         elif _is_of_launcher(program, source, setting):
             message = (
                 f"torchrun sets {setting.name} for each rank, and this replaces it: "
                 "all ranks have the same"
             )
             fix = "leave it as the launcher sets it"
-            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.ERROR)
+            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.WARNING)
     yield from _other_counts(program, source)
 
 
@@ -83,7 +83,7 @@ def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
                     "number: init_process_group waits for ranks that never start"
                 )
                 fix = "give nprocs and world_size the same number"
-                yield RULE.at(source, call, message, fix=fix, severity=Severity.ERROR)
+                yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
 
 
 def _callers(program: Program, init: ast.Call) -> list[ast.AST | None]:

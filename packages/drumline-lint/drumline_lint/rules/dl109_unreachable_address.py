@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import (
@@ -66,10 +66,7 @@ def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
     host = host_in(launch, word)
     container = launch.script.container
     if nodes > 1 and host in LOOPBACK:
-        # who writes the number of the node as well has to edit the script for each
-        is_edited = container is None and _has_written_rank(launch)
-        severity = Severity.NOTE if is_edited else None
-        yield RULE.at(script, place, _at_loopback(nodes, host), severity=severity)
+        yield RULE.at(script, place, _at_loopback(nodes, host))
     elif nodes > 1 and _NODE_LIST.fullmatch(host):
         message = f"{host} is a list of nodes such as gpu[07-10], or a host on which no rank runs"
         fix = 'take the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
@@ -94,11 +91,6 @@ def _nodes(launch: Launch) -> int:
     if launch.script.container is not None and is_rank and size is not None:
         return whole_number(size.constant) or 1
     return 1 if nodes is None or "standalone" in launch.flags else nodes
-
-
-def _has_written_rank(launch: Launch) -> bool:
-    flag = launch.flags.get("node-rank")
-    return flag is not None and flag.value is not None and (flag.value.plain or "").isdecimal()
 
 
 def _is_simulated(launch: Launch) -> bool:

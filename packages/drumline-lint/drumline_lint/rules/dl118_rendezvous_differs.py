@@ -19,9 +19,12 @@ _OWN = re.compile(
     r"|\$(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\b"
     r"|\$\{(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\}"
     r"|\$\([^;]*?\b(?:RANDOM|shuf|uuidgen|mktemp)\b[^;]*"
-    # Compose writes $$NAME; containers and tasks do not begin in the same second
-    r"|\$\$(?![\w{])|\$\(\s*date\b[^)]*%[sNST][^)]*\)"
+    # containers and tasks do not begin in the same second
+    r"|\$\(\s*date\b[^)]*%[sNST][^)]*\)"
 )
+_PROCESS_ID = re.compile(r"\$\$")
+# Compose and Kubernetes write $$ for the sign itself.
+_PROCESS_ID_IN_YAML = re.compile(r"\$\$\$\$")
 # One shell evaluates the words for all nodes.
 _OF_JOBS = re.compile(
     r"#SBATCH|SLURM_|PBS|#BSUB|LSB_|\b(?:srun|mpirun|mpiexec|ssh|pdsh|parallel|sbatch|qsub)\b"
@@ -55,9 +58,13 @@ def _is_on_each_node(launch: Launch) -> bool:
         (least_nodes(launch) or 1) if launch.kind != PYTHON else 1, started_on_nodes(launch) or 1
     )
     is_started_on_each = launch.srun is not None or launch.is_elsewhere
-    is_in_pod = launch.script.container is not None and launch.script.container.kind != "image"
-    is_each = is_in_pod or (is_started_on_each and launch.is_expanded_late)
+    is_each = _is_in_yaml(launch) or (is_started_on_each and launch.is_expanded_late)
     return nodes > 1 and (is_each or _is_by_hand(launch))
+
+
+def _is_in_yaml(launch: Launch) -> bool:
+    """Whether a manifest or a Compose file starts it in containers."""
+    return launch.script.container is not None and launch.script.container.kind != "image"
 
 
 def _is_by_hand(launch: Launch) -> bool:
@@ -80,7 +87,8 @@ def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
 
 
 def _own_value(launch: Launch, place: TextRange, word: Word, depth: int = 0) -> OwnValue | None:
-    if computed := _OWN.search(word.text):
+    process_id = _PROCESS_ID_IN_YAML if _is_in_yaml(launch) else _PROCESS_ID
+    if computed := _OWN.search(word.text) or process_id.search(word.text):
         return OwnValue(place, computed[0])
     for names in _NAME.findall(word.text):
         assigned = _assigned(launch, "".join(names))

@@ -43,7 +43,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if item.name in _INTERFACES and interfaces <= {"LO", "LO0"} and _may_have_nodes(script):
             message = f"{item.name}={item.constant} is the loopback interface, which no other node can reach"
             fix = "name the interface that connects the nodes, or leave the variable out"
-            yield RULE.at(script, item, message, fix=fix, severity=Severity.ERROR)
+            yield RULE.at(script, item, message, fix=fix, severity=Severity.WARNING)
         elif item.is_conditional or _has_comment(item):
             continue
         elif item.name in _TRANSPORTS and value in {"1", "TRUE", "YES"}:
