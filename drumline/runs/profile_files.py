@@ -53,6 +53,12 @@ WasteKind = Literal[
     "sparse_gradients",
 ]
 
+FEWEST_TIMED = 3
+"""Steps without the profiler that are compared with those with it."""
+FIRST_WITH_COST = 2 * (FEWEST_TIMED + 1)
+"""The earliest first profiled step before which so many steps are timed with what slows each operation,
+and so many without. The first of all is not timed."""
+
 MOST_RANKS_MERGED = 64
 """More would not open in a browser."""
 
@@ -249,8 +255,9 @@ class RankFacts:
     slow_modes: tuple[str, ...] = ()
     """What slows each operation or each call of Python, as anomaly detection does; in the profiled
     steps it is off."""
-    slow_modes_s: float = 0.0
-    """How much longer steps before the profiled ones were with these, and with `own_profiler`."""
+    slow_modes_s: float | None = None
+    """How much longer steps before the profiled ones were with these, and with `own_profiler`; None: not
+    known."""
     tracers: tuple[str, ...] = ()
     """The same, of what cannot be turned off for some steps."""
     stacks: StackSamples = field(default_factory=StackSamples)

@@ -279,8 +279,8 @@ class ProfileResult:
     """The line of the user's that runs a profiler of torch; None: none does."""
     slow_modes: tuple[str, ...] = ()
     """What slows each operation or each call of Python on rank 0, but for the profiled steps."""
-    slow_modes_s: float = 0.0
-    """What a step takes longer with these, and with `own_profiler`."""
+    slow_modes_s: float | None = None
+    """What a step takes longer with these, and with `own_profiler`; None: not known."""
     tracers: tuple[str, ...] = ()
     """The same, also in the profiled steps."""
     phases_s: Mapping[str, float] = field(default_factory=dict)

@@ -341,6 +341,7 @@ class TrainingRun:
         self.profiled: ProfiledStep | None = None
         if self.config.log.profile is not None:
             self.profiled = ProfiledStep(step, self.context)
+            self.resources.callback(self.profiled.close)
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step = SimpleAction(
             "first_step",

@@ -20,7 +20,7 @@ from drumline.report.profile.profile_words import headline
 from drumline.runs.profile_files import JobFacts
 from drumline.tools.profile.profile_analysis import analyse
 from drumline.training.tasks.base import Loss
-from tests.jobs import Classify, make_config, train_on
+from tests.jobs import Classify, make_config, train_here, train_on
 from tests.ranks import run_ranks
 
 
@@ -83,6 +83,35 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
     assert result.settings["dist.bucket_cap_mb"] == "0.7"
     assert result.unprofiled_step_s is not None
     assert all(rank.cpu_wait_s is not None for rank in result.ranks)
+
+
+class FailsInSilentStep(Classify):
+    """Anomaly detection is on from the beginning; a step fails when it is off for the profile."""
+
+    def model(self) -> nn.Module:
+        torch.autograd.set_detect_anomaly(True)
+        return super().model()
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        if not torch._C.is_anomaly_enabled():
+            raise KeyboardInterrupt
+        return super().loss(model, batch)
+
+
+def interrupt_before_profiled_steps(folder: Path) -> bool:
+    """Returns whether a step was interrupted, and anomaly detection is as it was."""
+    config = make_config(batch_size=8, samples=48, steps=12)
+    config = replace(config, log=replace(config.log, profile="10:12"))
+    try:
+        train_here(config, FailsInSilentStep, folder)
+    except KeyboardInterrupt:
+        is_restored = torch.set_anomaly_enabled is torch._C.set_anomaly_enabled
+        return is_restored and torch.is_anomaly_enabled()
+    return False
+
+
+def test_a_run_that_is_interrupted_leaves_the_users_modes_on(tmp_path: Path) -> None:
+    assert run_ranks(1, interrupt_before_profiled_steps, tmp_path) == [True]
 
 
 def profile_with_an_open_collective(folder: Path) -> bool:

@@ -51,10 +51,8 @@ def main(words: list[str]) -> None:
     )
 
     torch_hooks.call_after_torch(profile.observe, "nothing is profiled")
-    try:
+    with profile:
         (_run_watched if how == "watched" else run_program)(program)
-    finally:
-        profile.close()
 
 
 def _run_watched(words: list[str]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, cast
+from types import FunctionType, ModuleType, TracebackType
+from typing import Any, Self, cast
 from weakref import WeakSet
 
 from drumline.base.rank_environment import Topology, own_variables, topology_from
@@ -204,8 +204,10 @@ class ScriptProfile:
         """That have taken a step."""
         self._counted: WeakSet[Any] = WeakSet()
         """Those of them whose steps are those of the script."""
-        self._num_open = 0
-        """Steps of optimizers that have begun: one may call another one's."""
+        self._outermost: int | None = None
+        """The `id` of the optimizer whose step has begun: it may call another one's. None: it has ended."""
+        self._may_have_failed = False
+        """A backward pass has run since it began: torch calls no hook after a step that raises."""
         self._first_updated: set[int] = set()
         """The `id` of each parameter that the first one updates."""
         self._updated: set[int] = set()
@@ -266,6 +268,7 @@ class ScriptProfile:
         call(*args, **kwargs)
 
     def _run_backward(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        self._may_have_failed = True
         is_inner = self._is_in_backward  # as of a mode of torch, which calls it again
         self._is_in_backward = True
         try:
@@ -278,14 +281,18 @@ class ScriptProfile:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it before each step of any optimizer."""
-        self._num_open += 1
+        if self._outermost in (None, id(optimizer)) or self._may_have_failed:
+            self._outermost = id(optimizer)
+            self._may_have_failed = False
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """torch calls it after each step of any optimizer."""
-        self._num_open -= 1
+        """torch calls it after each step of any optimizer, unless it raises."""
         if optimizer not in self._optimizers:
             self._add(optimizer)
-        if optimizer in self._counted and not self._num_open:
+        if self._outermost != id(optimizer):
+            return
+        self._outermost = None
+        if optimizer in self._counted:
             self._end_step(optimizer)
 
     def _end_step(self, optimizer: Any) -> None:
@@ -343,12 +350,23 @@ class ScriptProfile:
             self._has_ended_script = True
             sys.exit(0)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """After the script. One that was ended may not have come to where it leaves its group, and
         Python's exit would free a group whose threads still run: sometimes that aborts the
         process."""
         is_recording = self._capture is not None and self._capture.is_recording
-        if self._topology.rank == 0 and not is_recording and not self._has_finished:
+        # What the script itself has printed of its failure is the reason.
+        has_succeeded = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        is_missing = has_succeeded and not is_recording and not self._has_finished
+        if is_missing and self._topology.rank == 0:
             self._explain_nothing()
         if not self._has_ended_script:
             return

@@ -5,7 +5,7 @@ process.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,10 @@ from torch.autograd import profiler
 from drumline.rank.watched.stack_sampler import NO_LINE, line_of_user
 from drumline.runs.profile_files import SampledLine
 
-CALLS = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
+CALLS: dict[str, Callable[..., Any]] = {
+    name: getattr(profiler, name)
+    for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
+}
 """With which torch's profilers begin and end."""
 
 
@@ -24,7 +27,6 @@ class OtherProfilers:
     def __init__(self) -> None:
         self.line: SampledLine | None = None
         """That began the last one; None: there is none."""
-        self._calls = {name: getattr(profiler, name) for name in CALLS}
         self._result: Any = None
         """An empty one: what those that record nothing have recorded."""
         self._is_open = False
@@ -53,7 +55,7 @@ class OtherProfilers:
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Meanwhile profilers are Drumline's."""
-        for name, call in self._calls.items():
+        for name, call in CALLS.items():
             setattr(profiler, name, call)
         try:
             yield
@@ -67,15 +69,15 @@ class OtherProfilers:
     def _prepare(self, *args: Any, **kwargs: Any) -> None:
         self.line = line_of_user(sys._getframe(1))
         if not self._is_silent:
-            self._calls["_prepare_profiler"](*args, **kwargs)
+            CALLS["_prepare_profiler"](*args, **kwargs)
 
     def _enable(self, *args: Any) -> None:
         if not self._is_silent:
             self._is_open = True
-            self._calls["_enable_profiler"](*args)
+            CALLS["_enable_profiler"](*args)
 
     def _disable(self) -> Any:
         if self._is_open:
             self._is_open = False
-            self._result = self._calls["_disable_profiler"]()
+            self._result = CALLS["_disable_profiler"]()
         return self._result

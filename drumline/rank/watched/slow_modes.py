@@ -9,12 +9,24 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 ANOMALY = "anomaly detection (torch.autograd.set_detect_anomaly)"
-FOLLOWS = "follows each call of Python"
+TRACER = "a tracer (sys.settrace)"
+FOLLOWER = "a profiler of Python (sys.setprofile, as of cProfile)"
+ANOMALY_CALLS: dict[str, Callable[..., Any]] = {
+    name: getattr(torch, name)
+    for name in ("set_anomaly_enabled", "is_anomaly_enabled", "is_anomaly_check_nan_enabled")
+}
+
+
+class AnomalyMode(NamedTuple):
+    """The arguments of torch's function that sets it."""
+
+    is_on: bool
+    checks_nan: bool
 
 
 class SlowModes:
@@ -23,32 +35,40 @@ class SlowModes:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         """Those that were on, in order."""
-        self._set_anomaly: Callable[..., None] = torch.set_anomaly_enabled
+        self._anomaly: AnomalyMode
+        """As the user's code has set it."""
         self._is_silent = False
         self._turn_on: list[Callable[[], object]] = []
-        """What was on at `silence`."""
+        """The tracers that were on at `silence`."""
 
     def observe(self) -> None:
         """Also a mode that is only on inside of a step is seen."""
-        if torch.is_anomaly_enabled():
+        self._anomaly = AnomalyMode(
+            torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        )
+        if self._anomaly.is_on:
             self.names[ANOMALY] = None
-        # torch's context managers look the function up here at each call.
-        setattr(torch, "set_anomaly_enabled", self._change_anomaly)  # noqa: B010
+        # torch's context managers look these up here at each call, and restore what they have read.
+        replacements = (
+            self._set_anomaly,
+            lambda: self._anomaly.is_on,
+            lambda: self._anomaly.checks_nan,
+        )
+        for name, replacement in zip(ANOMALY_CALLS, replacements, strict=True):
+            setattr(torch, name, replacement)
 
     def are_on(self) -> bool:
         """Whether one has been on."""
         if sys.gettrace():
-            self.names[f"sys.settrace, which {FOLLOWS}"] = None
+            self.names[TRACER] = None
         if sys.getprofile():
-            self.names[f"sys.setprofile, as of cProfile, which {FOLLOWS}"] = None
+            self.names[FOLLOWER] = None
         return bool(self.names)
 
     def silence(self) -> None:
+        self.are_on()
         self._is_silent = True
-        if torch.is_anomaly_enabled():
-            checks = torch.is_anomaly_check_nan_enabled()
-            self._turn_on.append(partial(self._set_anomaly, True, checks))
-            self._set_anomaly(False)
+        ANOMALY_CALLS["set_anomaly_enabled"](False)
         if tracer := sys.gettrace():
             self._turn_on.append(partial(sys.settrace, tracer))
             sys.settrace(None)
@@ -56,18 +76,22 @@ class SlowModes:
             self._turn_on.append(_end_following(follower))
 
     def resume(self) -> None:
-        """All is as before `observe`."""
-        self._is_silent = False
-        setattr(torch, "set_anomaly_enabled", self._set_anomaly)  # noqa: B010
+        """The modes are as the user's code has left them, and torch is as before `observe`."""
+        for name, call in ANOMALY_CALLS.items():
+            setattr(torch, name, call)
+        if self._is_silent:
+            torch.set_anomaly_enabled(*self._anomaly)
+            self._is_silent = False
         for turn_on in self._turn_on:
             turn_on()
         self._turn_on.clear()
 
-    def _change_anomaly(self, is_on: bool, check_nan: bool = True) -> None:
+    def _set_anomaly(self, is_on: bool, check_nan: bool = True) -> None:
+        self._anomaly = AnomalyMode(is_on, check_nan)
         if is_on:
             self.names[ANOMALY] = None
         if not self._is_silent:
-            self._set_anomaly(is_on, check_nan)
+            ANOMALY_CALLS["set_anomaly_enabled"](is_on, check_nan)
 
 
 def _end_following(follower: Any) -> Callable[[], object]:

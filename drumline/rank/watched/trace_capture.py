@@ -56,6 +56,7 @@ from drumline.rank.watched.step_inspection import StepInspection
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,
+    FEWEST_TIMED,
     MERGED_FILE,
     PROFILE_FILE,
     STEP_MARK,
@@ -76,8 +77,6 @@ T = TypeVar("T")
 _END = object()
 MOST_SYNC_LINES = 10_000
 MOST_PAUSES = 5_000
-FEWEST_TIMED = 3
-"""Steps without the profiler that are compared with those with it."""
 MOST_COMMAND = 100
 WORKER_NAME = "pt_data_worker"
 """That torch gives the processes of a DataLoader."""
@@ -158,6 +157,9 @@ class TraceCapture:
         first = self._steps.start
         self._number = number
         if not self._began_s:
+            if not self.stop_late():
+                self._refuse()
+                return
             self._began_s = time.perf_counter()
             self._threads_before = other_threads_ns()
             self._others.observe()
@@ -207,9 +209,21 @@ class TraceCapture:
             self._range.__exit__(None, None, None)
             self._stop()
         elif not self.is_done:
-            if self._inspection is not None:  # no step came after the one that prepares
-                self._inspection.stop()
-            self._slow_modes.resume()
+            self.close()
+
+    def close(self) -> None:
+        """What was off is on again, and nothing is recorded any more, also after an error: what has
+        been recorded is then discarded."""
+        if self._inspection is not None:
+            self._inspection.stop()
+            self._inspection = None
+        if self.is_recording:
+            self._range.__exit__(None, None, None)
+            self._stop_observing()
+            self.is_recording = False
+            UNSTOPPED.append(self._profiler)  # collectives may be open, and nothing may block here
+        self._slow_modes.resume()
+        if not UNSTOPPED:
             self._others.resume()
 
     def collect(self) -> None:
@@ -263,12 +277,12 @@ class TraceCapture:
 
     def _silence(self) -> None:
         """What the user's code has of profilers and slow modes is off."""
+        quiet_profiler()
         self._slow_modes.silence()
         self._others.silence()
 
     def _prepare(self) -> None:
         """In the last step before those that are profiled: load the profiler."""
-        quiet_profiler()
         self._unprofiled_s = self._timed_step_s()
 
         activities = [ProfilerActivity.CPU]
@@ -300,7 +314,6 @@ class TraceCapture:
         self._tracers = python_tracers()
         self._cpu_wait = CpuWait()
         self._workers = ChildTimes()
-        self.is_recording = True
         if self._is_gpu:
             self._sync_lines = SyncLines()
             self._sync_lines.start()
@@ -309,6 +322,7 @@ class TraceCapture:
         self._sampler = StackSampler({**phases_of_torch(), **marked, **self.phases}, self.modules)
         self._sampler.start(is_alone=not self._has_busy_thread())
         self._mark_step()
+        self.is_recording = True
 
     def _has_busy_thread(self) -> bool:
         """Whether another Python thread has competed with the steps so far."""
@@ -316,6 +330,13 @@ class TraceCapture:
         return any(
             cpu_ns - self._threads_before.get(thread, 0) > most_ns
             for thread, cpu_ns in other_threads_ns().items()
+        )
+
+    def _refuse(self) -> None:
+        """Two profilers of torch cannot record at once: that of the group of nodes before still does."""
+        self.is_done = True
+        print_message(
+            f"rank {self._rank} has no trace: a collective of the nodes before is still open"
         )
 
     def _mark_step(self) -> None:
@@ -330,12 +351,10 @@ class TraceCapture:
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
-        self._stacks = self._sampler.stop()
+        self._stop_observing()
         self._slow_modes.resume()
         self._worker_use, self._process_use = self._workers.use()
         self._cpu_use = self._cpu_wait.stop()
-        if self._sync_lines is not None:
-            self._sync_lines.stop()
         if is_closed:
             with self._others.ours():
                 self._profiler.stop_trace()
@@ -350,6 +369,12 @@ class TraceCapture:
             )
 
         self._profiler = None
+
+    def _stop_observing(self) -> None:
+        """What runs beside the profiler ends."""
+        self._stacks = self._sampler.stop()
+        if self._sync_lines is not None:
+            self._sync_lines.stop()
 
     def stop_late(self) -> bool:
         """Whether nothing is recorded any more. Call it between steps: a profiler that could not be
@@ -437,10 +462,11 @@ class TraceCapture:
             job=job,
         )
 
-    def _slow_modes_s(self) -> float:
-        """What a step takes longer with them."""
+    def _slow_modes_s(self) -> float | None:
+        """What a step takes longer with them; None: not known, as where they are off from the first
+        timed step on."""
         if self._with_modes_s is None or self._unprofiled_s is None:
-            return 0.0
+            return None
         return max(0.0, self._with_modes_s - self._unprofiled_s)
 
     def _optimizer_facts(self) -> OptimizerFacts | None:

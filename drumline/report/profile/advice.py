@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean, median
 
-from drumline.base.text import latency, one_line, plural
+from drumline.base.text import join_names, latency, one_line, plural
 from drumline.report.profile.arithmetic_advice import arithmetic_rules
 from drumline.report.profile.bottleneck import (
     CRITICAL_SHARE,
@@ -32,14 +32,17 @@ from drumline.report.profile.bottleneck import (
 from drumline.report.profile.communication_advice import communication_rules
 from drumline.report.profile.data_advice import data_rules
 from drumline.report.profile.host_advice import host_rules
+from drumline.runs.profile_files import FIRST_WITH_COST
 from drumline.runs.profile_result import ProfileResult, RankSteps
+
+WITHOUT_MODES = "leave it out, or use it for some steps only"
 
 
 def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck
     first. What changes the training is last, unless it is all that helps against that one."""
     result = _without_profiler(result)
-    added_s = result.slow_modes_s + sum(result.pauses_s.values())
+    added_s = (result.slow_modes_s or 0.0) + sum(result.pauses_s.values())
     result = replace(result, step_s=result.step_s + added_s)
     rules = (
         _slow_modes,
@@ -60,7 +63,8 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
         is_last = advice.changes_training and advice.cost_s < largest_s
         return is_last, -advice.cost_s, advice.changes_training
 
-    return tuple(sorted(worth, key=place))
+    unmeasured = [replace(item, step_s=result.step_s) for item in _unmeasured_modes(result)]
+    return (*sorted(worth, key=place), *unmeasured)
 
 
 def _is_worth(advice: Advice) -> bool:
@@ -90,25 +94,38 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
 
 
 def _slow_modes(result: ProfileResult) -> Iterator[Advice]:
-    """What is off in the profiled steps: the user's own profiler, anomaly detection."""
+    """What is off in the profiled steps, by what it takes of the others."""
     cost_s = result.slow_modes_s
+    names = _names_of_modes(result)
+    if names and cost_s is not None:
+        yield removable(
+            "slow_modes" if result.slow_modes else "own_profiler",
+            f"{of_step(result, cost_s)} go to {names}, off in the profiled steps",
+            WITHOUT_MODES,
+            cost_s,
+        )
+
+
+def _unmeasured_modes(result: ProfileResult) -> Iterator[Advice]:
+    """The same where too few steps had it: it is named whatever it takes."""
+    names = _names_of_modes(result)
+    if names and result.slow_modes_s is None:
+        yield removable(
+            "slow_modes" if result.slow_modes else "own_profiler",
+            f"steps before the profiled ones had {names}, off in the profiled steps: the cost is not known",
+            f"{WITHOUT_MODES}; to see the cost, profile later steps (from {FIRST_WITH_COST} on)",
+            0.0,
+        )
+
+
+def _names_of_modes(result: ProfileResult) -> str:
+    """The user's own profiler, anomaly detection, tracers; empty: there are none."""
+    names = list(map(one_line, result.slow_modes))
     line = result.own_profiler
     if line is not None:
-        where = f", at {at_sampled(line)}" if line.file else ""
-        yield removable(
-            "own_profiler",
-            f"a profiler (torch.profiler) takes {of_step(result, cost_s)}{where}",
-            "leave it out, or let a schedule record a few steps",
-            cost_s,
-        )
-    elif result.slow_modes:
-        yield removable(
-            "slow_modes",
-            f"{one_line(' and '.join(result.slow_modes))} takes {of_step(result, cost_s)}: it slows each operation or "
-            "call, and is off in the profiled steps",
-            "turn it on only to find an error, or for some steps",
-            cost_s,
-        )
+        where = f" at {at_sampled(line)}" if line.file else ""
+        names.append(f"a profiler (torch.profiler{where})")
+    return join_names(names)
 
 
 def _ranks(result: ProfileResult) -> Iterator[Advice]:

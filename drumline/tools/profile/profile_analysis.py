@@ -239,7 +239,7 @@ def result_of(
         kernels=tuple(top_kernels(all_traces)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
-        slow_modes_s=fmean(rank_facts.slow_modes_s for rank_facts in facts.values()),
+        slow_modes_s=mean_known(rank_facts.slow_modes_s for rank_facts in facts.values()),
         unprofiled_step_s=mean_known(rank_facts.unprofiled_step_s for rank_facts in facts.values()),
         cores_per_rank=cores_per_rank(facts),
         loading_cores=first.loading_cores if loads_itself else None,

@@ -74,6 +74,10 @@ class ProfiledStep:
                 step = step._replace(micro_batches=capture.marked(step.micro_batches))
         self._inner(step)
 
+    def close(self) -> None:
+        """The run has ended, also by an error or a lost node."""
+        self._capture.close()
+
     def finish(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
         with writing_to(self._folder, instead=WITHOUT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -16,18 +17,29 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from drumline.base.errors import TrainingError
 from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.torch_hooks import ScriptProfile
 from drumline.rank.watched import trace_capture
+from drumline.rank.watched.slow_modes import ANOMALY, ANOMALY_CALLS, TRACER
 from drumline.rank.watched.trace_capture import (
     ChildTimes,
     SyncLines,
     TraceCapture,
     unused_gradients,
 )
-from drumline.runs.profile_files import JobFacts, facts_path, trace_path, where_to_look
+from drumline.runs.profile_files import (
+    FIRST_WITH_COST,
+    JobFacts,
+    facts_path,
+    trace_path,
+    where_to_look,
+)
 from drumline.training.between_steps.step_profiler import ProfiledStep
 
 CPU = torch.device("cpu")
@@ -134,12 +146,19 @@ class FullDisk:
         return True
 
 
-def take_step(profile: ScriptProfile, optimizer: Any, inner: Any = None) -> None:
-    """`inner`: an optimizer whose step this one calls."""
-    profile._before_step(optimizer, (), {})
-    if inner is not None:
-        take_step(profile, inner)
-    profile._after_step(optimizer, (), {})
+def take_step(
+    profile: ScriptProfile, optimizer: torch.optim.Optimizer, closure: Any = None
+) -> None:
+    """`closure`: the step calls it, as it may call that of another optimizer."""
+    hooks = [
+        register_optimizer_step_pre_hook(profile._before_step),
+        register_optimizer_step_post_hook(profile._after_step),
+    ]
+    try:
+        optimizer.step(closure)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
@@ -185,9 +204,60 @@ def test_an_optimizer_inside_another_one_is_no_second_one(tmp_path: Path) -> Non
         profile._capture = make_capture(tmp_path)
         profile._capture._steps = range(9, 10)
         for _ in range(2):
-            take_step(profile, outer, inner)
+            take_step(profile, outer, inner.step)
         assert (profile._capture._number, profile._capture.num_optimizers) == (2, 1)
         assert set(profile._optimizers) == {inner, outer}
+
+
+def test_steps_after_one_that_failed_are_counted(tmp_path: Path) -> None:
+    """As a script does that catches an OOM, and goes on with the next batch, or another optimizer."""
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    failing = sgd(parameters)
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="train.py")
+    profile._capture = make_capture(tmp_path)
+    profile._capture._steps = range(9, 10)
+    profile._makes_optimizers = True
+    take_step(profile, failing)
+
+    def run_out_of_memory() -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        take_step(profile, failing, run_out_of_memory)
+    take_step(profile, failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        take_step(profile, failing, run_out_of_memory)
+    profile._run_backward(lambda: None)
+    take_step(profile, sgd(parameters))
+    assert profile._capture._number == 3
+
+
+def test_a_step_that_runs_backward_passes_is_counted_once(tmp_path: Path) -> None:
+    """As of LBFGS."""
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="train.py")
+    profile._capture = make_capture(tmp_path)
+    profile._capture._steps = range(9, 10)
+    profile._makes_optimizers = True
+    optimizer = sgd([torch.nn.Parameter(torch.zeros(1))])
+    for _ in range(2):
+        take_step(profile, optimizer, lambda: profile._run_backward(lambda: None))
+    assert profile._capture._number == 2
+
+
+def test_a_step_that_calls_the_one_of_its_base_class_is_counted_once(tmp_path: Path) -> None:
+    class Clipped(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="train.py")
+    profile._capture = make_capture(tmp_path)
+    profile._capture._steps = range(9, 10)
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    sgd(parameters)  # from here on torch calls its hooks in SGD.step, too
+    clipped = Clipped(parameters, lr=0.1)
+    for _ in range(2):
+        take_step(profile, clipped)
+    assert profile._capture._number == 2
 
 
 def test_an_optimizer_that_is_made_again_takes_the_steps_of_the_first(tmp_path: Path) -> None:
@@ -253,10 +323,16 @@ def test_a_script_without_a_profiled_step_says_what_was_looked_for(
     profile._capture = make_capture(tmp_path)
     profile._num_steps = num_steps
     profile._makes_optimizers = makes_optimizers
-    profile.close()
+    with pytest.raises(SystemExit), profile:
+        sys.exit(0)
     assert capsys.readouterr().err == message
+    for failure in (ValueError("of the script"), SystemExit("usage"), SystemExit(1)):
+        with pytest.raises(type(failure)), profile:
+            raise failure
+    assert capsys.readouterr().err == "", "the script has failed"
     profile._capture.is_recording = True
-    profile.close()
+    with profile:
+        pass
     assert capsys.readouterr().err == "", "it ends, and writes what it has"
 
 
@@ -486,19 +562,86 @@ def test_half_of_the_steps_before_are_without_what_slows_each_operation(
 ) -> None:
     monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)
     capture = make_capture(tmp_path)
-    capture._steps = range(10, 12)
+    capture._steps = range(FIRST_WITH_COST, FIRST_WITH_COST + 1)
     monkeypatch.setattr(capture, "_start", lambda: None)
+    now_s = 0.0
+    monkeypatch.setattr(capture, "_now", lambda: now_s)
+    is_enabled = ANOMALY_CALLS["is_anomaly_enabled"]
     with torch.autograd.set_detect_anomaly(True):
-        for number in range(1, 11):
+        for number in range(1, FIRST_WITH_COST + 1):
             capture.begin_step(number)
-            time.sleep(0.02 if torch.is_anomaly_enabled() else 0.005)
-        assert not torch.is_anomaly_enabled()
+            now_s += 0.02 if is_enabled() else 0.005
+        assert not is_enabled()
         capture.finish()
-        assert torch.is_anomaly_enabled()
+        assert is_enabled()
     facts = capture._facts()
-    assert facts.unprofiled_step_s == pytest.approx(0.005, abs=0.007)
-    assert facts.slow_modes_s == pytest.approx(0.015, abs=0.007)
-    assert [name.partition(" (")[0] for name in facts.slow_modes] == ["anomaly detection"]
+    assert facts.unprofiled_step_s == pytest.approx(0.005)
+    assert facts.slow_modes_s == pytest.approx(0.015)
+    assert facts.slow_modes == (ANOMALY,)
+
+
+@pytest.mark.parametrize("first", range(2, FIRST_WITH_COST))
+def test_a_mode_whose_cost_cannot_be_measured_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)
+    capture = make_capture(tmp_path)
+    capture._steps = range(first, first + 1)
+    monkeypatch.setattr(capture, "_start", lambda: None)
+    tracer = sys.gettrace()
+    sys.settrace(lambda *event: None)
+    try:
+        with torch.autograd.set_detect_anomaly(True):
+            for number in range(1, first + 1):
+                capture.begin_step(number)
+            capture.finish()
+    finally:
+        sys.settrace(tracer)
+    facts = capture._facts()
+    assert facts.slow_modes == (ANOMALY, TRACER)
+    assert facts.slow_modes_s is None
+
+
+def test_torchs_profiler_is_quiet_before_it_is_used_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = make_capture(tmp_path)
+    calls: list[str] = []
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: calls.append("quiet"))
+    monkeypatch.setattr(capture._others, "silence", lambda: calls.append("profile"))
+    capture._steps = range(FIRST_WITH_COST, FIRST_WITH_COST + 1)
+    with torch.autograd.set_detect_anomaly(True):
+        for number in range(FIRST_WITH_COST - 1):
+            capture.begin_step(number)
+        capture.close()
+    assert calls == ["quiet", "profile"]
+
+
+def test_a_capture_that_an_error_ends_in_a_profiled_step_leaves_nothing_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trace_capture, "UNSTOPPED", [])
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)
+    callbacks = list(gc.callbacks)
+    capture = make_capture(tmp_path)
+    with torch.autograd.set_detect_anomaly(True):
+        for number in (1, 2):
+            capture.begin_step(number)
+        assert capture.is_recording
+        capture.close()
+        assert torch.is_anomaly_enabled()
+        assert gc.callbacks == callbacks
+        with monkeypatch.context() as patch:
+            patch.setattr(trace_capture, "has_open_collectives", lambda: True)
+            refused = make_capture(tmp_path)
+            refused.begin_step(1)
+            assert refused.is_done
+        next_capture = make_capture(tmp_path)
+        next_capture.begin_step(1)
+        assert not torch.autograd._profiler_enabled()
+        next_capture.close()
+    assert not list(tmp_path.iterdir())
+    assert "rank 0 has no trace: a collective of the nodes before" in capsys.readouterr().err
 
 
 def test_a_run_that_ends_before_its_profiled_steps_leaves_other_profilers_on(

@@ -68,21 +68,41 @@ def test_a_profiler_of_the_users_costs_what_steps_without_ours_take_longer() -> 
     assert (advice.bottleneck, advice.cost_s) == ("own_profiler", pytest.approx(0.15))
     assert advice.predicted_step_s == pytest.approx(0.1)
     assert advice.text == (
-        "a profiler (torch.profiler) takes 150 ms of each 250 ms step, at train.py:7, in main: "
-        "scores = model(words)"
+        "150 ms of each 250 ms step go to a profiler (torch.profiler at train.py:7, in main: "
+        "scores = model(words)), off in the profiled steps"
     )
     assert advise(replace(result, slow_modes_s=0.001)) == ()
 
 
 def test_a_mode_that_slows_each_operation_costs_what_steps_with_it_take_longer() -> None:
-    modes = ("anomaly detection", "sys.settrace")
+    modes = ("anomaly detection", "a tracer (sys.settrace)")
     advice = first(replace(profile(), slow_modes=modes, slow_modes_s=0.15))
     assert (advice.bottleneck, advice.cost_s) == ("slow_modes", pytest.approx(0.15))
     assert advice.text == (
-        "anomaly detection and sys.settrace takes 150 ms of each 250 ms step: it slows each operation or call, and is "
-        "off in the profiled steps"
+        "150 ms of each 250 ms step go to anomaly detection and a tracer (sys.settrace), off in the profiled steps"
     )
     assert advice.predicted_step_s == pytest.approx(0.1)
+
+
+def test_one_advice_names_a_profiler_and_a_mode_that_are_on_together() -> None:
+    modes = ("anomaly detection",)
+    result = replace(profile(), own_profiler=CALL, slow_modes=modes, slow_modes_s=0.15)
+    (advice,) = advise(result)
+    assert (advice.bottleneck, advice.cost_s) == ("slow_modes", pytest.approx(0.15))
+    assert "go to anomaly detection and a profiler (torch.profiler at train.py:7" in advice.text
+
+
+@pytest.mark.parametrize("is_profiler", [False, True])
+def test_a_mode_whose_cost_is_not_known_is_named_all_the_same(is_profiler: bool) -> None:
+    result = replace(profile(), slow_modes=("anomaly detection",))
+    if is_profiler:
+        result = replace(profile(), own_profiler=CALL)
+    (advice,) = advise(result)
+    assert advice.bottleneck == ("own_profiler" if is_profiler else "slow_modes")
+    assert advice.text.startswith("steps before the profiled ones had a")
+    assert advice.remedy.endswith("to see the cost, profile later steps (from 8 on)")
+    assert advice.predicted_step_s == pytest.approx(0.1)
+    assert "nothing worth changing" not in headline(result)
 
 
 def test_settings_that_make_micro_batches_small_are_named() -> None:
