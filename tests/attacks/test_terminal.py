@@ -179,7 +179,7 @@ def refusal_of_a_supervisor(text: str, path: Path, capsys: pytest.CaptureFixture
 @source
 def diagnosis_from_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
-        controller.diagnoses._waiting = text
+        controller.diagnoses.waiting = text
         controller.diagnoses.print_waiting()
 
     return on_screen(act, path)
