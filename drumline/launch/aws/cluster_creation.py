@@ -157,18 +157,18 @@ def _refused_launch(account: Account, stack: Described) -> str:
     """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier
     stack of the same name had a group of the same name, whose activities AWS may still list."""
     try:
-        refused = account.all(
+        activities = account.all(
             "autoscaling",
             "describe_scaling_activities",
             "Activities[?StatusCode == 'Failed' || StatusCode == 'Cancelled']",
             AutoScalingGroupName=stack["StackName"],
         )
-    except AwsError as error:
-        if error.code == "ValidationError":  # the group does not exist yet
+    except AwsError as refused:
+        if refused.code == "ValidationError":  # the group does not exist yet
             return ""
         raise
 
-    failed = [activity for activity in refused if activity["StartTime"] >= stack["CreationTime"]]
+    failed = [activity for activity in activities if activity["StartTime"] >= stack["CreationTime"]]
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
 
 
