@@ -147,4 +147,8 @@ def test_time_grows_no_faster_than_the_text(piece: str) -> None:
             best = min(best, time.process_time() - begin)
         return best
 
-    assert seconds(2000) < 40 * seconds(200) + 0.2
+    short = seconds(200)
+    long = seconds(2000)
+    # Again: a machine may become slower meanwhile.
+    short = max(short, seconds(200))
+    assert long < 40 * short + 0.2

@@ -36,7 +36,7 @@ from drumline.runs.profile_files import (
     StackSamples,
 )
 
-LASTS_S = 0.15
+LASTS_S = 0.3
 
 
 def sampled(work: Callable[[], None], **phases: Callable[..., Any]) -> StackSamples:
