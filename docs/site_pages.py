@@ -16,7 +16,9 @@ LINK_OUTSIDE = re.compile(r"\]\(\.\./([^)\s]+)\)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    _, *sections = re.split(r"^### ", (ROOT / RULES_FILE).read_text(), flags=re.MULTILINE)
+    _, *sections = re.split(
+        r"^### ", (ROOT / RULES_FILE).read_text(), flags=re.MULTILINE
+    )
     for section in sections:
         number = section.split()[0].lower()
         page = File.generated(config, f"lint/{number}.md", content=f"# {section}")

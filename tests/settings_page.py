@@ -49,7 +49,12 @@ def setting_row(path: str, field: Field, doc: str) -> str:
     name = f"`{path}.NAME`" if field.is_table else f"`{path}`"
     marks = ", ".join(_marks(field.scope))
     text = f"{doc} *({marks})*" if marks else doc
-    cells = (name, describe_type(field.annotation), f"`{show_default(field.default)}`", text)
+    cells = (
+        name,
+        describe_type(field.annotation),
+        f"`{show_default(field.default)}`",
+        text,
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

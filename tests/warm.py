@@ -65,7 +65,9 @@ def warm_python(
     program = folder / "python"
     address = folder / "server"
     words = {"python": sys.executable, "client": str(CLIENT), "server": str(address)}
-    program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
+    program.write_text(
+        PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()})
+    )
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
     request = (theirs, str(address), str(program), patience_s, modules, environment)
@@ -124,14 +126,18 @@ def serve(
                     _attend(key, selector)
 
 
-def _start(connection: socket.socket, selector: selectors.BaseSelector, program: str) -> None:
+def _start(
+    connection: socket.socket, selector: selectors.BaseSelector, program: str
+) -> None:
     length, files, *_ = socket.recv_fds(connection, 8, MOST_FILES)
     text = b""
     while len(text) < int.from_bytes(length, "little") and (
         piece := _received(connection, 1 << 16)
     ):
         text += piece
-    pid = os.fork() if length and len(text) == int.from_bytes(length, "little") else None
+    pid = (
+        os.fork() if length and len(text) == int.from_bytes(length, "little") else None
+    )
     if pid == 0:
         for key in list(selector.get_map().values()):
             if isinstance(key.fileobj, int):
@@ -180,7 +186,10 @@ def _received(connection: socket.socket, most: int) -> bytes:
 
 
 def _end(
-    control: Connection, door: socket.socket, selector: selectors.BaseSelector, patience_s: float
+    control: Connection,
+    door: socket.socket,
+    selector: selectors.BaseSelector,
+    patience_s: float,
 ) -> None:
     """Wait a moment for those that are about to end, and end and name the others."""
     for file in (control, door):
@@ -191,14 +200,20 @@ def _end(
             _attend(key, selector)
     left = {}
     for pid in _running(selector):
-        left[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        left[pid] = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        )
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     control.send(left)
 
 
 def _running(selector: selectors.BaseSelector) -> list[int]:
-    return [key.data.pid for key in selector.get_map().values() if isinstance(key.fileobj, int)]
+    return [
+        key.data.pid
+        for key in selector.get_map().values()
+        if isinstance(key.fileobj, int)
+    ]
 
 
 def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn:
@@ -208,7 +223,9 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
     from drumline.config import PRESETS
 
     place(files, request["files"])
-    os.getppid = lambda: request["parent"]  # that of the client; the kernel's is the server
+    os.getppid = lambda: request[
+        "parent"
+    ]  # that of the client; the kernel's is the server
     if (
         request["words"][0] == "-P"
     ):  # a sidecar kills all that its ranks have started, its client too, but not itself
@@ -225,7 +242,9 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
     os.environ.clear()
     os.environ.update(request["environment"])
     _forget()
-    if "SMALL_DIGITS" in os.environ:  # what is trained is not looked at, and takes its time
+    if (
+        "SMALL_DIGITS" in os.environ
+    ):  # what is trained is not looked at, and takes its time
         PRESETS["digits"].defaults["model.widths"] = (4, 8)  # type: ignore[index]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     sys.executable = program
@@ -262,7 +281,9 @@ def _run(words: list[str]) -> int:
             sys.path.insert(0, str(Path(words[0]).parent.absolute()))
             module.__dict__["__file__"] = words[0]
             exec(
-                compile(Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True),
+                compile(
+                    Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True
+                ),
                 module.__dict__,
             )
         code = 0

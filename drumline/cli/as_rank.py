@@ -63,9 +63,13 @@ def with_task(
     return as_rank(prepare)
 
 
-def exit_interrupted(error: KeyboardInterrupt, ddp: RunManager, message: str) -> NoReturn:
+def exit_interrupted(
+    error: KeyboardInterrupt, ddp: RunManager, message: str
+) -> NoReturn:
     ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
-    if ddp.connection.store is None:  # among several ranks the launcher reports it, once
+    if (
+        ddp.connection.store is None
+    ):  # among several ranks the launcher reports it, once
         print_message(message)
     exit_now(ExitCode.INTERRUPTED)
 

@@ -27,7 +27,13 @@ from drumline.cli import (
     launch_command,
     stop_command,
 )
-from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, read_subverb, show_help
+from drumline.cli.command_line import (
+    HELP_FLAG,
+    misplaced,
+    read_command,
+    read_subverb,
+    show_help,
+)
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
@@ -36,7 +42,12 @@ from drumline.config.fields import flag_text
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_creation import NoCapacityError, bring_up
-from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config, status_lines
+from drumline.launch.aws.cluster_nodes import (
+    CloudNode,
+    nodes_of,
+    ssh_config,
+    status_lines,
+)
 from drumline.launch.aws.cluster_plan import check_session_manager, make_plan
 from drumline.launch.aws.cluster_settings import (
     CLUSTER,
@@ -67,7 +78,11 @@ DELETE: FlagTable = {
 }
 OF_LAUNCH: FlagTable = {
     **WHERE,
-    "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
+    "identity": (
+        str,
+        "FILE",
+        "The private key of the cluster's --key [ssh's own choice].",
+    ),
     "doctor": switch("Check all pairs of nodes first [on]; --no-doctor skips it."),
     "attach": switch(
         "Stay with the job, and launch it again on the nodes that AWS replaces "
@@ -287,14 +302,22 @@ class _CloudJob:
     """A job on the nodes that the cluster has now."""
 
     def __init__(
-        self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None
+        self,
+        account: Account,
+        settings: ClusterSettings,
+        folder: Path,
+        identity: str | None,
     ) -> None:
         self._account = account
         self._settings = settings
         self._identity = identity
         stack = find_cluster(account, settings)
         if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
-            state = "does not exist" if stack is None else f"is in the state {stack['StackStatus']}"
+            state = (
+                "does not exist"
+                if stack is None
+                else f"is in the state {stack['StackStatus']}"
+            )
             raise UsageError(
                 f"the cluster {settings.name} {state} in {account.region}",
                 next_step="drumline aws up makes it, drumline aws status lists all",
@@ -311,7 +334,9 @@ class _CloudJob:
             )
 
         if self._by_ssm:
-            check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
+            check_session_manager(
+                f"the cluster {settings.name} was made with --ssm, which"
+            )
 
         key = ["--identity", identity] if identity else []
         self._follow = ["drumline", "aws", "{verb}", "{job}", *_place(settings), *key]
@@ -322,12 +347,17 @@ class _CloudJob:
             wheel = build_wheel()
             self._wheel = folder / wheel.name
             self._wheel.write_bytes(wheel.content)
-            self._prepare_words += [hashlib.sha256(wheel.content).hexdigest(), wheel.name]
+            self._prepare_words += [
+                hashlib.sha256(wheel.content).hexdigest(),
+                wheel.name,
+            ]
 
         self._nodes: Sequence[CloudNode] = ()
 
     def check_pairs(self) -> None:
-        code = doctor_command.run([*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
+        code = doctor_command.run(
+            [*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED]
+        )
         if code:
             raise PreflightError(
                 f"doctor found something to fix on the nodes (exit code {code}); its report is above",
@@ -346,11 +376,20 @@ class _CloudJob:
                 if not self._was_replaced(code):
                     return code
             self.await_nodes()
-            words = [word for word in words if word != "--fresh"]  # it belongs to the first start
+            words = [
+                word for word in words if word != "--fresh"
+            ]  # it belongs to the first start
 
     def hosts(self) -> list[str]:
         hosts = ",".join(node.address for node in self._nodes)
-        return ["--hosts", hosts, "--ssh", shlex.join(self._client()), "--python", PYTHON]
+        return [
+            "--hosts",
+            hosts,
+            "--ssh",
+            shlex.join(self._client()),
+            "--python",
+            PYTHON,
+        ]
 
     def _client(self) -> list[str]:
         client = ["ssh", "-F", str(self._config)]
@@ -394,7 +433,9 @@ class _CloudJob:
             return False
 
         for node in lost:
-            print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
+            print_message(
+                f"{node.address} ({node.id}) does not answer: asking AWS to replace it"
+            )
             health = {
                 "InstanceId": node.id,
                 "HealthStatus": "Unhealthy",
@@ -426,8 +467,13 @@ class _CloudJob:
             run = f"{len(nodes)} of {plural(self._num_nodes, 'node')} run"
             stack = self._settings.stack
             is_short = len(nodes) < self._num_nodes
-            if is_short and group_of(self._account, stack)["DesiredCapacity"] < self._num_nodes:
-                why = "they ended when they were idle, or the time of the cluster is over"
+            if (
+                is_short
+                and group_of(self._account, stack)["DesiredCapacity"] < self._num_nodes
+            ):
+                why = (
+                    "they ended when they were idle, or the time of the cluster is over"
+                )
                 again = f"drumline aws up --name {self._settings.name} starts them again, if its time is not over"
                 raise PreflightError(
                     f"{run}, and AWS starts no other: {why}",
@@ -438,7 +484,9 @@ class _CloudJob:
                     f"{run} after {READY_S / 60:.0f} minutes",
                     next_step="AWS may have no capacity: wait, or give another --zone or --type to a new cluster",
                 )
-            show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
+            show_step(
+                f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready"
+            )
             time.sleep(POLL_S)
 
     def _prepare(
@@ -460,14 +508,20 @@ class _CloudJob:
             if process.returncode:
                 waiting[node] = process.returncode
                 reason = not_reached(
-                    Host(node.address), process.returncode, output, python=PREPARE, cwd="/"
+                    Host(node.address),
+                    process.returncode,
+                    output,
+                    python=PREPARE,
+                    cwd="/",
                 )
 
         return waiting, reason
 
     def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
         host = Host(node.address)
-        words = ssh_words(self._client(), host, self._prepare_words, cwd=PurePosixPath("/"))
+        words = ssh_words(
+            self._client(), host, self._prepare_words, cwd=PurePosixPath("/")
+        )
         with self._wheel.open("rb") as wheel:
             return subprocess.Popen(
                 words, stdin=wheel, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

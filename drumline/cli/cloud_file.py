@@ -15,7 +15,12 @@ from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable, FlagValues
 from drumline.launch.aws import cloud_files
 from drumline.launch.aws.cluster_plan import own_network
-from drumline.launch.aws.cluster_settings import ME, SETTINGS, ClusterSettings, settings_from
+from drumline.launch.aws.cluster_settings import (
+    ME,
+    SETTINGS,
+    ClusterSettings,
+    settings_from,
+)
 from drumline.launch.aws.install import THIS_INSTALLATION
 from drumline.launch.aws.own_wheels import EXTRAS, build_wheel
 from drumline.launch.hosts import least_nodes
@@ -37,7 +42,15 @@ _OF_BOTH = (
 # SkyPilot has its own key, network and volumes; ParallelCluster takes the zone of the subnet.
 _ONLY: Mapping[str, tuple[str, ...]] = {
     "skypilot": ("accelerators", "zone"),
-    "parallelcluster": ("key", "ssh-from", "subnet", "volume", "efa", "placement-group", "gpus"),
+    "parallelcluster": (
+        "key",
+        "ssh-from",
+        "subnet",
+        "volume",
+        "efa",
+        "placement-group",
+        "gpus",
+    ),
 }
 OF_FILES: FlagTable = {
     "accelerators": (

@@ -13,7 +13,12 @@ from drumline.cli.command_line import show_json
 from drumline.config import FlagValues
 from drumline.config.schema import Config
 from drumline.tools.find.batch_search import BatchSearch, search_batch
-from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
+from drumline.tools.find.range_test import (
+    SAFETY,
+    RangeOptions,
+    RangeTest,
+    measure_range,
+)
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.manager import RunManager
 from drumline.training.memory.memory_plan import settle_mode
@@ -33,7 +38,9 @@ def find_lr(
     progress, note = _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
-        progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
+        progress(
+            f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}"
+        )
 
     test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
     progress("")
@@ -83,7 +90,9 @@ def range_table(test: RangeTest) -> Iterator[str]:
 
 
 def describe_rate(test: RangeTest, rate: float) -> str:
-    reason = f"1/{SAFETY} of {test.rates[test.lowest]:.2g}, the rate with the lowest loss"
+    reason = (
+        f"1/{SAFETY} of {test.rates[test.lowest]:.2g}, the rate with the lowest loss"
+    )
     if test.own_optimizer is None:
         return f"--optim.lr {lr_setting(test, rate):g}: {reason}"
     return f"{test.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
@@ -128,7 +137,9 @@ def batch_table(search: BatchSearch) -> Iterator[str]:
         yield f"{row}  {memory_size(trial.memory)}" if search.measures_memory else row
 
 
-def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
+def describe_batch(
+    search: BatchSearch, margin: float, world_size: int
+) -> Iterator[str]:
     chosen = search.chosen
     fastest = search.fastest
     count = math.ceil(search.limit / chosen.size)

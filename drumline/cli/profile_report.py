@@ -12,11 +12,18 @@ from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, what_to_change
 from drumline.report.profile.profile_words import words_of
 from drumline.runs.profile_files import where_to_look
-from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
+from drumline.runs.profile_result import (
+    PROFILE_FILE,
+    PROFILE_FOLDER,
+    ProfileResult,
+    read_profile,
+)
 from drumline.watch.status_file import read_step_times
 
 
-def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
+def profile_of(
+    folder: Path, *, network_bytes_per_s: float | None = None
+) -> ProfileResult:
     """The profile, with what is known about all steps of the run by now; it is made again if
     bandwidths are to be compared, or there are only traces."""
     traces = folder / PROFILE_FOLDER
@@ -24,7 +31,9 @@ def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> Pro
     if is_made and network_bytes_per_s is None:
         result = read_profile(folder)
     else:
-        from drumline.tools.profile.profile_analysis import analyse  # not before: it needs numpy
+        from drumline.tools.profile.profile_analysis import (
+            analyse,
+        )  # not before: it needs numpy
 
         result = analyse(folder, network_bytes_per_s=network_bytes_per_s)
     return replace(result, run_steps=read_step_times(folder))

@@ -30,7 +30,9 @@ CLUSTER_SECTION = "aws"
 def read_config_file(path: Path) -> Layer:
     """The settings in a TOML file; never raises, problems are kept in the layer."""
     try:
-        text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode("utf-8-sig")
+        text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode(
+            "utf-8-sig"
+        )
         document = parse_toml(text)
     except FileNotFoundError:
         problem = f"there is no such file (looked in {Path.cwd()})"
@@ -53,7 +55,9 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     sections = [*SECTIONS, TASK_SECTION]
 
     for section, content in document.items():
-        if section == CLUSTER_SECTION:  # of `drumline aws`, which may have the same file
+        if (
+            section == CLUSTER_SECTION
+        ):  # of `drumline aws`, which may have the same file
             continue
         where = lines.of(section)
         if section in sections and isinstance(content, dict):
@@ -71,7 +75,9 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     return check_layer(settings, problems=problems)
 
 
-def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> Iterator[Setting]:
+def _settings(
+    section: str, content: Mapping[str, Any], lines: _LineNumbers
+) -> Iterator[Setting]:
     """The settings of a section; those of a table inside it one by one, so that each has its own
     line."""
     for key, value in content.items():
@@ -79,7 +85,9 @@ def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> 
         if isinstance(value, dict) and path in FIELDS and FIELDS[path].is_table:
             yield from _settings(path, value, lines)
         elif path in REMOVED:
-            for replacement, replacing_value in REMOVED[path].get(flag_text(value), {}).items():
+            for replacement, replacing_value in (
+                REMOVED[path].get(flag_text(value), {}).items()
+            ):
                 yield Setting(replacement, replacing_value, lines.of(path))
         else:
             yield Setting(path, value, lines.of(path))
@@ -98,7 +106,9 @@ class _LineNumbers:
                 section = _unquoted(header[1])
                 self.lines.setdefault(section, number)
             elif key := _KEY.match(line):
-                self.lines.setdefault(".".join(filter(None, (section, _unquoted(key[1])))), number)
+                self.lines.setdefault(
+                    ".".join(filter(None, (section, _unquoted(key[1])))), number
+                )
 
     def of(self, path: str) -> str:
         """`run.toml:3`; the line of the section for a key of an inline table."""
@@ -110,10 +120,16 @@ def _unquoted(key: str) -> str:
     return re.sub(r"[\"' \t]", "", key)
 
 
-def to_toml(config: Config, *, header: str | None = None, left_out: Collection[str] = ()) -> str:
+def to_toml(
+    config: Config, *, header: str | None = None, left_out: Collection[str] = ()
+) -> str:
     """The whole config but for the settings in `left_out`, in the order of the schema; `header`
     becomes a comment at the top."""
-    parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
+    parts = (
+        ["\n".join(f"# {line}".rstrip() for line in header.splitlines())]
+        if header
+        else []
+    )
     for section in SECTIONS:
         values: dict[str, Any] = {}
         tables: dict[str, Mapping[str, Any]] = {}

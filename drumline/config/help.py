@@ -14,7 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from drumline.config import schema
-from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field, describe_type, flag_text
+from drumline.config.fields import (
+    FIELDS,
+    SECTIONS,
+    TASK_SECTION,
+    Field,
+    describe_type,
+    flag_text,
+)
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
 
@@ -110,7 +117,9 @@ def render_entry(
     head = f"  {flag}  {takes}".rstrip()
     if default is not None:
         head += f"  [{default}]"
-    if len(head) > width:  # what does not fit beside the flag goes below it, in one piece
+    if (
+        len(head) > width
+    ):  # what does not fit beside the flag goes below it, in one piece
         head = head.replace("  [", f"{margin}[")
     if len(head.partition("\n")[0]) > width:
         head = head.replace(f"  {takes}", margin + takes, 1)

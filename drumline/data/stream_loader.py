@@ -70,11 +70,17 @@ class StreamLoader(Loader):
             device,
         )
         # Without a copy to the device, an in-place loss must not change the batch that is kept.
-        self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
+        self._delivery = Delivery(
+            device, clone if device.type == "cpu" else lambda batch: batch
+        )
         self._position = StreamPosition()  # of a resumable stream
         self._answers: Iterator[Any] = iter(())
-        self._answers_at: Cursor | None = None  # the step that the next of these answers belongs to
-        self._current: StreamStep | None = None  # read, and kept until all of it is taken
+        self._answers_at: Cursor | None = (
+            None  # the step that the next of these answers belongs to
+        )
+        self._current: StreamStep | None = (
+            None  # read, and kept until all of it is taken
+        )
         self._steps_of_epochs = 0  # of those that this loader has read to their end
 
     def _set_cursor(self, cursor: Cursor) -> None:

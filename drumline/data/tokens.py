@@ -45,7 +45,9 @@ class Tokens(NamedTuple):
     """Whether a meta.json states the vocabulary size: then a token may exceed it."""
 
 
-def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> TokenWindows:
+def tokens(
+    *, split: Split, dir: str | None, token_type: str, context: int
+) -> TokenWindows:
     """One part of a text or of a file of tokens; with no `dir`, of the Python standard library's
     source."""
     train, evaluation = find_tokens(dir, token_type=token_type)
@@ -149,7 +151,9 @@ def standard_library() -> Tokens:
     folder = Path(sysconfig.get_path("stdlib"))
     files = []
     for path, subfolders, names in os.walk(folder):
-        subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not walked: site-packages may be large
+        subfolders[:] = (
+            set(subfolders) - _NOT_LIBRARY
+        )  # not walked: site-packages may be large
         files += [Path(path, name) for name in names if name.endswith(".py")]
     files.sort(key=lambda path: path.relative_to(folder).parts)
     return _joined(files, name="the Python standard library")

@@ -16,9 +16,7 @@ from drumline.base.errors import UsageError
 from drumline.base.untrusted import make_own_folder, replace_bytes
 
 MEDIA = "media"
-_NEXT_STEP = (
-    "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"
-)
+_NEXT_STEP = "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"
 
 
 def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str, Any]:
@@ -82,14 +80,19 @@ def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
 def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """HxW or HxWx3 in bytes."""
     pixels = image
-    if image.ndim == 3 and image.shape[0] in (1, 3):  # as torch has it: the channels first
+    if image.ndim == 3 and image.shape[0] in (
+        1,
+        3,
+    ):  # as torch has it: the channels first
         pixels = image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
 
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
     is_float = pixels.dtype.kind == "f"
     if pixels.size == 0 or not is_image or not (is_float or pixels.dtype == np.uint8):
         shape = f"an array of {list(image.shape)} in {image.dtype}"
-        raise UsageError(f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP)
+        raise UsageError(
+            f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP
+        )
 
     if is_float:
         pixels = (np.nan_to_num(pixels).clip(0.0, 1.0) * 255.0).round().astype(np.uint8)

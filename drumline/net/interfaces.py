@@ -47,7 +47,9 @@ class Interface:
 
     @property
     def is_loopback(self) -> bool:
-        return self.address is not None and ipaddress.ip_address(self.address).is_loopback
+        return (
+            self.address is not None and ipaddress.ip_address(self.address).is_loopback
+        )
 
 
 def interfaces() -> list[Interface]:
@@ -98,10 +100,14 @@ def nccl_interface(
     loopback."""
     family = environment.get(NCCL_FAMILY)
     running = [interface for interface in candidates if interface.is_up]
-    usable = list(filter(None, (_of_family(interface, family) for interface in running)))
+    usable = list(
+        filter(None, (_of_family(interface, family) for interface in running))
+    )
     names = environment.get(NCCL_VARIABLE, "")
     if len(names) > 1:  # NCCL does not look at a single character
-        return next((interface for interface in usable if _matches(interface.name, names)), None)
+        return next(
+            (interface for interface in usable if _matches(interface.name, names)), None
+        )
     return min(usable, key=_nccl_order, default=None)
 
 
@@ -189,7 +195,9 @@ def own_binding(host: str) -> str:
     Debian a host's own name resolves to 127.0.1.1: then it is the only other address that the
     machine has."""
     resolved = _resolve(host)
-    resolved.sort(key=lambda address: ":" in address)  # other hosts use IPv4, if they have it
+    resolved.sort(
+        key=lambda address: ":" in address
+    )  # other hosts use IPv4, if they have it
     local = [address for address in resolved if is_own(address)]
     if not local:
         return EVERYWHERE
@@ -269,7 +277,9 @@ def _flags(name: str) -> int:
 def _ask(name: str, request: int) -> bytes | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
+            return fcntl.ioctl(
+                probe.fileno(), request, struct.pack("256s", name.encode()[:15])
+            )
         except OSError:
             return None
 
@@ -284,5 +294,7 @@ def _ipv6_addresses() -> dict[str, list[str]]:
     for line in lines:
         digits, _, _, scope, _, name = line.split()
         if scope != "20":
-            addresses.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+            addresses.setdefault(name, []).append(
+                str(ipaddress.IPv6Address(int(digits, 16)))
+            )
     return addresses

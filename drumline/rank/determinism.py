@@ -28,11 +28,15 @@ RNG_BYTES = 12 * 1024
 _RNG_VERSION = 1
 _RNG_HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each part
 _RNG_MARK = b"drum-rng"
-_NUMPY = struct.Struct("<624IiId")  # key, position, whether a normal draw is waiting, that draw
+_NUMPY = struct.Struct(
+    "<624IiId"
+)  # key, position, whether a normal draw is waiting, that draw
 _TORCH_BYTES = 5056  # of all versions so far
 _GPU_BYTES = 16  # seed and offset
 _TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
-_PYTHON = struct.Struct("<625I?d")  # key and position, whether a normal draw is waiting, that draw
+_PYTHON = struct.Struct(
+    "<625I?d"
+)  # key and position, whether a normal draw is waiting, that draw
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """The variable that cuBLAS needs before its first use, to give the same bits each time."""
 
@@ -71,14 +75,18 @@ def _seed_generators(sequence: np.random.SeedSequence) -> None:
 def capture_rng(device: torch.device) -> Tensor:
     """The random state of this process as `RNG_BYTES` bytes on the CPU; `restore_rng` continues
     with the same draws."""
-    on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
+    on_gpu = (
+        _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
+    )
     _, key, gauss = random.getstate()
     python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
     numpy_global: Any = np.random.get_state()
     _, numpy_key, *rest = numpy_global
     numpy_state = _NUMPY.pack(*numpy_key.tolist(), *rest)
     parts = (_to_bytes(torch.get_rng_state()), on_gpu, numpy_state, python_state)
-    packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(parts)
+    packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(
+        parts
+    )
     return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
 
 
@@ -97,7 +105,12 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     *key, position, has_gauss, gauss = _NUMPY.unpack(numpy_state)
     inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
     np.random.set_state(
-        {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+        {
+            "bit_generator": "MT19937",
+            "state": inner,
+            "has_gauss": has_gauss,
+            "gauss": gauss,
+        }
     )
     *key, has_gauss, gauss = _PYTHON.unpack(python_state)
     random.setstate((3, tuple(key), gauss if has_gauss else None))

@@ -90,7 +90,9 @@ def claim_failure(
         return None
 
     if rank_0_hosts_store and failure.origin.rank == 0:
-        time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others must read it first
+        time.sleep(
+            CLAIM_WAIT_S
+        )  # the store ends with this process; the others must read it first
     return None
 
 

@@ -36,7 +36,9 @@ Line = Sequence[EfficiencyPoint]
 def efficiency_lines(result: Prediction | Measurement) -> Mapping[str, Line]:
     """By what they show."""
     if isinstance(result, Prediction):
-        predicted = [EfficiencyPoint(size.ranks, *size.efficiency) for size in result.sizes]
+        predicted = [
+            EfficiencyPoint(size.ranks, *size.efficiency) for size in result.sizes
+        ]
         return {f"predicted, {result.network}": predicted}
 
     lines: dict[str, list[EfficiencyPoint]] = {}
@@ -86,7 +88,9 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
         colour = COLOURS[number % len(COLOURS)]
         places = [(x(point.ranks), _y(point.efficiency)) for point in line]
         path = " ".join(f"{place_x:.1f},{place_y:.1f}" for place_x, place_y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
         for point in line:
             parts.append(_bar(x(point.ranks), point.low, point.high, colour, 2))
         parts.append(_label(LEFT + 200 * number, 36, name, f'fill="{colour}"'))
@@ -100,7 +104,9 @@ def _y(efficiency: float) -> float:
     return TOP + part_below_top * (HEIGHT - TOP - BOTTOM)
 
 
-def _label(x: float, y: float, label: str, attributes: str = 'text-anchor="middle"') -> str:
+def _label(
+    x: float, y: float, label: str, attributes: str = 'text-anchor="middle"'
+) -> str:
     """A text in the plot."""
     return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(label)}</text>'
 

@@ -131,23 +131,31 @@ def set_aside(folder: RunFolder) -> Path | None:
     path = folder.path.resolve()
     if not path.is_dir():
         return None
-    with folder.refusing():  # a folder of another user, or a link of one to a folder of ours
+    with (
+        folder.refusing()
+    ):  # a folder of another user, or a link of one to a folder of ours
         check_own_folder(folder.path, follow_links=True)
-    first = aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+    first = aside = path.with_name(
+        f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     number = 0
     with locked(folder):
         while aside.exists():
             number += 1
             aside = first.with_name(f"{first.name}-{number}")
         path.rename(aside)
-    return folder.path.with_name(aside.name) if folder.path.name else aside  # as the user wrote it
+    return (
+        folder.path.with_name(aside.name) if folder.path.name else aside
+    )  # as the user wrote it
 
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Keep a second job out of this folder. The lock ends with the process, however it exits."""
     with folder.refusing():
-        descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        descriptor = descriptor_of(
+            folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND
+        )
     with os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace") as file:
         try:
             # Not flock, which DataLoader workers would inherit and might hold after the rank has
@@ -175,7 +183,9 @@ def job_at_work(folder: RunFolder) -> str | None:
     lock, which would keep out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
-            lock = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
+            lock = fcntl.fcntl(
+                file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0)
+            )
             if _FLOCK.unpack(lock)[0] == fcntl.F_UNLCK:
                 return None
             return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
@@ -217,7 +227,8 @@ def find_run(run: Path) -> Path:
     if beside := _runs_in(run.parent):
         hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}"
     raise UsageError(
-        f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named"
+        f"there is no run folder {run}{hint}",
+        next_step="give the folder that `--run` named",
     )
 
 
@@ -231,4 +242,8 @@ def _runs_in(folder: Path) -> list[str]:
 def is_run(path: Path) -> bool:
     """Whether a folder has what a run writes first."""
     folder = RunFolder(path)
-    return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()
+    return (
+        folder.config_file.is_file()
+        or folder.events.is_dir()
+        or folder.checkpoints.is_dir()
+    )

@@ -58,8 +58,12 @@ class RankState:
     )
     state: str = "S"  # as in /proc: R S D T t Z; X: exited
     state_s: float = 0.0  # for how long it has been seen in that state
-    cpu: float = 0.0  # cores that it and its descendants used since the last observation
-    is_starved: bool = False  # whether one of its threads computes, and mostly waits for a CPU
+    cpu: float = (
+        0.0  # cores that it and its descendants used since the last observation
+    )
+    is_starved: bool = (
+        False  # whether one of its threads computes, and mostly waits for a CPU
+    )
     has_io: bool = False  # whether it read or wrote files since the last observation
     exit: int | None = (
         None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
@@ -115,9 +119,7 @@ class Answer(StrEnum):
     """How a node reacts to a new connection."""
 
     NONE = "none"
-    REFUSED = (
-        "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
-    )
+    REFUSED = "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
     # the first rank still has the port: only its sidecar has exited or gets no CPU time
     TAKEN = "taken"
 
@@ -159,7 +161,8 @@ class ClusterState:
     @property
     def ranks(self) -> list[RankState]:
         return sorted(
-            (rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank
+            (rank for node in self.nodes for rank in node.ranks),
+            key=lambda rank: rank.rank,
         )
 
 
@@ -182,7 +185,9 @@ class ModuleHashes:
     """The parameters of a DDP module at a step."""
 
     tensors: Mapping[str, tuple[str, int]]  # by name: type and shape, and the hash
-    settings: Mapping[str, Any] = field(default_factory=dict)  # its optimizer's numbers: `SGD's lr`
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # its optimizer's numbers: `SGD's lr`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,11 @@ ENDS = {
 _TAIL_BYTES = 1 << 16
 RunState = Literal["running", "done", "preempted", "failed", "stopped"]
 """In one word; `stopped`: its last events are missing, since it was killed or interrupted."""
-_STATES: dict[str, RunState] = {"end": "done", "preempted": "preempted", "error": "failed"}
+_STATES: dict[str, RunState] = {
+    "end": "done",
+    "preempted": "preempted",
+    "error": "failed",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ class RunStatus:
     def state(self) -> RunState:
         if not self.has_ended:
             return "running"
-        return "stopped" if self.last_event is None else _STATES[self.last_event["kind"]]
+        return (
+            "stopped" if self.last_event is None else _STATES[self.last_event["kind"]]
+        )
 
     @property
     def is_unknown(self) -> bool:
@@ -127,7 +133,9 @@ class RunStatusReader:
         # folder.
         status = read_status_file(self._run / STATUS_FILE)
         holder = job_at_work(self._folder)
-        return RunStatus(self._run, status, self._age(status), holder, _last_event(self._folder))
+        return RunStatus(
+            self._run, status, self._age(status), holder, _last_event(self._folder)
+        )
 
     def _age(self, status: dict[str, Any] | None) -> float:
         """How old the status is: by its time, or since it was seen to change."""
@@ -156,7 +164,12 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
     # 0.
     late = ("warning", "note", "mirrored")
     event = next(
-        (event for event in events if event.get("kind") not in late or event.get("number") == 0), {}
+        (
+            event
+            for event in events
+            if event.get("kind") not in late or event.get("number") == 0
+        ),
+        {},
     )
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
 

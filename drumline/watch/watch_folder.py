@@ -138,7 +138,9 @@ class WatchFolder:
     def diagnosis(self, deadline: float = 0.0) -> SidecarDiagnosis | None:
         """The sidecar's diagnosis of this start, if it has ended ranks. Waits while the sidecar
         runs, until the deadline (monotonic)."""
-        return None if self.current is None else wait_for_diagnosis(self.current, deadline)
+        return (
+            None if self.current is None else wait_for_diagnosis(self.current, deadline)
+        )
 
     def furthest_step(self) -> int:
         """The furthest step of the ranks of this start; 0: unknown."""
@@ -250,7 +252,9 @@ def hold(folder: Path) -> int:
 def _remove_abandoned(parent: Path) -> None:
     """Remove folders of this user that no process holds."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # a folder without the file is from another version
+        with contextlib.suppress(
+            OSError
+        ):  # a folder without the file is from another version
             if folder.lstat().st_uid != os.geteuid():
                 continue
             descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)

@@ -19,7 +19,9 @@ from tests.warm import CLIENT
 
 ROOT = Path(__file__).parents[2]
 AGENT = "-m drumline.launch.ssh.agent_process"
-PYTHON = f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"  # as `ps` shows a warm one
+PYTHON = (
+    f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"  # as `ps` shows a warm one
+)
 CUT_S = 6.0
 # Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank
 # 0 fails for it, as one whose peer is gone does.
@@ -45,7 +47,9 @@ while not Path("finish").exists():
 def find(host: Host, words: str) -> set[int]:
     """By the command line; not sshd's shell, nor `env`."""
     return {
-        pid for pid in host.space.pids() if processes.command(pid).startswith(f"{PYTHON} {words}")
+        pid
+        for pid in host.space.pids()
+        if processes.command(pid).startswith(f"{PYTHON} {words}")
     }
 
 
@@ -77,14 +81,24 @@ def test_what_is_lost_is_started_again_by_itself(
             "--procs",
             "1",
         ),
-        *("--max-restarts", "20", "--grace", "3", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
+        *(
+            "--max-restarts",
+            "20",
+            "--grace",
+            "3",
+            "--env",
+            "PYTHONUNBUFFERED=1",
+            "ranks.py",
+        ),
         env={"PYTHONPATH": str(ROOT), "DRUMLINE_SSH": f"ssh -F {ssh.config}"},
         cwd=folder,
     )
 
     def wait_for_start(number: int, hosts: str = "ab", timeout_s: float = 90) -> None:
         for rank, host in enumerate(hosts):
-            job.wait_for(f"rank {rank} on {host}: start {number}, ", timeout_s=timeout_s)
+            job.wait_for(
+                f"rank {rank} on {host}: start {number}, ", timeout_s=timeout_s
+            )
 
     wait_for_start(1)
     kill_agent(bed["b"])
@@ -97,7 +111,10 @@ def test_what_is_lost_is_started_again_by_itself(
 
     kill_agent(bed["a"])  # where the nodes meet
     wait_for_start(3)
-    assert "agent on a was killed by SIGKILL; restarting all ranks (restart 2 of 20)" in job.text()
+    assert (
+        "agent on a was killed by SIGKILL; restarting all ranks (restart 2 of 20)"
+        in job.text()
+    )
 
     (folder / "leave").touch()
     wait_for_start(4)
@@ -112,7 +129,9 @@ def test_what_is_lost_is_started_again_by_itself(
     ranks = bed["b"].find("RANK=1")
     bed["b"].cut()
     time.sleep(CUT_S)
-    assert bed["b"].find("RANK=1") == ranks != [], "a host that is cut off for so long is not lost"
+    assert bed["b"].find("RANK=1") == ranks != [], (
+        "a host that is cut off for so long is not lost"
+    )
     bed["b"].restore()
     assert job.is_running()
 
@@ -125,6 +144,8 @@ def test_what_is_lost_is_started_again_by_itself(
     assert job.wait(60) == 0, job.text()
     assert not find(a, "-m drumline")
     (logs,) = (folder / "runs" / "launch").iterdir()
-    assert (logs / "rank-00000.restart-2.out").read_text().startswith("rank 0 on a: start 3, "), (
-        "each start has files of its own"
-    )
+    assert (
+        (logs / "rank-00000.restart-2.out")
+        .read_text()
+        .startswith("rank 0 on a: start 3, ")
+    ), "each start has files of its own"

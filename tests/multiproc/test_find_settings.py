@@ -44,7 +44,9 @@ def range_here(config: Config, *tasks: type[Task]) -> list[RangeTest]:
     for task in tasks:
         ddp = manager(config)
         try:
-            results.append(measure_range(config, task, ddp, OPTIONS, note=lambda _: None))
+            results.append(
+                measure_range(config, task, ddp, OPTIONS, note=lambda _: None)
+            )
         finally:
             ddp.cleanup()
     return results
@@ -72,10 +74,14 @@ def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
     assert [pair.losses for pair in pairs[0]] == [pair.losses for pair in pairs[1]]
     assert [one.has_diverged for one in alone] == [True, False]
     for one, two in zip(alone, pairs[0], strict=True):
-        if one.has_diverged:  # tokens that are predicted from themselves are learned at any rate
+        if (
+            one.has_diverged
+        ):  # tokens that are predicted from themselves are learned at any rate
             assert one.suggestion() == two.suggestion()
         assert len(one.losses) > one.lowest > 5
-        assert one.losses[: one.lowest] == pytest.approx(two.losses[: one.lowest], rel=1e-6)
+        assert one.losses[: one.lowest] == pytest.approx(
+            two.losses[: one.lowest], rel=1e-6
+        )
 
 
 class Recorded(SGD):
@@ -105,7 +111,9 @@ def test_steps_are_taken_at_these_rates_and_groups_keep_their_ratio() -> None:
     (found,) = range_here(make_config(batch_size=32, samples=96, optim=PLAIN), TwoRates)
     assert [high for _, high in rates_taken] == pytest.approx(found.rates)
     assert [low * 10 for low, _ in rates_taken] == pytest.approx(found.rates)
-    assert list(found.rates) == [OPTIONS.rate(step) for step in range(len(found.losses))]
+    assert list(found.rates) == [
+        OPTIONS.rate(step) for step in range(len(found.losses))
+    ]
     assert found.own_optimizer == "TwoRates.optimizer()"
 
 
@@ -119,7 +127,9 @@ def test_it_begins_with_the_weights_of_model_init(tmp_path: Path) -> None:
         },
         file,
     )
-    (found,) = range_here(replace(config, model=replace(config.model, init=str(file))), Classify)
+    (found,) = range_here(
+        replace(config, model=replace(config.model, init=str(file))), Classify
+    )
     assert found.losses[0] == pytest.approx(math.log(2), rel=1e-9)
 
 
@@ -156,7 +166,9 @@ def test_sharded_modes_are_refused() -> None:
     config = make_config(batch_size=32, samples=96)
     config = replace(config, dist=replace(config.dist, mode="fsdp"))
     on_two: Any = SimpleNamespace(world_size=2)
-    with pytest.raises(UsageError, match="cannot try batches in mode fsdp on several ranks"):
+    with pytest.raises(
+        UsageError, match="cannot try batches in mode fsdp on several ranks"
+    ):
         search_batch(config, Classify, on_two, margin=0.05)
 
 

@@ -14,7 +14,11 @@ from typing import Any
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology, WatchSettings, topology_from
 from drumline.config.schema import WatchConfig
-from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import (
+    Rendezvous,
+    StartOptions,
+    join_rendezvous,
+)
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
 from drumline.rank.watched import node_watch
@@ -36,16 +40,24 @@ class Rank:
         assert topology is not None
         self.topology: Topology = topology
         self.rank = topology.rank
-        self.store = open_store(replace(topology, secret="of the launcher"), timeout_s=30)
+        self.store = open_store(
+            replace(topology, secret="of the launcher"), timeout_s=30
+        )
 
     def join(
-        self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None
+        self,
+        name: str,
+        changed: Mapping[str, Any] | None = None,
+        *,
+        folder: Path | None = None,
     ) -> Joined | str:
         """As `join_group`, without a group."""
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
         topology = replace(self.topology, **changes)
         try:
-            with NodeWatch(topology, WatchConfig(), WatchSettings(folder=folder), run=None) as node:
+            with NodeWatch(
+                topology, WatchConfig(), WatchSettings(folder=folder), run=None
+            ) as node:
                 start = StartOptions(timeout_s=30, environment=os.environ, service=node)
                 joined = join_rendezvous(self.store.under(name), topology, start)
                 if len(joined.nodes) > 1:
@@ -105,7 +117,9 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
         "open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None
     )
     if me.rank == 2:
-        node_watch.sidecar_address = lambda node, addresses: "192.0.2.1"  # an address for examples
+        node_watch.sidecar_address = lambda node, addresses: (
+            "192.0.2.1"
+        )  # an address for examples
     results["no network"] = me.join("no network", TWO_NODES)
     me.wait_for_all("the end")
     me.store.add("gone", 1)
@@ -143,7 +157,11 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert two[0]["secret"] != one[0]["secret"]
     assert two[0]["folder"] == two[1]["folder"] != two[2]["folder"] == two[3]["folder"]
     (peer,) = two[0]["peers"]
-    assert (peer.node, peer.host, (peer.address, peer.port)) == (1, HOST, two[2]["listener"])
+    assert (peer.node, peer.host, (peer.address, peer.port)) == (
+        1,
+        HOST,
+        two[2]["listener"],
+    )
     assert two[3]["peers"][0].port == two[0]["listener"][1]
 
     (secret,) = {facts["two nodes"]["secret"] for facts in four}
@@ -160,7 +178,9 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert said.startswith(
         f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}"
     )
-    made = {facts[name]["folder"] for facts in four for name in ("one node", "two nodes")}
+    made = {
+        facts[name]["folder"] for facts in four for name in ("one node", "two nodes")
+    }
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
 
 

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from drumline.base.errors import MissingExtraError, PreflightError, UsageError, did_you_mean
+from drumline.base.errors import (
+    MissingExtraError,
+    PreflightError,
+    UsageError,
+    did_you_mean,
+)
 from drumline.base.text import without_credentials
 
 # Codes of AWS, by what they mean.
@@ -90,10 +95,14 @@ class Account:
     def call(self, service: str, operation: str, **arguments: Any) -> Described:
         """One request; a refusal is an AwsError."""
         return dict(
-            self._explained(service, lambda client: getattr(client, operation)(**arguments))
+            self._explained(
+                service, lambda client: getattr(client, operation)(**arguments)
+            )
         )
 
-    def all(self, service: str, operation: str, what: str, **arguments: Any) -> list[Any]:
+    def all(
+        self, service: str, operation: str, what: str, **arguments: Any
+    ) -> list[Any]:
         """The items of all pages of an answer. `what`: which, as JMESPath."""
         import jmespath
 
@@ -102,7 +111,9 @@ class Account:
                 pages = client.get_paginator(operation).paginate(**arguments)
             else:
                 pages = [getattr(client, operation)(**arguments)]
-            return [item for page in pages for item in jmespath.search(what, page) or ()]
+            return [
+                item for page in pages for item in jmespath.search(what, page) or ()
+            ]
 
         items: list[Any] = self._explained(service, read_pages)
         return items
@@ -128,7 +139,9 @@ class Account:
 
 def filters(values: Mapping[str, str]) -> list[Described]:
     """As EC2 takes them; a value may be several, with commas."""
-    return [{"Name": name, "Values": value.split(",")} for name, value in values.items()]
+    return [
+        {"Name": name, "Values": value.split(",")} for name, value in values.items()
+    ]
 
 
 def _refused(error: Mapping[str, str], right: str) -> AwsError:
@@ -160,7 +173,8 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
     )
     if isinstance(error, no_credentials):
         return AwsError(
-            f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login"
+            f"no usable AWS credentials: {error}",
+            next_step="run aws configure, or aws sso login",
         )
 
     if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
@@ -171,7 +185,8 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
         )
 
     return AwsError(
-        f"{service}: {without_credentials(str(error))}", next_step="correct what it names"
+        f"{service}: {without_credentials(str(error))}",
+        next_step="correct what it names",
     )
 
 
@@ -192,7 +207,9 @@ def connect(region: str | None, profile: str | None) -> Account:
 
     chosen = session.region_name
     if chosen is None:
-        raise UsageError("no region is set", next_step="give --region, such as --region us-east-1")
+        raise UsageError(
+            "no region is set", next_step="give --region, such as --region us-east-1"
+        )
 
     regions = []
     for partition in session.get_available_partitions():

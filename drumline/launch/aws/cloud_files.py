@@ -42,7 +42,8 @@ def cloud_file_text(
         command=shlex.join(command),
         requirements=shlex.join(requirements),
         accelerators=accelerators,
-        has_mirror="--checkpoint.mirror" in {word.partition("=")[0] for word in command},
+        has_mirror="--checkpoint.mirror"
+        in {word.partition("=")[0] for word in command},
         has_efa=has_efa,
         secret_name=SECRET_ENV,
         shared=SHARED,
@@ -51,7 +52,11 @@ def cloud_file_text(
 
 def missing_for_parallelcluster(settings: ClusterSettings) -> list[str]:
     """What its file cannot be without, as messages."""
-    needed = {"type": settings.type, "region": settings.region, "subnet": settings.subnet}
+    needed = {
+        "type": settings.type,
+        "region": settings.region,
+        "subnet": settings.subnet,
+    }
     absent = [f"--{name}" for name, value in needed.items() if not value]
     problems = [f"--print parallelcluster needs {join_names(absent)}"] if absent else []
     if settings.ssh_from is None:

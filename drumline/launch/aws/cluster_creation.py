@@ -37,7 +37,9 @@ def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> 
     settings = plan.settings
     cluster = stacks.find_cluster(account, settings)
     if cluster is None:
-        stack = str(account.call("cloudformation", "create_stack", **_request(plan))["StackId"])
+        stack = str(
+            account.call("cloudformation", "create_stack", **_request(plan))["StackId"]
+        )
     elif cluster["StackStatus"] in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
         _check_same(cluster, plan)
         stack = str(cluster["StackId"])
@@ -96,12 +98,16 @@ def _check_same(stack: Described, plan: ClusterPlan) -> None:
     ]
     if changed:
         raise UsageError(
-            as_list(f"the cluster {plan.settings.name} exists with other settings:", changed),
+            as_list(
+                f"the cluster {plan.settings.name} exists with other settings:", changed
+            ),
             next_step=f"give another --name, or remove it first: drumline aws down --name {plan.settings.name}",
         )
 
 
-def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
+def _follow(
+    account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress
+) -> None:
     """Until it is complete. AWS replaces a node that could not be prepared; as many as the cluster has
     are no accident. A refused launch would be retried for ever, so it ends the creation too."""
     settings = plan.settings
@@ -111,7 +117,9 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
         if status == "CREATE_COMPLETE":
             return
         if described is None or status != "CREATE_IN_PROGRESS":
-            what = f"the cluster could not be created, {_cause_of_failure(account, stack)}"
+            what = (
+                f"the cluster could not be created, {_cause_of_failure(account, stack)}"
+            )
             raise CreationError(what, next_step=AGAIN)
 
         failed = _failed_nodes(account, described, settings.name)
@@ -145,12 +153,18 @@ def _failed_nodes(account: Account, stack: Described, name: str) -> list[str]:
 def _reason_of(account: Account, node: str) -> str:
     """Why the node ended itself, as it wrote on its console."""
     try:
-        console = account.call("ec2", "get_console_output", InstanceId=node).get("Output", "")
+        console = account.call("ec2", "get_console_output", InstanceId=node).get(
+            "Output", ""
+        )
     except AwsError as refused:
         return f"{node}: its console output is unknown: {refused.what}"
 
     reasons = re.findall(rf"drumline: ({node}: .*)", console)
-    return reasons[-1].strip() if reasons else f"{node}: its console output has no reason (yet)"
+    return (
+        reasons[-1].strip()
+        if reasons
+        else f"{node}: its console output has no reason (yet)"
+    )
 
 
 def _refused_launch(account: Account, stack: Described) -> str:
@@ -168,21 +182,35 @@ def _refused_launch(account: Account, stack: Described) -> str:
             return ""
         raise
 
-    failed = [activity for activity in activities if activity["StartTime"] >= stack["CreationTime"]]
-    return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
+    failed = [
+        activity
+        for activity in activities
+        if activity["StartTime"] >= stack["CreationTime"]
+    ]
+    return (
+        str(failed[-1].get("StatusMessage") or failed[-1]["Description"])
+        if failed
+        else ""
+    )
 
 
 def _cause_of_failure(account: Account, stack: str) -> str:
     """The first resource that failed, and why."""
     what = "StackEvents[?ends_with(ResourceStatus, '_FAILED')]"
-    newest_first = account.all("cloudformation", "describe_stack_events", what, StackName=stack)
+    newest_first = account.all(
+        "cloudformation", "describe_stack_events", what, StackName=stack
+    )
     failed = newest_first[::-1]
-    causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
+    causes = [
+        event for event in failed if event.get("ResourceStatusReason") != CANCELLED
+    ] or failed
     if not causes:
         return "for an unknown reason"
 
     reason = causes[0].get("ResourceStatusReason", "no reason given")
-    return f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
+    return (
+        f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
+    )
 
 
 def _remove(
@@ -204,9 +232,7 @@ def _remove(
     try:
         take_down(account, settings, progress, delete_data=False, stack_id=stack)
     except AwsError as refused:
-        down = (
-            f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete"
-        )
+        down = f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete"
         left = f"{what}; not all that was made is removed: {refused.what}"
         raise AwsError(left, next_step=down) from refused
 

@@ -42,7 +42,9 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
             address=instance["PrivateIpAddress"],
             public_address=instance.get("PublicIpAddress"),
         )
-        for instance in instances(account, name, {"instance-state-name": "pending,running"})
+        for instance in instances(
+            account, name, {"instance-state-name": "pending,running"}
+        )
     ]
 
 
@@ -50,7 +52,9 @@ def status_lines(account: Account) -> Iterator[str]:
     """All clusters of the region, the oldest first, and volumes that are left of others."""
     existing = "Stacks[?StackStatus != 'DELETE_COMPLETE']"
     stacks = account.all("cloudformation", "describe_stacks", existing)
-    clusters = sorted(filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"])
+    clusters = sorted(
+        filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"]
+    )
     for stack in clusters:
         yield from _cluster_lines(account, stack)
 
@@ -76,7 +80,9 @@ def _cluster_lines(account: Account, stack: Described) -> Iterator[str]:
         f"so far {price_words(stack, now)}; ends at {parameters.get('EndsAt')} at the latest"
     )
     yield f"  made by {owner_of(stack)} at {made_at(stack)}"
-    yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)
+    yield from (
+        f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes
+    )
 
 
 def ssh_config(

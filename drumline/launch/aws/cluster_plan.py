@@ -25,14 +25,22 @@ from drumline.base.text import columns, join_names, plural
 from drumline.launch.aws import prices
 from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import ME, ClusterSettings
-from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
+from drumline.launch.aws.stack import (
+    find_cluster,
+    kept_volumes,
+    made_at,
+    owner_of,
+    parameters_of,
+)
 from drumline.launch.templates import render
 
 # The family of a quota by the first letters of a type, where it is not these letters.
 _FAMILIES = {
     "gr": "g",
     "vt": "g",
-    **dict.fromkeys(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), "standard"),
+    **dict.fromkeys(
+        ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), "standard"
+    ),
 }
 # Quotas of running vCPUs by family and market: docs.aws.amazon.com/ec2/latest/instancetypes
 _QUOTAS: Mapping[tuple[str, str], str] = {
@@ -44,15 +52,16 @@ _QUOTAS: Mapping[tuple[str, str], str] = {
     ("p", "spot"): "L-7212CCBC",
     ("p5", "spot"): "L-C4BD4855",
 }
-_DLAMI = (
-    "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-)
+_DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 TEMPLATE = Path(__file__).with_name("cluster.yaml")
 # A line of it in whose place something else goes.
 MARK = re.compile(r"^( *)# <(.+)>\n", re.MULTILINE)
 # They become part of the user data, which cannot be longer than 16 kB.
-NODE_PROGRAMS = (TEMPLATE.with_name("idle_shutdown.py"), TEMPLATE.with_name("prepare.sh"))
+NODE_PROGRAMS = (
+    TEMPLATE.with_name("idle_shutdown.py"),
+    TEMPLATE.with_name("prepare.sh"),
+)
 ADDRESS_URL = "https://checkip.amazonaws.com"
 EVERYWHERE = "0.0.0.0/0"
 # What ssh through Session Manager runs on this machine.
@@ -108,7 +117,9 @@ def find_hardware(account: Account, name: str) -> Hardware:
     )
 
 
-def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: str) -> str:
+def check_quota(
+    account: Account, hardware: Hardware, num_nodes: int, market: str
+) -> str:
     """Raise if the nodes are more than the account may ever run; a sentence about the quota, empty
     if it may not be read. What else runs counts too, which AWS does at `up`."""
     code = _quota_code(hardware.name, market)
@@ -166,7 +177,8 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
     image = account.call("ec2", "describe_images", ImageIds=[ami])["Images"][0]
     root_device = image.get("RootDeviceName") or "/dev/sda1"
     disks = {
-        disk.get("DeviceName"): disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", ())
+        disk.get("DeviceName"): disk.get("Ebs", {})
+        for disk in image.get("BlockDeviceMappings", ())
     }
     size = disks.get(root_device, {}).get("VolumeSize", 0)
     return Image(id=ami, root_device=root_device, size=size)
@@ -195,8 +207,13 @@ def zones_in_order(
 
     if named_zone is None:
         # Local Zones, whose names are longer, are elsewhere, cost more, and have no EFS.
-        ordinary_zones = [zone for zone in zones if len(zone) == len(account.region) + 1]
-        return sorted(ordinary_zones or zones, key=lambda zone: spot_prices.get(zone, float("inf")))
+        ordinary_zones = [
+            zone for zone in zones if len(zone) == len(account.region) + 1
+        ]
+        return sorted(
+            ordinary_zones or zones,
+            key=lambda zone: spot_prices.get(zone, float("inf")),
+        )
 
     if named_zone not in zones:
         raise UsageError(
@@ -229,7 +246,9 @@ class ClusterPlan:
     def template(self) -> str:
         """Of the stack."""
         # For what the group starts: of the rest, AWS takes the user's tags from the stack.
-        tags = [{"Key": key, "Value": value} for key, value in self.settings.tags.items()]
+        tags = [
+            {"Key": key, "Value": value} for key, value in self.settings.tags.items()
+        ]
         return template_text(
             cards=_cards(self.hardware) if self.has_cards else (),
             disk_tags=tags,
@@ -260,7 +279,11 @@ class ClusterPlan:
             yield cost.what, *_price_cells(cost.an_hour, cost.most_an_hour, hours)
         if not self.parameters["SubnetId"]:
             yield "VPC with a gateway endpoint for S3", "free", "free"
-        yield "security group, role, launch template, Auto Scaling group", "free", "free"
+        yield (
+            "security group, role, launch template, Auto Scaling group",
+            "free",
+            "free",
+        )
         if not self.parameters["VolumeId"]:
             price = prices.dollars(self.volume_price)
             yield f"encrypted EFS volume, {price} for a GB a month", "by use", "by use"
@@ -269,7 +292,9 @@ class ClusterPlan:
         yield "together, beside EFS and traffic", *_price_cells(hour, most, hours)
 
 
-def _price_cells(hour: float | None, most: float | None, hours: float) -> tuple[str, str]:
+def _price_cells(
+    hour: float | None, most: float | None, hours: float
+) -> tuple[str, str]:
     return prices.dollars(hour), prices.dollars(prices.times(most, hours))
 
 
@@ -294,13 +319,15 @@ def make_plan(
     """Raises at the first check that fails. `full_zones`: where AWS had no capacity."""
     if not settings.type:
         raise UsageError(
-            "no instance type is set", next_step="give --type, such as --type g6.12xlarge"
+            "no instance type is set",
+            next_step="give --type, such as --type g6.12xlarge",
         )
 
     hardware = find_hardware(account, settings.type)
     if settings.efa and not hardware.num_efas:
         raise UsageError(
-            f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type"
+            f"{settings.type} has no EFA",
+            next_step="leave --efa out, or give another --type",
         )
 
     stack = find_cluster(account, settings)
@@ -347,7 +374,10 @@ def make_plan(
         costs=costs,
         volume_price=volume_price,
         notes=[note for note in notes if note],
-        unknowns=[f"whether {zone} has capacity: AWS reveals it only at `up`", *account.warnings],
+        unknowns=[
+            f"whether {zone} has capacity: AWS reveals it only at `up`",
+            *account.warnings,
+        ],
         other_zones={
             name: zone_prices[name]
             for name in other_zones
@@ -356,9 +386,15 @@ def make_plan(
     )
 
 
-def _named_zone(settings: ClusterSettings, subnet: Described, reservation: Described) -> str | None:
+def _named_zone(
+    settings: ClusterSettings, subnet: Described, reservation: Described
+) -> str | None:
     """That of the subnet, the reservation or the flag; None: any."""
-    places = [subnet.get("AvailabilityZone"), reservation.get("AvailabilityZone"), settings.zone]
+    places = [
+        subnet.get("AvailabilityZone"),
+        reservation.get("AvailabilityZone"),
+        settings.zone,
+    ]
     zones = sorted({zone for zone in places if zone is not None})
     if len(zones) > 1:
         raise UsageError(
@@ -370,7 +406,11 @@ def _named_zone(settings: ClusterSettings, subnet: Described, reservation: Descr
 
 
 def _zone_prices(
-    account: Account, settings: ClusterSettings, named_zone: str | None, *, is_block: bool
+    account: Account,
+    settings: ClusterSettings,
+    named_zone: str | None,
+    *,
+    is_block: bool,
 ) -> dict[str, float | None]:
     """Of an instance for an hour, in the zones where it may be, in the order in which they are
     tried."""
@@ -412,14 +452,18 @@ def _notes(
         yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
 
 
-def find_reservation(account: Account, settings: ClusterSettings, *, is_up: bool) -> Described:
+def find_reservation(
+    account: Account, settings: ClusterSettings, *, is_up: bool
+) -> Described:
     """As AWS describes it; empty without --reservation. Raises if the nodes cannot use it. `is_up`:
     they do already."""
     if settings.reservation is None:
         return {}
 
     answer = account.call(
-        "ec2", "describe_capacity_reservations", CapacityReservationIds=[settings.reservation]
+        "ec2",
+        "describe_capacity_reservations",
+        CapacityReservationIds=[settings.reservation],
     )
     reservation = dict(answer["CapacityReservations"][0])
     available = reservation["AvailableInstanceCount"]
@@ -430,7 +474,9 @@ def find_reservation(account: Account, settings: ClusterSettings, *, is_up: bool
         begins = reservation.get("StartDate")
         what = f"is {reservation['State']}{f', from {begins:%Y-%m-%d %H:%M} UTC' if begins else ''}"
     elif available < settings.nodes and not is_up:
-        what = f"has {plural(available, 'free instance')}, and --nodes is {settings.nodes}"
+        what = (
+            f"has {plural(available, 'free instance')}, and --nodes is {settings.nodes}"
+        )
     if what:
         raise UsageError(
             f"--reservation: {settings.reservation} {what}",
@@ -443,7 +489,11 @@ def find_reservation(account: Account, settings: ClusterSettings, *, is_up: bool
 def _reservation_note(reservation: Described) -> str:
     """What is left of it, and until when."""
     ends = reservation.get("EndDate")
-    until = f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before" if ends else ""
+    until = (
+        f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before"
+        if ends
+        else ""
+    )
     return (
         f"{reservation['CapacityReservationId']} has {reservation['AvailableInstanceCount']} of "
         f"{reservation['TotalInstanceCount']} instances free{until}"
@@ -466,7 +516,9 @@ def check_bucket(account: Account, bucket: str) -> None:
 
 def _s3_notes(account: Account, vpc: str) -> Iterator[str]:
     """How the nodes of an existing VPC reach S3."""
-    of_s3 = filters({"vpc-id": vpc, "service-name": f"com.amazonaws.{account.region}.s3"})
+    of_s3 = filters(
+        {"vpc-id": vpc, "service-name": f"com.amazonaws.{account.region}.s3"}
+    )
     with account.optional(f"whether {vpc} has an endpoint for S3"):
         what = "VpcEndpoints[].VpcEndpointId"
         if names := account.all("ec2", "describe_vpc_endpoints", what, Filters=of_s3):
@@ -480,7 +532,9 @@ def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
     return hardware.num_cards == 1 or not hardware.num_efas or settings.efa is False
 
 
-def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Described) -> bool:
+def _is_public(
+    settings: ClusterSettings, hardware: Hardware, subnet: Described
+) -> bool:
     """Whether the instances get public addresses. `subnet`: an existing one, or empty."""
     gives_public_addresses = not subnet or bool(subnet.get("MapPublicIpOnLaunch"))
     return _has_one_card(settings, hardware) and gives_public_addresses
@@ -501,14 +555,18 @@ def _parameters(
         "InstanceType": settings.type,
         "NodeCount": str(settings.nodes),
         "DiskGiB": str(settings.disk),
-        "MaxPrice": f"{settings.max_price:g}" if settings.max_price and settings.spot else "",
+        "MaxPrice": f"{settings.max_price:g}"
+        if settings.max_price and settings.spot
+        else "",
         "PlacementGroup": _flag(settings.placement_group),
         "Efa": _flag(has_efa),
         "Reservation": settings.reservation or "",
         "Bucket": settings.bucket or "",
         "GpuCount": str(hardware.num_gpus),
         "KeyName": settings.key or "",
-        "SshFrom": own_network() if settings.ssh_from == ME else settings.ssh_from or "",
+        "SshFrom": own_network()
+        if settings.ssh_from == ME
+        else settings.ssh_from or "",
         "SessionManager": _flag(settings.ssm),
         "VpcId": subnet.get("VpcId", ""),
         "SubnetId": settings.subnet or "",
@@ -537,7 +595,9 @@ def _volume_parameters(
     if not volume:
         return parameters
 
-    targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
+    targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)[
+        "MountTargets"
+    ]
     for target in targets:
         if target.get("AvailabilityZoneName") == zone:
             groups = account.call(
@@ -568,7 +628,9 @@ def _subnet(account: Account, subnet: str | None) -> Described:
     if subnet is None:
         return {}
 
-    return dict(account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"][0])
+    return dict(
+        account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"][0]
+    )
 
 
 def _is_above_ceiling(settings: ClusterSettings, price: float | None) -> bool:
@@ -582,7 +644,9 @@ def _is_above_ceiling(settings: ClusterSettings, price: float | None) -> bool:
 def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
     """Raise if an instance costs more than --max-price."""
     if settings.max_price is not None and _is_above_ceiling(settings, price):
-        now = f"costs {prices.dollars(price)} an hour" if price else "has no known price"
+        now = (
+            f"costs {prices.dollars(price)} an hour" if price else "has no known price"
+        )
         raise UsageError(
             f"{settings.type} ({settings.market}) {now}, and --max-price is {prices.dollars(settings.max_price)}",
             next_step="raise --max-price, or give another --type, --zone or --region, or --spot",
@@ -600,7 +664,9 @@ def _costs(
     instances = f"{nodes} x {settings.type} ({parameters['Market']})"
     if settings.spot:
         yield prices.Cost(
-            instances, prices.times(price, nodes), prices.times(settings.max_price, nodes)
+            instances,
+            prices.times(price, nodes),
+            prices.times(settings.max_price, nodes),
         )
     else:
         yield prices.fixed_cost(instances, price, nodes)
@@ -615,7 +681,9 @@ def _costs(
 
     if parameters["NatGateway"] == "true":
         what = "NAT gateway until `down`, without what passes through it"
-        yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)
+        yield prices.fixed_cost(
+            what, prices.listed_price(account, "nat"), ends_with_nodes=False
+        )
 
 
 def _cards(hardware: Hardware) -> Iterator[dict[str, Any]]:
@@ -640,7 +708,9 @@ def _flag(value: bool) -> str:
 # A way in for ssh, and a way out to packages and AWS: checked before it costs
 
 
-def check_way_in(settings: ClusterSettings, hardware: Hardware, *, is_public: bool) -> None:
+def check_way_in(
+    settings: ClusterSettings, hardware: Hardware, *, is_public: bool
+) -> None:
     """`drumline aws launch` must be able to connect by ssh."""
     if settings.key is None:
         raise UsageError(
@@ -711,11 +781,16 @@ def _default_route(account: Account, subnet: Described) -> str | None:
     main = {"vpc-id": subnet["VpcId"], "association.main": "true"}
     tables = _route_tables(account, by_subnet) or _route_tables(account, main)
     for route in tables[0]["Routes"] if tables else ():
-        if route.get("DestinationCidrBlock") == EVERYWHERE and route.get("State") != "blackhole":
+        if (
+            route.get("DestinationCidrBlock") == EVERYWHERE
+            and route.get("State") != "blackhole"
+        ):
             return str(route.get("GatewayId") or "another gateway")
 
     return None
 
 
 def _route_tables(account: Account, values: Mapping[str, str]) -> list[Any]:
-    return account.all("ec2", "describe_route_tables", "RouteTables", Filters=filters(values))
+    return account.all(
+        "ec2", "describe_route_tables", "RouteTables", Filters=filters(values)
+    )

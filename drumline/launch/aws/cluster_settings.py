@@ -17,7 +17,11 @@ from drumline.config.fields import Mismatch, from_value, without_none
 from drumline.config.flags import REPEATED, FlagTable
 from drumline.config.schema import Count, CountOrZero, Positive
 from drumline.launch.aws.account import Account, connect
-from drumline.launch.aws.install import copies_drumline, node_requirements, wrong_install
+from drumline.launch.aws.install import (
+    copies_drumline,
+    node_requirements,
+    wrong_install,
+)
 
 ME = "me"
 # A stack's name is `drumline-NAME`, and an IAM role's name has that and more in 64 letters.
@@ -26,14 +30,18 @@ STACK_PREFIX = "drumline-"
 WIDEST_PREFIX = 8
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # Of AWS: user tags cannot begin with `aws:`, and one resource has at most 50 of them.
-USER_TAG = re.compile(r"(?!(?i:aws|drumline):|Name=)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}")
+USER_TAG = re.compile(
+    r"(?!(?i:aws|drumline):|Name=)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}"
+)
 MOST_TAGS = 40
 T = TypeVar("T")
 
 
 def _flag(group: str, default: T, takes: str, help_text: str) -> T:
     """A field with this default that is a flag too, in this group of the help."""
-    declared: Any = field(default=default, metadata={"group": group, "texts": (takes, help_text)})
+    declared: Any = field(
+        default=default, metadata={"group": group, "texts": (takes, help_text)}
+    )
     return declared  # type: ignore[no-any-return]
 
 
@@ -109,7 +117,9 @@ class ClusterSettings:
         "AMI",
         "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04].",
     )
-    disk: Count = _flag("cluster", 150, "GIB", "The encrypted disk of each instance [150].")
+    disk: Count = _flag(
+        "cluster", 150, "GIB", "The encrypted disk of each instance [150]."
+    )
     install: str | None = _flag(
         "cluster",
         None,
@@ -122,7 +132,9 @@ class ClusterSettings:
         "KEY=VALUE",
         "A tag for everything that is made, as for cost allocation; may be repeated.",
     )
-    key: str | None = _flag("reach", None, "NAME", "The EC2 key pair for ssh; launch needs one.")
+    key: str | None = _flag(
+        "reach", None, "NAME", "The EC2 key pair for ssh; launch needs one."
+    )
     ssh_from: str | None = _flag(
         "reach",
         None,
@@ -198,7 +210,9 @@ def _flags(group: str) -> FlagTable:
     table = {}
     for setting in fields(ClusterSettings):
         if setting.metadata["group"] == group:
-            kind = REPEATED if setting.name == "tag" else without_none(kinds[setting.name])
+            kind = (
+                REPEATED if setting.name == "tag" else without_none(kinds[setting.name])
+            )
             table[setting.name.replace("_", "-")] = (kind, *setting.metadata["texts"])
 
     return table
@@ -250,7 +264,9 @@ def account_and_settings(
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     """The section [aws] of a TOML file."""
     try:
-        document = parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=True).decode())
+        document = parse_toml(
+            read_regular(path, most=TEXT_BYTES, follow_links=True).decode()
+        )
     except (OSError, ValueError) as error:
         problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
         return {}

@@ -48,7 +48,9 @@ def build_wheel() -> Wheel:
 
     contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
     record_name = f"{stem}.dist-info/RECORD"
-    contents[record_name] = "".join(f"{name},,\n" for name in [*contents, record_name]).encode()
+    contents[record_name] = "".join(
+        f"{name},,\n" for name in [*contents, record_name]
+    ).encode()
 
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

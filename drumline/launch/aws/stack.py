@@ -22,9 +22,15 @@ Progress = Callable[[str], None]
 def find_stack(account: Account, stack: str) -> Described | None:
     """By its name, or by its id after it was deleted."""
     try:
-        return dict(account.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"][0])
+        return dict(
+            account.call("cloudformation", "describe_stacks", StackName=stack)[
+                "Stacks"
+            ][0]
+        )
     except AwsError as refused:
-        if refused.code == "ValidationError":  # AWS's code for a stack that does not exist
+        if (
+            refused.code == "ValidationError"
+        ):  # AWS's code for a stack that does not exist
             return None
         raise
 
@@ -74,10 +80,14 @@ def parameters_of(stack: Described) -> dict[str, str]:
     }
 
 
-def instances(account: Account, name: str, values: Mapping[str, str]) -> list[Described]:
+def instances(
+    account: Account, name: str, values: Mapping[str, str]
+) -> list[Described]:
     """Those of this cluster with these values, the oldest first."""
     tagged = filters({f"tag:{TAG}": name, **values})
-    items = account.all("ec2", "describe_instances", "Reservations[].Instances[]", Filters=tagged)
+    items = account.all(
+        "ec2", "describe_instances", "Reservations[].Instances[]", Filters=tagged
+    )
     return sorted(items, key=lambda item: (item["LaunchTime"], item["InstanceId"]))
 
 
@@ -97,12 +107,16 @@ def group_of(account: Account, stack: str) -> Described:
     return dict(answer["AutoScalingGroups"][0])
 
 
-def polls(account: Account, stack: str, progress: Progress) -> Iterator[Described | None]:
+def polls(
+    account: Account, stack: str, progress: Progress
+) -> Iterator[Described | None]:
     """The stack, again and again; its newest event is reported meanwhile. None: it is gone."""
     step = ""
     while True:
         yield find_stack(account, stack)
-        answer = account.call("cloudformation", "describe_stack_events", StackName=stack)
+        answer = account.call(
+            "cloudformation", "describe_stack_events", StackName=stack
+        )
         event = "waiting for AWS"
         for newest in answer["StackEvents"][:1]:
             event = f"{newest['LogicalResourceId']}: {newest['ResourceStatus']}"
@@ -145,10 +159,16 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
 def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
     """What `status` needs: the most that an hour may cost; no tag where that is unknown."""
     totals = {
-        NODES_PRICE_TAG: total(cost.most_an_hour for cost in costs if cost.ends_with_nodes),
-        STACK_PRICE_TAG: total(cost.most_an_hour for cost in costs if not cost.ends_with_nodes),
+        NODES_PRICE_TAG: total(
+            cost.most_an_hour for cost in costs if cost.ends_with_nodes
+        ),
+        STACK_PRICE_TAG: total(
+            cost.most_an_hour for cost in costs if not cost.ends_with_nodes
+        ),
     }
-    return {tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None}
+    return {
+        tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None
+    }
 
 
 def price_words(stack: Described, now: datetime) -> str:

@@ -30,7 +30,10 @@ class Billed:
 
 # By kind: how EC2 lists those with a tag, and where an answer has the id and the state.
 _BILLED_KINDS = {
-    "instance": ("describe_instances", "Reservations[].Instances[].[InstanceId, State.Name]"),
+    "instance": (
+        "describe_instances",
+        "Reservations[].Instances[].[InstanceId, State.Name]",
+    ),
     "disk": ("describe_volumes", "Volumes[].[VolumeId, State]"),
     "address": ("describe_addresses", "Addresses[].[AllocationId, '']"),
     "NAT gateway": ("describe_nat_gateways", "NatGateways[].[NatGatewayId, State]"),
@@ -59,7 +62,9 @@ def take_down(
     return _kept(account, settings.name, progress)
 
 
-def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: bool) -> list[str]:
+def made_by_others(
+    account: Account, settings: ClusterSettings, *, delete_data: bool
+) -> list[str]:
     """What `down` would remove and another identity made, with who and when."""
     stack = stacks.find_cluster(account, settings)
     removed = {} if stack is None else {f"the cluster {settings.name}": stack}
@@ -82,7 +87,9 @@ def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed
     """What is left, which may only be the volume. A disk ends a moment after its instance."""
     for _ in range(_LAST_CHECKS):
         left = list(billed(account, name))
-        named = ", ".join(f"{item.kind} {item.id}" for item in left if item.kind != "volume")
+        named = ", ".join(
+            f"{item.kind} {item.id}" for item in left if item.kind != "volume"
+        )
         if not named:
             return left
 
@@ -118,7 +125,9 @@ def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> No
 def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> None:
     """With its data. AWS first deletes its mount targets, which takes a while."""
     for target in _mount_targets(account, volume):
-        account.call("efs", "delete_mount_target", MountTargetId=target["MountTargetId"])
+        account.call(
+            "efs", "delete_mount_target", MountTargetId=target["MountTargetId"]
+        )
     while _mount_targets(account, volume):
         progress(f"waiting for the mount targets of {volume}")
         time.sleep(stacks.POLL_S)
@@ -134,7 +143,9 @@ def billed(account: Account, name: str) -> Iterator[Billed]:
     """All that has the cluster's tag and costs money, asked from each service itself."""
     tagged = filters({f"tag:{TAG}": name})
     for kind, (operation, id_and_state) in _BILLED_KINDS.items():
-        for resource, state in account.all("ec2", operation, id_and_state, Filters=tagged):
+        for resource, state in account.all(
+            "ec2", operation, id_and_state, Filters=tagged
+        ):
             if state not in _FREE_STATES:
                 yield Billed(kind, str(resource))
 
@@ -144,7 +155,9 @@ def billed(account: Account, name: str) -> Iterator[Billed]:
             yield Billed("volume", str(volume["FileSystemId"]), size)
 
 
-def kept_lines(account: Account, settings: ClusterSettings, volumes: list[Billed]) -> Iterator[str]:
+def kept_lines(
+    account: Account, settings: ClusterSettings, volumes: list[Billed]
+) -> Iterator[str]:
     """What `down` has kept, and that nothing else is left."""
     for volume in volumes:
         size = "size not counted yet"

@@ -82,7 +82,9 @@ def _launch(request: Message, link: ControllerLink) -> None:
         return
 
     node = from_json(NodePlan, start["node"])
-    folder = JobFolder(jobs_folder(os.environ) / request["name"] / f"node-{node.node_rank}")
+    folder = JobFolder(
+        jobs_folder(os.environ) / request["name"] / f"node-{node.node_rank}"
+    )
     spec = JobSpec(
         name=request["name"],
         machine=socket.gethostname(),
@@ -121,7 +123,9 @@ def _wait_for_keeper(folder: JobFolder, link: ControllerLink) -> None:
     """As long as it loads: its Python may be on a slow disk."""
     until = time.monotonic() + START_S
     keepers: list[int] = []
-    while link.is_alive and not folder.has_keeper() and folder.state().state == STARTING:
+    while (
+        link.is_alive and not folder.has_keeper() and folder.state().state == STARTING
+    ):
         # A process that becomes another program has no command for a moment.
         keepers = keepers or units.keepers(folder)
         have_ended = all(state_of(keeper) in EXITED for keeper in keepers)
@@ -134,7 +138,11 @@ def _not_started(folder: JobFolder) -> DrumlineError:
     units.remove(folder, stops=True)
     reason = "no reason is known"
     with suppress(OSError, IndexError):
-        reason = folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1]
+        reason = (
+            folder.log.read_text(errors="replace", encoding="utf-8")
+            .strip()
+            .splitlines()[-1]
+        )
     return DrumlineError(
         f"the job's keeper did not start: {reason}",
         next_step=f"read {folder.log}, and `journalctl --user --unit {folder.unit}`",
@@ -166,7 +174,10 @@ def _record(folder: JobFolder) -> JobRecord:
     spec = folder.spec()
     state = folder.state()
     if state.state not in (ENDED, DAMAGED) and not folder.has_keeper():
-        reasons = [f"the job does not run on {spec.machine}: its keeper was ended", state.why]
+        reasons = [
+            f"the job does not run on {spec.machine}: its keeper was ended",
+            state.why,
+        ]
         state = replace(state, state=DOWN, why="; ".join(filter(None, reasons)))
     return JobRecord(
         name=spec.name,
@@ -243,8 +254,12 @@ def _follow(request: Message, link: ControllerLink) -> None:
                     f"the job does not run on {spec.machine}, and its state is damaged",
                     next_step=f"drumline stop {spec.name} ends it",
                 )
-            if state == ENDED == state_before:  # a full disk had no space for the last frame
-                link.out.send("ended", code=record.code, last_lines=[], end_reason=record.why)
+            if (
+                state == ENDED == state_before
+            ):  # a full disk had no space for the last frame
+                link.out.send(
+                    "ended", code=record.code, last_lines=[], end_reason=record.why
+                )
                 return
 
 
@@ -267,7 +282,9 @@ def _stop(request: Message, link: ControllerLink) -> None:
     signalled: set[int] = set()
     checked_at = float("-inf")
     while link.is_alive and state.state != ENDED:
-        if time.monotonic() - checked_at > CHECK_S:  # the system may have started another keeper
+        if (
+            time.monotonic() - checked_at > CHECK_S
+        ):  # the system may have started another keeper
             checked_at = time.monotonic()
             keepers = set(units.keepers(folder))
             send_signal(keepers - signalled, STOP_SIGNALS[request["save"]])

@@ -84,7 +84,9 @@ class Attempt:
     @property
     def was_preempted(self) -> bool:
         """As of `Remote`: an agent may be ended while it exits."""
-        return self.code == ExitCode.PREEMPTED or set(self.rank_codes) == {ExitCode.PREEMPTED}
+        return self.code == ExitCode.PREEMPTED or set(self.rank_codes) == {
+            ExitCode.PREEMPTED
+        }
 
     # Orders for the supervisor
 
@@ -100,7 +102,9 @@ class Attempt:
         if not self.is_asked_to_save:
             self.is_asked_to_save = True
             with suppress(ProcessLookupError):
-                os.kill(self.agent, signal.SIGUSR1)  # they may take as long as they need
+                os.kill(
+                    self.agent, signal.SIGUSR1
+                )  # they may take as long as they need
         return []
 
     # What it reports
@@ -124,7 +128,8 @@ class Attempt:
                 return
             case "progress":
                 self.keeper.update(
-                    reached_step=content["reached_step"], counted_step=content["counted_step"]
+                    reached_step=content["reached_step"],
+                    counted_step=content["counted_step"],
                 )
                 return
             case "ended":
@@ -207,7 +212,9 @@ class Keeper:
     def end(self, code: int, why: str = "", **frame: Any) -> None:
         """The job has ended on this node."""
         self.update(state=ENDED, code=code, why=why)
-        self.folder.note("ended", **{"last_lines": [], "end_reason": why, **frame, "code": code})
+        self.folder.note(
+            "ended", **{"last_lines": [], "end_reason": why, **frame, "code": code}
+        )
         with suppress(OSError):
             self.folder.forget_secrets()
         if self.unrecorded:
@@ -235,7 +242,9 @@ class Keeper:
         file_name = f"node-{self.spec.node.node_rank}.jsonl"
         path = Path(self.spec.cwd, self.spec.frame["logs"], file_name)
         with suppress(OSError), open_log(path) as log:
-            log.writelines(f"{line}\n" for line in as_objects(lines, fields, is_authority=True))
+            log.writelines(
+                f"{line}\n" for line in as_objects(lines, fields, is_authority=True)
+            )
 
     # An attempt
 
@@ -291,7 +300,9 @@ class Keeper:
             "environment": {**self.spec.frame["environment"], **restarted},
             "node": asdict(node),
         }
-        self.update(state=RUNNING, why="", attempt=job, counted_step=self.state.reached_step)
+        self.update(
+            state=RUNNING, why="", attempt=job, counted_step=self.state.reached_step
+        )
         attempt = Attempt(self)
         supervisor = Supervisor(frame, attempt)
         attempt.agent = supervisor.agent.process.pid
@@ -347,7 +358,9 @@ class Keeper:
             return ""
 
         self.update(restarts_left=left - 1)
-        return f"{what}; restarting (restart {max_restarts - left + 1} of {max_restarts})"
+        return (
+            f"{what}; restarting (restart {max_restarts - left + 1} of {max_restarts})"
+        )
 
     def _await_space(self, folder: str) -> str:
         """Until the disk has space again."""

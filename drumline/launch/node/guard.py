@@ -61,12 +61,16 @@ def main(job: str, grace_s: str, folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
-    sys.path.append(str(Path(__file__).parents[3]))  # this process has no path to the package
+    sys.path.append(
+        str(Path(__file__).parents[3])
+    )  # this process has no path to the package
     from drumline.base.processes import Termination
 
     if sys.stdin.buffer.read() != SUCCEEDED:  # it failed, or the launcher died
         # The launcher itself may have the name, and waits for us if it still runs.
-        Termination(lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)).wait()
+        Termination(
+            lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)
+        ).wait()
 
     if folder:
         import shutil  # not before: a guard starts beside every job

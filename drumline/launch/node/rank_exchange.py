@@ -135,7 +135,9 @@ class RankSignals:
             if is_terminating_handler(signal.getsignal(number)):
                 signal.signal(number, self._end)
 
-        if self.preempt_signal:  # it came while ranks were being started, so some did not get it
+        if (
+            self.preempt_signal
+        ):  # it came while ranks were being started, so some did not get it
             self._preempt(self.preempt_signal, None)
 
     def _preempt(self, number: int, frame: FrameType | None) -> None:
@@ -155,7 +157,9 @@ class RankSignals:
         """As torch's own handler, with which its agent ends the ranks; if the main thread drops the
         exception, it is raised again."""
         if self._end_signal is not None:
-            if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:  # the guard does the rest
+            if (
+                time.monotonic() - self._end_signal_at > SAME_SIGNAL_S
+            ):  # the guard does the rest
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
@@ -167,20 +171,26 @@ class RankSignals:
     def raise_end_signal(self) -> None:
         """If one came, have torch's agent end the ranks."""
         if self._end_signal is not None:
-            raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
+            raise SignalException(
+                f"ended by {self._end_signal.name}", sigval=self._end_signal
+            )
 
     def raise_if_asked_to_stop(self) -> None:
         """Before ranks are started."""
         if self.preempt_signal:
             raise Preempted(was_reported=False)
 
-    def raise_if_ranks_stopped(self, number: int | None, *, is_save_reported: bool) -> None:
+    def raise_if_ranks_stopped(
+        self, number: int | None, *, is_save_reported: bool
+    ) -> None:
         """After a run: raise Preempted if it has saved, or if all ranks stopped because of this
         signal. `is_save_reported`: a rank of this node has reported that the preempted run has
         saved."""
         if self._is_task and is_save_reported:
             was_signalled = number is not None
-            raise Preempted(was_reported=True, was_signalled=was_signalled, has_saved=True)
+            raise Preempted(
+                was_reported=True, was_signalled=was_signalled, has_saved=True
+            )
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
 
@@ -208,7 +218,11 @@ class RankSignals:
         """Python resets signal handlers when it exits: a rank that had a handler for the signal and
         was killed by it received it a second time, while it was exiting."""
         code = process.poll()
-        if self.preempt_signal and code == -self.preempt_signal and process.pid in self._caught_by:
+        if (
+            self.preempt_signal
+            and code == -self.preempt_signal
+            and process.pid in self._caught_by
+        ):
             return ExitCode.PREEMPTED
         return code
 

@@ -59,7 +59,8 @@ def rank_facts(
     return {
         "versions": versions(device),
         "variables": {
-            f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set")
+            f"the variable {name}": environment.get(name)
+            or DEFAULTS.get(name, "not set")
             for name in names
         },
         "settings": {
@@ -73,7 +74,9 @@ def rank_facts(
                 if name not in OWN_TO_A_RANK
             },
         },
-        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()}
+        "code": {
+            f"the code of {name}": digest for name, digest in code_hashes().items()
+        }
         if same_code
         else {},
         "machine": gpu_facts(device),
@@ -89,7 +92,9 @@ def versions(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        facts["NCCL's version"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
+        facts["NCCL's version"] = (
+            ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
+        )
         facts["cuDNN's version"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
 
     return facts
@@ -112,7 +117,9 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """The value in JSON's types, the same on every rank for the same value."""
-    return json.loads(json.dumps(value, default=_simplified, skipkeys=True), parse_constant=str)
+    return json.loads(
+        json.dumps(value, default=_simplified, skipkeys=True), parse_constant=str
+    )
 
 
 def _simplified(value: Any) -> Any:
@@ -139,7 +146,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def code_hashes() -> dict[str, str]:
     """A short hash by the name of each module of the user's own code and of Drumline."""
-    library = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
+    library = tuple(
+        f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib")
+    )
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         try:
@@ -148,10 +157,16 @@ def code_hashes() -> dict[str, str]:
             is_installed = file.startswith(library) or any(
                 f"/{word}/" in file for word in INSTALLED
             )
-            if not file.endswith(".py") or (is_installed and name.partition(".")[0] != OWN):
+            if not file.endswith(".py") or (
+                is_installed and name.partition(".")[0] != OWN
+            ):
                 continue
             text = Path(file).read_bytes()
-        except (AttributeError, KeyError, OSError):  # no module, no file, or removed since
+        except (
+            AttributeError,
+            KeyError,
+            OSError,
+        ):  # no module, no file, or removed since
             continue
         # The script is always called __main__; its file's name is clearer. A forked rank has it
         # twice.

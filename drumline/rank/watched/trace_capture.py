@@ -221,7 +221,9 @@ class TraceCapture:
             self._range.__exit__(None, None, None)
             self._stop_observing()
             self.is_recording = False
-            UNSTOPPED.append(self._profiler)  # collectives may be open, and nothing may block here
+            UNSTOPPED.append(
+                self._profiler
+            )  # collectives may be open, and nothing may block here
         self._slow_modes.resume()
         if not UNSTOPPED:
             self._others.resume()
@@ -232,14 +234,24 @@ class TraceCapture:
         earlier profile left of them. OSError is raised only
         after the last collective, so that no rank waits for another."""
         received = []
-        for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
-            files = gather_json((path.name, file_version(path) if self._is_written else None))
+        for path in (
+            trace_path(self._folder, self._rank),
+            facts_path(self._folder, self._rank),
+        ):
+            files = gather_json(
+                (path.name, file_version(path) if self._is_written else None)
+            )
             is_seen = gather_json(
-                [file_version(self._folder / name) == version for name, version in files]
+                [
+                    file_version(self._folder / name) == version
+                    for name, version in files
+                ]
             )[0]
             is_sent = self._is_written and not is_seen[self._rank]
             content = path.read_bytes() if is_sent else b""
-            sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+            sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[
+                : len(content)
+            ]
             parts = gather_on_main(sent, gather_json(len(content)))
             received += list(zip(files, is_seen, parts, strict=False))
 
@@ -319,7 +331,9 @@ class TraceCapture:
             self._sync_lines.start()
 
         marked = {code_of(TraceCapture.marked): "data"}
-        self._sampler = StackSampler({**phases_of_torch(), **marked, **self.phases}, self.modules)
+        self._sampler = StackSampler(
+            {**phases_of_torch(), **marked, **self.phases}, self.modules
+        )
         self._sampler.start(is_alone=not self._has_busy_thread())
         self._mark_step()
         self.is_recording = True
@@ -431,14 +445,20 @@ class TraceCapture:
             first_step=self._steps.start,
             num_steps=num_steps,
             bucket_bytes=bucket_bytes(data),
-            num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
+            num_models=sum(
+                isinstance(part, DistributedDataParallel) for part in self.modules
+            ),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
             slow_modes_s=self._slow_modes_s(),
             cpus=tuple(os.sched_getaffinity(0)),
             host_cpus=os.cpu_count(),
-            loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
-            cpu_wait_s=None if cpu_use is None else cpu_use.waited_s / max(1, num_steps),
+            loading_cores=self._loading_cpu_s / self._loading_s
+            if self._loading_s
+            else None,
+            cpu_wait_s=None
+            if cpu_use is None
+            else cpu_use.waited_s / max(1, num_steps),
             cpu_run_s=None if cpu_use is None else cpu_use.ran_s / max(1, num_steps),
             pauses=tuple(self._pauses),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
@@ -551,7 +571,10 @@ class ChildTimes:
 
     def _now(self) -> dict[int, ThreadTimes]:
         """Of the main thread of each, which makes the batches."""
-        return {pid: thread_times(pid).get(pid, NEW_THREAD) for pid in descendants(os.getpid())}
+        return {
+            pid: thread_times(pid).get(pid, NEW_THREAD)
+            for pid in descendants(os.getpid())
+        }
 
 
 def _name_of(pid: int) -> str:
@@ -582,7 +605,8 @@ def wait_for_collectives() -> bool:
 def has_open_collectives() -> bool:
     """Whether gloo still works on one. What a version of torch does not record counts as ended."""
     return any(
-        str(entry.get("profiling_name")).startswith("gloo:") and not entry.get("retired", True)
+        str(entry.get("profiling_name")).startswith("gloo:")
+        and not entry.get("retired", True)
         for entry in recorded_collectives()
         if not entry.get("is_p2p")
     )
@@ -641,9 +665,13 @@ class SyncLines:
     def stop(self) -> None:
         """All is as before `start`."""
         torch.cuda.set_sync_debug_mode(self._mode)
-        if self._filter in warnings.filters:  # the script may have replaced them, or added some
+        if (
+            self._filter in warnings.filters
+        ):  # the script may have replaced them, or added some
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        with warnings.catch_warnings():  # leaving it discards what Python has cached of the filters
+        with (
+            warnings.catch_warnings()
+        ):  # leaving it discards what Python has cached of the filters
             pass
         warnings.showwarning = self._show_warning
         for owner, wait in self._waits:
@@ -674,7 +702,9 @@ class SyncLines:
         ):
             frame = frame.f_back
         if frame is not None and len(self.found) < MOST_SYNC_LINES:
-            self.found.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+            self.found.append(
+                (time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            )
 
 
 def file_version(path: Path) -> list[int] | None:
@@ -687,7 +717,10 @@ def file_version(path: Path) -> list[int] | None:
 
 
 def ddp_module(modules: Iterable[torch.nn.Module]) -> DistributedDataParallel | None:
-    return next((module for module in modules if isinstance(module, DistributedDataParallel)), None)
+    return next(
+        (module for module in modules if isinstance(module, DistributedDataParallel)),
+        None,
+    )
 
 
 def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
@@ -704,7 +737,9 @@ def bucket_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes.split(",") if size.strip().isdigit())
 
 
-def tensor_bytes(modules: Iterable[torch.nn.Module], data: Mapping[str, Any]) -> tuple[int, ...]:
+def tensor_bytes(
+    modules: Iterable[torch.nn.Module], data: Mapping[str, Any]
+) -> tuple[int, ...]:
     """The sizes of the gradients in the order in which DDP puts them into buckets: that of the
     first backward pass. Empty: not known, as where parameters may be unused, since DDP then keeps
     the buckets that it made before that pass."""

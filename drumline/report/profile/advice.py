@@ -63,7 +63,9 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
         is_last = advice.changes_training and advice.cost_s < largest_s
         return is_last, -advice.cost_s, advice.changes_training
 
-    unmeasured = [replace(item, step_s=result.step_s) for item in _unmeasured_modes(result)]
+    unmeasured = [
+        replace(item, step_s=result.step_s) for item in _unmeasured_modes(result)
+    ]
     return (*sorted(worth, key=place), *unmeasured)
 
 
@@ -89,7 +91,9 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
 
     extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
     return replace(
-        result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra}
+        result,
+        step_s=result.step_s - extra,
+        parts_s={**result.parts_s, "gaps": gaps - extra},
     )
 
 
@@ -160,7 +164,9 @@ def _uneven_ranks(result: ProfileResult) -> Advice:
 def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
     """Advice against a rank whose own work takes longer."""
     rank = slow.steps
-    usual = {part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS}
+    usual = {
+        part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS
+    }
     part = max(OWN_PARTS, key=lambda name: rank.parts_s[name] - usual[name])
     line = slower_line(slow)
     remedy = (
@@ -218,7 +224,10 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             derivation=f"the device is busy for {latency(step_s - idle)} and the host for "
             f"{latency(step_s - blocked)}: the longer remains",
         )
-    elif result.settings.get("train.step") not in ("graph", "compiled_graph") and can_capture:
+    elif (
+        result.settings.get("train.step") not in ("graph", "compiled_graph")
+        and can_capture
+    ):
         yield Advice(
             bottleneck="launches",
             text=f"the device waits {of_step(result, gaps)} for the host to launch kernels",

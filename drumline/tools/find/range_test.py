@@ -49,7 +49,9 @@ class RangeOptions:
 
     def rate(self, step: int) -> float:
         """Of step `step`, counted from 0: each is the same factor above the one before."""
-        return float(self.low * (self.high / self.low) ** (step / max(1, self.steps - 1)))
+        return float(
+            self.low * (self.high / self.low) ** (step / max(1, self.steps - 1))
+        )
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,22 @@ def measure_range(
 ) -> RangeTest:
     """Collective: train from the initial weights until the loss diverges or the highest rate is
     reached. Nothing is written. `on_step` gets each step's number, rate and loss."""
-    if config.train.step in (None, "auto"):  # its trials would take longer than the test
+    if config.train.step in (
+        None,
+        "auto",
+    ):  # its trials would take longer than the test
         config = replace(config, train=replace(config.train, step="eager"))
     task = task_class(config)
 
     def begin(model: nn.Module) -> None:
         """Load the weights that the run begins with."""
-        load_initial_weights(config.model, model, ddp, lambda kind, message: note(message))
+        load_initial_weights(
+            config.model, model, ddp, lambda kind, message: note(message)
+        )
 
-    job = build_job(config, task, ddp, on_model=None if config.model.init is None else begin)
+    job = build_job(
+        config, task, ddp, on_model=None if config.model.init is None else begin
+    )
     losses: list[float] = []
     try:
         with explain_refused_kernels(), explain_out_of_memory(config, job):
@@ -142,7 +151,9 @@ def measure_range(
         losses,
         diverges(losses),
         config.optim.lr / job.rates.peak,
-        None if type(task).optimizer is Task.optimizer else f"{task_class.__name__}.optimizer()",
+        None
+        if type(task).optimizer is Task.optimizer
+        else f"{task_class.__name__}.optimizer()",
     )
 
 
@@ -173,7 +184,10 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     a running average would; one that is not finite is infinite, with those that it is averaged
     into."""
     finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
-    return [fmean(finite[max(0, step - REACH) : step + REACH + 1]) for step in range(len(finite))]
+    return [
+        fmean(finite[max(0, step - REACH) : step + REACH + 1])
+        for step in range(len(finite))
+    ]
 
 
 def diverges(losses: Sequence[float]) -> bool:
@@ -181,6 +195,8 @@ def diverges(losses: Sequence[float]) -> bool:
     the first."""
     if not math.isfinite(losses[-1]):
         return True
-    means = [fmean(losses[max(0, step - REACH) : step + 1]) for step in range(len(losses))]
+    means = [
+        fmean(losses[max(0, step - REACH) : step + 1]) for step in range(len(losses))
+    ]
     lowest = min(means)
     return means[-1] > max(means[0], lowest + (DIVERGED - 1) * abs(lowest))

@@ -29,7 +29,9 @@ WATCHDOG = re.compile(
 STATUS = re.compile(
     r"PG (?:ID )?(?P<group>\w{1,20})\b.{0,120}? at work(?: sequence id)?: (?P<number>\d{1,12})"
 )
-RANK = re.compile(r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]")
+RANK = re.compile(
+    r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]"
+)
 MAX_SHOWN = 3
 BETWEEN_TWO = {"SEND", "RECV", "COALESCED"}  # their numbers are those of each pair
 # Ranks may have different numbers of elements in them.
@@ -45,7 +47,9 @@ USES = {
     "SEND": "stages of a pipeline",
     "RECV": "stages of a pipeline",
 }
-EARLY = 3  # a collective with this number or a lower one is among the first of its group
+EARLY = (
+    3  # a collective with this number or a lower one is among the first of its group
+)
 
 LONG_WORK = (
     "work of its own that took longer (evaluating, generating, saving a checkpoint, compiling, loading "
@@ -72,7 +76,14 @@ SAME_COLLECTIVES = (
     "collective inside `if rank == 0`; drumline launch --watch names rank and line"
 )
 FRAME = re.compile(r'File "([^"]{1,200})", line (\d{1,7}), in (\S{1,80})')
-IN_PACKAGES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "/bin/")
+IN_PACKAGES = (
+    "site-packages",
+    "dist-packages",
+    "/lib/python",
+    "<frozen",
+    "<string>",
+    "/bin/",
+)
 CHAIN = "above exception"  # between the exceptions of a chain
 MAX_SOURCE = 80
 MAX_UNEXPLAINED = 200
@@ -80,7 +91,9 @@ MAX_TEXT = 200
 MAX_WAIT_PLACES = 1000
 MAX_FAULT_PLACES = 20  # of lines that say the same
 NUM_END_LINES = 60
-ROOT_CAUSE = "Root Cause (first observed failure)"  # in torchrun's summary, before the rank
+ROOT_CAUSE = (
+    "Root Cause (first observed failure)"  # in torchrun's summary, before the rank
+)
 ROOT_RANK = re.compile(r"\brank {1,20}: (\d{1,7}) \(local_rank")
 EXCEPTION = re.compile(
     r"(?:^|[\s\]:|)(])(?<!except )(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,8}"
@@ -153,7 +166,11 @@ class CollectiveWait:
     @property
     def details(self) -> str:
         """With the number of elements, where it is known."""
-        return self.name if self.elements is None else f"{self.name} ({self.elements:,} elements)"
+        return (
+            self.name
+            if self.elements is None
+            else f"{self.name} ({self.elements:,} elements)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +274,9 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     for rank, wait in sorted(waits.items()):
         ranks_in.setdefault(wait.details, []).append(rank)
 
-    places = [f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()]
+    places = [
+        f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()
+    ]
     what = (
         f"ranks wait in different collectives: {join_names(places, most=MAX_SHOWN)}; some got a "
         "different number of batches (uneven data), or ran code that not all ranks run (a branch that "
@@ -268,7 +287,9 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     return WaitExplanation(finding=finding, is_cause=True)
 
 
-def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) -> WaitExplanation:
+def _late_ranks(
+    waits: list[CollectiveWait], late_ranks: set[int], work: str
+) -> WaitExplanation:
     """Which ranks wait in a collective, and which did not join it."""
     wait = waits[0]
     waiting = sorted({wait.rank for wait in waits if wait.rank is not None})
@@ -276,7 +297,11 @@ def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) ->
     is_first = wait.number is not None and wait.number <= 1
     where = named_ranks(waiting) if waiting else "a rank"
     what = _why_it_waits(wait, waiting, sorted(late_ranks), work)
-    fix = SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS
+    fix = (
+        SAME_WORK
+        if late_ranks or (len(waiting) < 2 and not wait.is_early)
+        else CHECK_PATHS
+    )
     return WaitExplanation(
         finding=Finding("problem", "collective timeout", where, what, fix),
         is_early=is_first or (not late_ranks and wait.is_early),
@@ -302,7 +327,9 @@ def _why_it_waits(
     limit = duration(wait.limit_s)
     last_work = f"; the last work in the log: {work}" if work else ""
     if late:
-        ranks = named_ranks(late) if len(late) <= MAX_SHOWN else plural(len(late), "rank")
+        ranks = (
+            named_ranks(late) if len(late) <= MAX_SHOWN else plural(len(late), "rank")
+        )
         return (
             f"{ranks} did not join {wait.name} within {limit}: it failed, is in another "
             "collective (a branch that depends on its data), had fewer batches (uneven data), or "
@@ -416,7 +443,9 @@ class PlainFault:
 class LogLine:
     text: str
     file: str
-    source: str = ""  # of NCCL's warnings, its source file, which is part of some messages
+    source: str = (
+        ""  # of NCCL's warnings, its source file, which is part of some messages
+    )
     process: str = ""  # its origin, for lines of NCCL
     is_info: bool = False
     setting: str = ""  # of its process, which some messages show
@@ -449,11 +478,15 @@ class JobFaults:
     _tracebacks: defaultdict[str, TracebackReader] = field(
         default_factory=lambda: defaultdict(TracebackReader)
     )
-    _last_exceptions: dict[str, PlainFault] = field(default_factory=dict)  # of each origin
+    _last_exceptions: dict[str, PlainFault] = field(
+        default_factory=dict
+    )  # of each origin
     failed_first: set[str] = field(default_factory=set)  # origins, as torchrun says
     _is_root_cause: bool = False  # the next rank of torchrun's summary is
     _num_lines: int = 0
-    _num_lines_of: Counter[str] = field(default_factory=Counter)  # of a process or a file
+    _num_lines_of: Counter[str] = field(
+        default_factory=Counter
+    )  # of a process or a file
     _time: tuple[int, int, float] = (0, 0, 0.0)
 
     def begin_file(self) -> None:
@@ -496,7 +529,9 @@ class JobFaults:
         names = dict.fromkeys((line.origin, line.file))
         return [LinePlace(name, self._num_lines_of[name]) for name in names]
 
-    def _read_known(self, line: LogLine, read: ReadMessage, places: list[LinePlace]) -> None:
+    def _read_known(
+        self, line: LogLine, read: ReadMessage, places: list[LinePlace]
+    ) -> None:
         """The same message of the same process counts once, with some of its places."""
         frame = self._tracebacks[line.origin].frame if _exception_in(line.text) else ""
         self._end_traceback(line, read)
@@ -616,14 +651,18 @@ class JobFaults:
             return
 
         part = float(f"0.{stamp['part'] or 0}")
-        clock = int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + int(stamp["second"])
+        clock = (
+            int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + int(stamp["second"])
+        )
         month = int(stamp["month"] or stamp["glog_month"])
         day = int(stamp["day"] or stamp["glog_day"])
         self._time = (month, day, clock + part)
 
     def kinds(self) -> set[str]:
         """Of all faults that are not only conditions."""
-        names = self._kinds_of("cause", "failure", "symptom", "disconnect", "outcome", "echo")
+        names = self._kinds_of(
+            "cause", "failure", "symptom", "disconnect", "outcome", "echo"
+        )
         if self.waits:
             names.add("collective timeout")
         if self.waits.is_first:
@@ -633,7 +672,12 @@ class JobFaults:
 
     def last_wait(self) -> LoggedFault | None:
         """In what a log ends that says nothing of a failure."""
-        if self.failures() or self._kinds_of("symptom") or "wrapped" in self.kinds() or self.waits:
+        if (
+            self.failures()
+            or self._kinds_of("symptom")
+            or "wrapped" in self.kinds()
+            or self.waits
+        ):
             return None
 
         first_end_line = self._num_lines - NUM_END_LINES
@@ -664,7 +708,9 @@ class JobFaults:
         is_repeated: bool = False,
     ) -> Finding:
         """With what the lines around it show."""
-        return self.context.refined(finding, places, work=self.work, is_repeated=is_repeated)
+        return self.context.refined(
+            finding, places, work=self.work, is_repeated=is_repeated
+        )
 
 
 def _has_stem(text: str, stems: tuple[str, ...]) -> bool:

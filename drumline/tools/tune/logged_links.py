@@ -33,10 +33,16 @@ class LoggedProcess:
     interface: str = ""  # the value of NCCL_SOCKET_IFNAME
     bootstrap: tuple[str, str] = ("", "")  # interface and address by which ranks meet
     missing_plugin: str = ""
-    devices: dict[str, str] = field(default_factory=dict)  # by `Socket/0`: `eth0 10.0.0.1`
-    communicators: dict[str, LoggedCommunicator] = field(default_factory=dict)  # by pointer
+    devices: dict[str, str] = field(
+        default_factory=dict
+    )  # by `Socket/0`: `eth0 10.0.0.1`
+    communicators: dict[str, LoggedCommunicator] = field(
+        default_factory=dict
+    )  # by pointer
     is_connected: bool = False  # at least one communicator
-    settings: dict[str, str] = field(default_factory=dict)  # NCCL's variables, and the driver
+    settings: dict[str, str] = field(
+        default_factory=dict
+    )  # NCCL's variables, and the driver
 
     @property
     def is_complete(self) -> bool:
@@ -118,7 +124,9 @@ class LoggedLinks:
     def __init__(self) -> None:
         self.is_partial = False  # whether some connections were not kept
         self._channels: dict[ChannelGroup, set[tuple[str, str]]] = {}
-        self._rdma_hosts: dict[str, bool] = {}  # whether one of its channels has GPUDirect
+        self._rdma_hosts: dict[
+            str, bool
+        ] = {}  # whether one of its channels has GPUDirect
 
     def read_channel(self, process: LoggedProcess, match: re.Match[str]) -> None:
         """`match`: of CHANNEL."""
@@ -129,7 +137,9 @@ class LoggedLinks:
             transport += "/GDRDMA"
         if match["kind"] == "NET" and name != "Socket":
             has_gpu_direct = self._rdma_hosts.get(process.host, False)
-            self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")
+            self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith(
+                "/GDRDMA"
+            )
 
         this_rank = target if match["way"] == "receive" else source
         group = ChannelGroup(

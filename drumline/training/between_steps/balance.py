@@ -143,7 +143,9 @@ class Balance(Action):
         self._non_finite.read()
         self._use(sizes, step + 1 if gain >= LARGE_GAIN else later)
         if (marks := self._job.ddp.connection.compilations) is not None:
-            marks.is_usual_until = step + FIRST_STEPS  # torch compiles for the new sizes
+            marks.is_usual_until = (
+                step + FIRST_STEPS
+            )  # torch compiles for the new sizes
         context.reporter.report(
             "note",
             step=step,
@@ -178,7 +180,9 @@ class Balance(Action):
         steps = step - self._began_at
         data_s = (now["data"] - self._spent_s["data"]) / steps
         optimizer_s = (now["optimizer"] - self._spent_s["optimizer"]) / steps
-        if self._job.ddp.device.type == "cuda":  # there batches are made while the device computes
+        if (
+            self._job.ddp.device.type == "cuda"
+        ):  # there batches are made while the device computes
             return max(compute_s, data_s)
         return compute_s + data_s + optimizer_s
 
@@ -231,15 +235,23 @@ def read_record(record: Any, even: tuple[int, ...]) -> BalanceRecord | None:
     return saved if is_split else None
 
 
-def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:
+def speed_up(
+    before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]
+) -> float:
     """How much faster steps become with `sizes`, as a fraction, if each rank took so many seconds
     with those before."""
-    expected = [time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)]
+    expected = [
+        time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)
+    ]
     return max(seconds) / max(expected) - 1 if all(seconds) else 0.0
 
 
 def choose_sizes(
-    sizes: Sequence[int], seconds: Sequence[float], *, smallest: int, most: Sequence[int]
+    sizes: Sequence[int],
+    seconds: Sequence[float],
+    *,
+    smallest: int,
+    most: Sequence[int],
 ) -> tuple[int, ...]:
     """The sizes with which the slowest rank takes the least time, if a rank's time is proportional
     to its samples. `seconds`: what each rank took for `sizes`; `most`: the limit of each rank,

@@ -129,7 +129,12 @@ class StopGroup:
     """The ranks that stop together, in their store."""
 
     def __init__(
-        self, ddp: RunManager, store: SealedStore, progress: Progress, *, may_leave: bool
+        self,
+        ddp: RunManager,
+        store: SealedStore,
+        progress: Progress,
+        *,
+        may_leave: bool,
     ) -> None:
         """`may_leave`: if not all nodes are asked to stop, the others continue."""
         node = ddp.rank // ddp.local_world_size
@@ -139,7 +144,10 @@ class StopGroup:
         self.may_leave = may_leave
         self.store = store.clone()
         self.vote = StopVote(
-            self.store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
+            self.store,
+            rank=ddp.rank,
+            world_size=ddp.world_size,
+            step=lambda: progress.step,
         )
         self.own_node = f"asked/{node}"
         num_nodes = ddp.world_size // ddp.local_world_size if may_leave else 0
@@ -147,13 +155,17 @@ class StopGroup:
         """Where nodes continue without each other: for each one, where it writes that it was asked
         to stop."""
         self.node_asked_at = math.inf
-        self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
+        self._local_ranks = [
+            f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)
+        ]
         self.local_pids: list[int] = []
 
     def has_lost_a_local_rank(self) -> bool:
         """Whether a rank of this host has exited."""
         if len(self.local_pids) < len(self._local_ranks):
-            self.local_pids = list(map(int, self.store.there(self._local_ranks).values()))
+            self.local_pids = list(
+                map(int, self.store.there(self._local_ranks).values())
+            )
         return any(state_of(pid) in EXITED for pid in self.local_pids)
 
     def request(self, cause: dict[str, Any], *, in_a_hurry: bool) -> None:
@@ -207,7 +219,9 @@ class StopRequestWatcher:
         """A group has begun, or this process trains alone. What it was asked before counts in it."""
         self.place = place
         if group is not None and self._group is not None:
-            group.local_pids = self._group.local_pids  # the processes of a node stay the same
+            group.local_pids = (
+                self._group.local_pids
+            )  # the processes of a node stay the same
         self._group = group
         self._is_joined = True
         self.is_between_groups = False
@@ -281,7 +295,8 @@ class StopRequestWatcher:
         assert group is not None
         is_left = self.is_between_groups
         if self.is_sigterm and (
-            group.has_lost_a_local_rank() or (not is_left and group.store.check([FIRST]))
+            group.has_lost_a_local_rank()
+            or (not is_left and group.store.check([FIRST]))
         ):
             # Another rank has failed, and the launcher ends this one.
             self._exit(128 + signal.SIGTERM)
@@ -312,7 +327,9 @@ class StopRequestWatcher:
             group.nodes = []
             group.request(cause, in_a_hurry=self.is_sigterm)
         elif time.monotonic() > group.node_asked_at + ALL_NODES_S:
-            if cause["rank"] == self.place["rank"]:  # the last one of this node that was asked
+            if (
+                cause["rank"] == self.place["rank"]
+            ):  # the last one of this node that was asked
                 print_message(
                     f"{cause['host']} received {cause['signal']} and leaves; the other nodes continue without it",
                     stream=screen(),
@@ -364,7 +381,9 @@ class StopRequestWatcher:
         """Exit when the checkpoint that is being written is complete, if that is soon; at a second
         signal, at once."""
         deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
-        while self.pipe is not None and self.is_writing() and time.monotonic() < deadline:
+        while (
+            self.pipe is not None and self.is_writing() and time.monotonic() < deadline
+        ):
             for number in self.pipe.wait(BUSY_POLL_S):
                 self._receive(number)
         os._exit(code)
@@ -406,7 +425,9 @@ class Preemption:
         self.watcher.pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
-    def join(self, ddp: RunManager, progress: Progress, *, may_leave: bool = False) -> None:
+    def join(
+        self, ddp: RunManager, progress: Progress, *, may_leave: bool = False
+    ) -> None:
         """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all
         nodes are asked to stop, the others continue."""
         group = None
@@ -508,9 +529,12 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     cause = preemption.cause
     if ddp.is_main_process():
         write_whole(
-            context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n"
+            context.folder.preempted_file,
+            json.dumps({"step": step, **cause}, indent=1) + "\n",
         )
-        note_saved(preemption.environment)  # the other ranks know only after the barrier
+        note_saved(
+            preemption.environment
+        )  # the other ranks know only after the barrier
 
     context.reporter.report(
         "preempted",
@@ -536,7 +560,9 @@ _MOST_SHOWN = 160
 
 
 @contextmanager
-def watching_for_notice(notice: str, take_notice: Callable[[str], object]) -> Iterator[None]:
+def watching_for_notice(
+    notice: str, take_notice: Callable[[str], object]
+) -> Iterator[None]:
     """On one rank of each node: while the block runs, a thread polls for a notice
     (`--watch.notice`), and hands it to `take_notice`: the steps do not wait for it, and its errors
     do not end them. A user's function is loaded here, so that a missing one is an error at once."""
@@ -597,7 +623,11 @@ def ask_web(url: str) -> str | None:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
             headers = {TOKEN_HEADER: _request(token_url, "PUT", TOKEN_LIFETIME).strip()}
         body = _request(url, "GET", headers)
-    except (OSError, http.client.HTTPException, ValueError):  # a network error is no notice
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+    ):  # a network error is no notice
         return None
     return f"a notice at {url}: {_in_a_line(body)}" if body.strip() else None
 

@@ -152,7 +152,9 @@ class Job(EvaluationJob):
         super().close()
 
 
-def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> RunManager:
+def make_manager(
+    config: Config, task: str = "", *, run: Path | None = None
+) -> RunManager:
     """This rank's manager, from the settings. `task`: the user's name for it. `run`: its
     folder."""
     is_elastic = config.train.exact == "elastic"
@@ -207,7 +209,9 @@ def choose_batch(
     `saved`: the facts of the checkpoint that the run resumes from."""
     per_rank = train.batch_size_per_rank or 1
     size = train.batch_size or per_rank * world_size
-    began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
+    began_with = (
+        None if saved is None else saved["config"].get("train.batch_size_per_rank")
+    )
     # With a changed batch per rank the user chooses a new global batch.
     is_chosen = train.batch_size is not None or began_with != per_rank
     if saved is None or is_chosen or saved["batch_size"] == size:
@@ -219,7 +223,9 @@ def choose_batch(
         f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
         f"{size / world_size:.4g} on each of {world_size}"
     )
-    if train.exact == "elastic":  # micro-batches belong to the shards, which do not change
+    if (
+        train.exact == "elastic"
+    ):  # micro-batches belong to the shards, which do not change
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, ranks, note)
     # A rank holds no more samples at once than when the run began.
     most = train.micro_batch_size or -(-per_rank // train.accumulate)
@@ -244,7 +250,11 @@ def choose_step_kind(
         return began_with if began_with in ("compile", "auto") else "eager"
     if began_with is not None:
         return str(began_with)
-    is_exact = config.train.deterministic or config.train.exact == "elastic" or config.log.trace
+    is_exact = (
+        config.train.deterministic
+        or config.train.exact == "elastic"
+        or config.log.trace
+    )
     return "eager" if is_exact else "auto"
 
 
@@ -277,7 +287,9 @@ def build_job(
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
-    optimizer = optimizer_of(task, model, config.optim, lr=lr, is_sharded=plan is not None)
+    optimizer = optimizer_of(
+        task, model, config.optim, lr=lr, is_sharded=plan is not None
+    )
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -306,7 +318,9 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
         step_kind=step_kind,
-        uncapturable=find_uncapturable(optimizer, config.train.on_nan) if in_graph else None,
+        uncapturable=find_uncapturable(optimizer, config.train.on_nan)
+        if in_graph
+        else None,
         group_settings=group_settings(optimizer),
         comm=_power_sgd(config.dist, applied),
         sync=None if groups is None else make_sync(config.dist, model, groups),
@@ -321,9 +335,13 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
         return None
     assert dist.mode != "auto", "settle_mode comes first"
     shards_of_node = dist.shard_ranks or ddp.local_world_size
-    num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[dist.mode]
+    num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[
+        dist.mode
+    ]
     if dist.offload_optimizer and ddp.device.type != "cuda":
-        raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
+        raise UsageError(
+            "--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU"
+        )
     if num_shards < 2 or world_size % num_shards:
         raise UsageError(
             f"hsdp cannot split {world_size} ranks into groups of {num_shards} that hold one model each",
@@ -377,7 +395,9 @@ def set_up_model(
     return ddp.shard(model, plan, prepare=prepare), None
 
 
-def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> ReplicaGroups | None:
+def _make_groups(
+    dist: DistConfig, model: nn.Module, ddp: RunManager
+) -> ReplicaGroups | None:
     """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
     step."""
     rendezvous = ddp.connection.rendezvous
@@ -385,7 +405,10 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> Replica
         return None
 
     each_rank = [(rank,) for rank in range(ddp.world_size)]
-    replicas: dict[str, Sequence[Sequence[int]]] = {"node": rendezvous.nodes, "none": each_rank}
+    replicas: dict[str, Sequence[Sequence[int]]] = {
+        "node": rendezvous.nodes,
+        "none": each_rank,
+    }
     groups = make_replica_groups(
         replicas[dist.sync_within],
         timeout_s=ddp.train_timeout_s,
@@ -447,10 +470,14 @@ def _build_data(
     facts = {
         "the training data": data_fingerprint,
         **evaluation_facts(eval_sets),
-        "the number of ranks that hold one model": 1 if plan is None else plan.num_shards,
+        "the number of ranks that hold one model": 1
+        if plan is None
+        else plan.num_shards,
     }
     if config.train.exact == "elastic":
-        facts |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
+        facts |= {
+            f"the {name}": value for name, value in platform_facts(ddp.device).items()
+        }
     check_same_data(ddp, facts)
 
     loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
@@ -472,7 +499,9 @@ def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:
         return None
     if get_world_size() == 1:
         return None
-    return PowerSGD(applied, columns=settings.powersgd_rank, start=settings.powersgd_start)
+    return PowerSGD(
+        applied, columns=settings.powersgd_rank, start=settings.powersgd_start
+    )
 
 
 def leave_default_stream(device: torch.device) -> None:
@@ -493,7 +522,11 @@ def _warn_about_data(
     batch_size: int,
 ) -> None:
     num_samples = loader.num_samples
-    if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
+    if (
+        num_samples is not None
+        and num_samples % batch_size == 1
+        and has_batchnorm(model)
+    ):
         log.warning(
             f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
             "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
@@ -566,4 +599,8 @@ def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
 
     samples_left_in_epoch = job.loader.num_samples - progress.cursor.position
     steps_left_in_epoch = -(-samples_left_in_epoch // job.batch.size)
-    return progress.step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch
+    return (
+        progress.step
+        + steps_left_in_epoch
+        + (epochs_left - 1) * job.loader.steps_per_epoch
+    )

@@ -116,7 +116,9 @@ class Task:
         self.config = config
         if config.task:
             for name in map(name_in_task, task_fields(type(self), Task)):
-                if name in config.task:  # not in a task that another one makes for itself
+                if (
+                    name in config.task
+                ):  # not in a task that another one makes for itself
                     setattr(self, name, config.task[name])
 
     def model(self) -> nn.Module:
@@ -157,7 +159,9 @@ class Task:
         `self.model()` is not. The engine also calls it a few times before the first step, to check
         it. Leave numbers on the device: `.item()` and `print` make every step wait for it.
         """
-        self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
+        self._must_define(
+            "loss", "return drumline.Loss(the sum of the loss over the batch)"
+        )
 
     def metrics(self) -> Mapping[str, Metric]:
         """Metrics of evaluations that are no sums, by name: torchmetrics' own, or any `Metric`.
@@ -187,7 +191,8 @@ class Task:
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(inputs, Tensor):
             self._must_define(
-                "predict", f"return what the model predicts for a {type(inputs).__name__}"
+                "predict",
+                f"return what the model predicts for a {type(inputs).__name__}",
             )
         return model(inputs)
 
@@ -228,7 +233,8 @@ class Task:
     def _must_define(self, method: str, job: str) -> NoReturn:
         name = type(self).__name__
         raise UsageError(
-            f"{name} does not define {method}()", next_step=f"add {method}() to {name}: {job}"
+            f"{name} does not define {method}()",
+            next_step=f"add {method}() to {name}: {job}",
         )
 
 
@@ -255,5 +261,8 @@ def evaluation_mode(task: Task, model: nn.Module) -> Iterator[None]:
         yield
     finally:
         task.training = True
-        for module, was_training in modes:  # a user may keep parts of the model in eval mode
+        for (
+            module,
+            was_training,
+        ) in modes:  # a user may keep parts of the model in eval mode
             module.training = was_training

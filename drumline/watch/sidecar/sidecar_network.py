@@ -12,7 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from drumline.base.errors import log
-from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
+from drumline.net.connection import (
+    MAX_UNSENT_BYTES,
+    Acceptor,
+    PeerConnection,
+    PendingConnections,
+)
 from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, Message
 from drumline.net.handshake import answer, dial
@@ -24,7 +29,9 @@ DIAL_S = 1.5
 RETRY_S = 1.0
 CHECK_S = 0.25
 PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
-CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to recover from a short cut
+CLOSE_AFTER_S = (
+    6.0  # without a message; long enough for TCP to recover from a short cut
+)
 LATE_S = 0.5
 MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
@@ -49,7 +56,9 @@ class SidecarNetwork:
     ) -> None:
         self.me = me
         self.peers = {
-            peer.node: peer for peer in peers if peer.node != me and min(peer.node, me) < NUM_HUBS
+            peer.node: peer
+            for peer in peers
+            if peer.node != me and min(peer.node, me) < NUM_HUBS
         }
         """The nodes that this node is connected with."""
         self.refused: Counter[str] = (
@@ -57,7 +66,9 @@ class SidecarNetwork:
         )  # connections that were closed for what arrived on them, by the reason
         self._secret = secret
         self._on_message = on_message
-        self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
+        self._acceptor = (
+            None if listener is None else Acceptor(listener, self._make_connection)
+        )
         self._diallers = frozenset(node for node in self.peers if node > me)
         self._pending = PendingConnections({peer.address for peer in peers})
         self._connections: dict[int, PeerConnection] = {}
@@ -106,7 +117,9 @@ class SidecarNetwork:
         is full. `max_unsent`: bytes that may already wait on the connection."""
         connection = self._connections.get(node)
         try:
-            return connection is not None and connection.send(message, max_unsent=max_unsent)
+            return connection is not None and connection.send(
+                message, max_unsent=max_unsent
+            )
         except FrameError as error:
             log.warning(f"a message to node {node} was not sent: {error.what}")
             return False
@@ -162,7 +175,9 @@ class SidecarNetwork:
         node = connection.node
         why = connection.why
         if connection.is_refused:
-            if not self.refused[why]:  # once per reason: a client must not be able to fill the log
+            if not self.refused[
+                why
+            ]:  # once per reason: a client must not be able to fill the log
                 log.warning(f"a connection with {connection.address} was closed: {why}")
             self.refused[why] += 1
 
@@ -200,7 +215,9 @@ class SidecarNetwork:
             is_ours=True,
         )
         call = await _connect(peer)
-        await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection, sock=call
+        )
         await connection.ended.wait()
         if connection.node is None:
             self._results[peer.node] = connection.why
@@ -216,7 +233,10 @@ class SidecarNetwork:
             # If this process had no CPU time, messages that arrived meanwhile must be read first.
             if now - last < CHECK_S + LATE_S:
                 for node, connection in list(self._connections.items()):
-                    if now - max(connection.since, self._heard_at.get(node, 0.0)) > CLOSE_AFTER_S:
+                    if (
+                        now - max(connection.since, self._heard_at.get(node, 0.0))
+                        > CLOSE_AFTER_S
+                    ):
                         connection.end(Reason.NO_ANSWER)
                 self._probe_lost_nodes(now)
 
@@ -260,7 +280,9 @@ async def _connect(peer: Peer) -> socket.socket:
     call.setblocking(False)
     try:
         async with asyncio.timeout(DIAL_S):
-            await asyncio.get_running_loop().sock_connect(call, (peer.address, peer.port))
+            await asyncio.get_running_loop().sock_connect(
+                call, (peer.address, peer.port)
+            )
     except BaseException:
         call.close()
         raise

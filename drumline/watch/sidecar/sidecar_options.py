@@ -22,14 +22,18 @@ class SidecarOptions:
     """The node, its ranks, the other nodes, and what to do about a hang."""
 
     folder: str  # the watch folder: of this node and this start of its ranks
-    owns_folder: bool  # whether the sidecar removes it at its end; a launcher removes its own
+    owns_folder: (
+        bool  # whether the sidecar removes it at its end; a launcher removes its own
+    )
     node: int
     host: str
     ranks: tuple[int, ...]
     world_size: int
     run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
-    continues: bool = False  # whether ranks continue without a node that cannot be reached
+    continues: bool = (
+        False  # whether ranks continue without a node that cannot be reached
+    )
     hang_s: float | None = (
         None  # None: a rank that may still continue is reported, and never acted on
     )
@@ -54,4 +58,6 @@ class SidecarOptions:
             case "report":
                 return False
             case _:
-                raise ValueError(f"on_hang is {self.on_hang!r}: it takes restart, stop or report")
+                raise ValueError(
+                    f"on_hang is {self.on_hang!r}: it takes restart, stop or report"
+                )

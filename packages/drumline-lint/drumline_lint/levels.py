@@ -41,7 +41,9 @@ class Ceiling:
     complete: Severity
 
     def at(self, evidence: Evidence) -> Severity:
-        return (self.perhaps_one_process, self.several_programs, self.complete)[evidence]
+        return (self.perhaps_one_process, self.several_programs, self.complete)[
+            evidence
+        ]
 
 
 # The level of a rule in rules.md says what its findings have earned. An error: what was judged
@@ -58,7 +60,9 @@ _WITH_LESS_EVIDENCE = {
     "DL042": Ceiling(Severity.NOTE, Severity.WARNING, Severity.WARNING),
     "DL061": Ceiling(Severity.NOTE, Severity.WARNING, Severity.WARNING),
 }
-_SET_ASIDE = set("archive archived backup backups deprecated legacy obsolete old rubbish".split())
+_SET_ASIDE = set(
+    "archive archived backup backups deprecated legacy obsolete old rubbish".split()
+)
 """Folders of code that nobody runs any more."""
 
 
@@ -67,7 +71,9 @@ def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
     is_error = rule.severity is finding.severity is Severity.ERROR
     usual = _OF_ERRORS if is_error else _OF_OTHERS
     ceiling = _WITH_LESS_EVIDENCE.get(rule.id, usual).at(evidence)
-    return replace(finding, severity=min(finding.severity, ceiling, key=lambda each: each.weight))
+    return replace(
+        finding, severity=min(finding.severity, ceiling, key=lambda each: each.weight)
+    )
 
 
 def is_set_aside(path: Path) -> bool:
@@ -80,7 +86,9 @@ def evidence_of(program: Program, source: Source) -> Evidence:
     is_of_framework = bool(framework(program, source))
     if not any(map(speaks_of_ranks, connected(program, source))):
         return Evidence.COMPLETE
-    if is_of_framework and (starts_ranks(program, source) or not speaks_of_ranks(source)):
+    if is_of_framework and (
+        starts_ranks(program, source) or not speaks_of_ranks(source)
+    ):
         return Evidence.COMPLETE
     num_programs, num_with_ranks = programs_with_ranks(program, source)
     if num_with_ranks == 0:
@@ -95,5 +103,7 @@ def is_run(program: Program, source: Source, finding: Finding) -> bool:
     programs with ranks import the file, something in them."""
     place = finding.place
     not_run = [*unused_lines(program, source), *lines_of_one_process(program, source)]
-    is_unused = place.path == str(source.path) and any(place.line in lines for lines in not_run)
+    is_unused = place.path == str(source.path) and any(
+        place.line in lines for lines in not_run
+    )
     return not source.is_test and not is_unused

@@ -31,7 +31,9 @@ SAME_DATA = (
     + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
     + "for epoch in range(3):\n    for batch in loader:\n        net(batch).backward()\n"
 )
-DOWNLOAD = START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
+DOWNLOAD = (
+    START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
+)
 SPAWN = (
     "import torch.distributed as dist\nimport torch.multiprocessing as mp\n"
     "def work(rank):\n    dist.barrier()\n"
@@ -65,7 +67,10 @@ EPOCHS = (
 )
 TRACKED = START + "import wandb\nwandb.init()\n"
 SAVING = "torch.save(net.state_dict(), 'masks.pt')"
-WORK = START + "def evaluate(data):\n    data.map(tokenize)\nif dist.get_rank() == 0:\n    CALL\n"
+WORK = (
+    START
+    + "def evaluate(data):\n    data.map(tokenize)\nif dist.get_rank() == 0:\n    CALL\n"
+)
 OWNERS = (
     START + "rank = dist.get_rank()\nclass Writer:\n    def __init__(self, rank):\n"
     "        self.process_idx = rank\n    def write(self, batches):\n"
@@ -137,7 +142,11 @@ SEVERITIES = {
         "    images, sampler=torch.utils.data.DistributedSampler(images)\n)\n",
         Severity.NOTE,
     ),
-    "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.WARNING),
+    "a spawn without a guard": (
+        "DL067",
+        SPAWN + "mp.spawn(work, nprocs=2)\n",
+        Severity.WARNING,
+    ),
     "a barrier of rank 0": (
         "DL017",
         START + "if dist.get_rank() == 0:\n    dist.barrier()\n",
@@ -233,7 +242,8 @@ SEVERITIES = {
     ),
     "a save of local rank 0": (
         "DL015",
-        START + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
+        START
+        + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
         Severity.NOTE,
     ),
     "a save of local rank 0 on several nodes": (
@@ -246,7 +256,8 @@ SEVERITIES = {
     "a state of the wrapper": ("DL016", WRAPPED, Severity.NOTE),
     "a state of the wrapper, and loaded without it": (
         "DL016",
-        WRAPPED + "build().load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
+        WRAPPED
+        + "build().load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
         Severity.WARNING,
     ),
     "a state of the wrapper, loaded by a loader that strips it": (
@@ -302,7 +313,8 @@ SEVERITIES = {
     ),
     "a checkpoint in a function that joins the group": (
         "DL014",
-        IMPORTS + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
+        IMPORTS
+        + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
     "a checkpoint of an interrupted run": (
@@ -318,7 +330,8 @@ SEVERITIES = {
     ),
     "an exit of the first rank": (
         "DL018",
-        START + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
+        START
+        + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
         Severity.ERROR,
     ),
     "a checkpoint of a spawn of several": (
@@ -367,7 +380,8 @@ SEVERITIES = {
     ),
     "an exit on an option": (
         "DL018",
-        START + "def run(rank, args):\n    if args.check and rank == 0:\n        return\n"
+        START
+        + "def run(rank, args):\n    if args.check and rank == 0:\n        return\n"
         "    dist.barrier()\n",
         Severity.NOTE,
     ),
@@ -392,7 +406,8 @@ SEVERITIES = {
     ),
     "a model that rank 0 runs at an interval of tests": (
         "DL040",
-        NORM + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x)\n",
+        NORM
+        + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x)\n",
         Severity.WARNING,
     ),
     "a model that rank 0 runs for debugging": (
@@ -405,8 +420,16 @@ SEVERITIES = {
         NORM + "def run(net):\n    net(x)\nif dist.get_rank() == 0:\n    run(model)\n",
         Severity.WARNING,
     ),
-    "an order of a single epoch": ("DL005", EPOCHS.replace("COUNT", "1"), Severity.NOTE),
-    "an order of several epochs": ("DL005", EPOCHS.replace("COUNT", "90"), Severity.WARNING),
+    "an order of a single epoch": (
+        "DL005",
+        EPOCHS.replace("COUNT", "1"),
+        Severity.NOTE,
+    ),
+    "an order of several epochs": (
+        "DL005",
+        EPOCHS.replace("COUNT", "90"),
+        Severity.WARNING,
+    ),
     "micro-batches that nothing asks for": (
         "DL012",
         START
@@ -442,18 +465,22 @@ SEVERITIES = {
     "a metric of a part": ("DL061", EVALUATION, Severity.WARNING),
     "a metric of a part that is meant": (
         "DL061",
-        EVALUATION.replace("with torch", "# only results from rank 0 are used here\nwith torch"),
+        EVALUATION.replace(
+            "with torch", "# only results from rank 0 are used here\nwith torch"
+        ),
         Severity.NOTE,
     ),
     "a model that rank 0 runs between batches": (
         "DL040",
-        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
+        NORM
+        + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
         "        with torch.no_grad():\n            model(x)\n",
         Severity.NOTE,
     ),
     "a model that rank 0 runs between batches, before a barrier": (
         "DL040",
-        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
+        NORM
+        + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
         "        with torch.no_grad():\n            model(x)\n    dist.barrier()\n",
         Severity.WARNING,
     ),
@@ -476,7 +503,8 @@ SEVERITIES = {
     ),
     "a folder that is deleted after a question": (
         "DL046",
-        START + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
+        START
+        + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
         Severity.NOTE,
     ),
     "a tracker of several ranks": ("DL023", TRACKED, Severity.WARNING),
@@ -499,12 +527,14 @@ SEVERITIES = {
     ),
     "a flag under torchrun that is read under another name": (
         "DL056",
-        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')") + "print(parser.parse_args().gpu)\n",
+        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')")
+        + "print(parser.parse_args().gpu)\n",
         Severity.WARNING,
     ),
     "a flag under torchrun whose other name nothing reads": (
         "DL056",
-        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')") + "print(job.local_rank)\n",
+        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')")
+        + "print(job.local_rank)\n",
         Severity.NOTE,
     ),
     "a flag under torchrun that nothing reads": (
@@ -520,13 +550,17 @@ def test_the_severity(name: str) -> None:
     rule, text, severity = SEVERITIES[name]
     findings = findings_in((("case.py", text),))
     expected = [] if severity is None else [severity]
-    assert [finding.severity for finding in findings if finding.rule == rule] == expected
+    assert [
+        finding.severity for finding in findings if finding.rule == rule
+    ] == expected
 
 
 @pytest.mark.parametrize(
     ("used", "severity"), [("mean", Severity.NOTE), ("gathered", Severity.WARNING)]
 )
-def test_a_function_that_a_used_file_keeps_for_nobody(used: str, severity: Severity) -> None:
+def test_a_function_that_a_used_file_keeps_for_nobody(
+    used: str, severity: Severity
+) -> None:
     gather = (
         "def mean(x):\n    return x.mean()\n"
         "def gathered(x):\n    parts = [torch.zeros_like(x)] * dist.get_world_size()\n"
@@ -534,9 +568,14 @@ def test_a_function_that_a_used_file_keeps_for_nobody(used: str, severity: Sever
     )
     files = (
         ("helper.py", IMPORTS + gather),
-        ("train.py", START + f"from helper import {used}\nprint({used}(torch.ones(2)))\n"),
+        (
+            "train.py",
+            START + f"from helper import {used}\nprint({used}(torch.ones(2)))\n",
+        ),
     )
-    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL071"]
+    severities = [
+        finding.severity for finding in findings_in(files) if finding.rule == "DL071"
+    ]
     assert severities == [severity]
 
 
@@ -564,7 +603,9 @@ def test_what_a_program_with_ranks_does_not_reach_is_a_note(
 ) -> None:
     """`train.py` is also a program of its own, with one process."""
     files = (("train.py", ONE_PROCESS), ("train_ddp.py", f"{START}{imported}\n"))
-    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL023"]
+    severities = [
+        finding.severity for finding in findings_in(files) if finding.rule == "DL023"
+    ]
     assert severities == [severity]
 
 
@@ -572,15 +613,24 @@ def test_a_program_with_ranks_that_others_import_from() -> None:
     train = ONE_PROCESS.replace(
         "    if 'RANK'", "    torch.distributed.init_process_group()\n    if 'RANK'"
     )
-    files = (("train.py", train), ("evaluate.py", f"{START}from train import loss\nloss(x)\n"))
-    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL023"]
+    files = (
+        ("train.py", train),
+        ("evaluate.py", f"{START}from train import loss\nloss(x)\n"),
+    )
+    severities = [
+        finding.severity for finding in findings_in(files) if finding.rule == "DL023"
+    ]
     assert severities == [Severity.WARNING]
 
 
 def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:
     text = START + "if dist.get_rank() == 0:\n    dist.barrier()\n"
     severities = [
-        [finding.severity for finding in findings_in(((name, text),)) if finding.rule == "DL017"]
+        [
+            finding.severity
+            for finding in findings_in(((name, text),))
+            if finding.rule == "DL017"
+        ]
         for name in ("tools/check.py", "tests/check.py")
     ]
     assert severities == [[Severity.ERROR], [Severity.NOTE]]
@@ -610,7 +660,9 @@ def test_what_is_said_of_every_rank_is_a_note_where_one_is_started(
     ("name", "severity"),
     [("train.py", Severity.WARNING), ("train_single_gpu.py", Severity.NOTE)],
 )
-def test_what_is_said_of_every_rank_needs_a_start_of_several(name: str, severity: Severity) -> None:
+def test_what_is_said_of_every_rank_needs_a_start_of_several(
+    name: str, severity: Severity
+) -> None:
     """In the file itself, and in a helper that it alone imports."""
     start = START.replace("dist.init", "def setup():\n    dist.init")
     files = (
@@ -646,7 +698,9 @@ PERHAPS_SEVERAL = (
         ("Any start is fine.\n", Severity.NOTE),
     ],
 )
-def test_a_readme_may_say_that_one_process_is_started(readme: str, severity: Severity) -> None:
+def test_a_readme_may_say_that_one_process_is_started(
+    readme: str, severity: Severity
+) -> None:
     files = (("case.py", PERHAPS_SEVERAL), ("README.md", readme))
     findings = [finding for finding in findings_in(files) if finding.rule == "DL023"]
     assert [finding.severity for finding in findings] == [severity]
@@ -712,7 +766,9 @@ PLAIN = "import helper\nhelper.save(net)\n"
         ({"train.py": TRAINED, "export.py": PLAIN}, Severity.NOTE),
     ],
 )
-def test_a_file_of_several_programs_has_notes(others: dict[str, str], severity: Severity) -> None:
+def test_a_file_of_several_programs_has_notes(
+    others: dict[str, str], severity: Severity
+) -> None:
     findings = findings_in((("helper.py", SAVED), *others.items()))
     assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
 

@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from drumline.base.errors import PreflightError, UsageError
-from drumline.base.rank_environment import first_host, node_names, rank_variables, topology_from
+from drumline.base.rank_environment import (
+    first_host,
+    node_names,
+    rank_variables,
+    topology_from,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -29,7 +34,12 @@ SRUN = {
 def test_torchruns_variables_are_read() -> None:
     topology = topology_from(TORCHRUN)
     assert topology is not None
-    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
+    assert (
+        topology.rank,
+        topology.world_size,
+        topology.local_rank,
+        topology.local_world_size,
+    ) == (
         3,
         4,
         1,
@@ -38,7 +48,11 @@ def test_torchruns_variables_are_read() -> None:
     assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
     assert (topology.is_restart, topology.agent_hosts_store) == (True, True)
     first = topology_from(
-        {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "0"}
+        {
+            **TORCHRUN,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
     )
     assert first is not None
     assert (first.is_restart, first.agent_hosts_store) == (False, False)
@@ -66,7 +80,9 @@ def test_missing_variables_are_all_named() -> None:
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(UsageError, match="MASTER_PORT is 'http', which is not a whole number"):
+    with pytest.raises(
+        UsageError, match="MASTER_PORT is 'http', which is not a whole number"
+    ):
         topology_from({**TORCHRUN, "MASTER_PORT": "http"})
 
 
@@ -78,7 +94,12 @@ def test_a_rank_beyond_the_world_size_is_rejected() -> None:
 def test_srun_is_understood() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
-    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
+    assert (
+        topology.rank,
+        topology.world_size,
+        topology.local_rank,
+        topology.local_world_size,
+    ) == (
         5,
         8,
         1,
@@ -129,7 +150,10 @@ def test_hosts_have_names_where_ranks_are_dealt_in_equal_blocks() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
     assert topology.node_names == ("gpu007", "gpu008")
-    for changes in ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, {"SLURM_DISTRIBUTION": "cyclic"}):
+    for changes in (
+        {"SLURM_STEP_TASKS_PER_NODE": "4,3"},
+        {"SLURM_DISTRIBUTION": "cyclic"},
+    ):
         topology = topology_from({**SRUN, **changes})
         assert topology is not None
         assert topology.node_names == ()

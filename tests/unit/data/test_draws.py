@@ -21,7 +21,11 @@ def test_asking_for_more_numbers_keeps_the_first() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [Draws(2, 2, np.arange(64)), Draws(1, 3, np.arange(64)), Draws(1, 2, np.arange(64, 128))],
+    [
+        Draws(2, 2, np.arange(64)),
+        Draws(1, 3, np.arange(64)),
+        Draws(1, 2, np.arange(64, 128)),
+    ],
 )
 def test_another_seed_epoch_or_index_gives_other_numbers(changed: Draws) -> None:
     assert not np.intersect1d(Draws(1, 2, np.arange(64)).bits(8), changed.bits(8)).size
@@ -39,7 +43,9 @@ def test_numbers_are_uniform_and_uncorrelated() -> None:
     assert numbers.min() >= 0
     assert numbers.max() < 1
     histogram, _ = np.histogram(numbers, bins=100, range=(0, 1))
-    assert ((histogram - 2000) ** 2 / 2000).sum() < 170  # chi-square, 99 degrees of freedom
+    assert (
+        (histogram - 2000) ** 2 / 2000
+    ).sum() < 170  # chi-square, 99 degrees of freedom
     between_numbers = np.corrcoef(numbers.T) - np.eye(4)
     between_samples = np.corrcoef(numbers[1:, 0], numbers[:-1, 0])[0, 1]
     assert abs(between_numbers).max() < 0.02
@@ -53,7 +59,9 @@ def test_every_bit_is_set_half_of_the_time() -> None:
 
 
 def test_the_numbers_are_a_promise_to_old_checkpoints() -> None:
-    assert [f"{bits:016x}" for bits in Draws(1, 2, np.array([3])).bits(2)[0].tolist()] == [
+    assert [
+        f"{bits:016x}" for bits in Draws(1, 2, np.array([3])).bits(2)[0].tolist()
+    ] == [
         "b61a953a45a5c6fb",
         "889859e39d226025",
     ]

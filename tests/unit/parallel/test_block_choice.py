@@ -21,7 +21,10 @@ class Attention(nn.Module):
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
+        nn.Linear(WIDTH, 4 * WIDTH),
+        nn.GELU(),
+        nn.Linear(4 * WIDTH, WIDTH),
+        nn.Dropout(0.1),
     )
 
 
@@ -40,7 +43,10 @@ class NanoGPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        parts = {"wte": nn.Embedding(50, WIDTH), "h": nn.ModuleList(Block() for _ in range(12))}
+        parts = {
+            "wte": nn.Embedding(50, WIDTH),
+            "h": nn.ModuleList(Block() for _ in range(12)),
+        }
         self.transformer = nn.ModuleDict({**parts, "ln_f": nn.LayerNorm(WIDTH)})
         self.lm_head = nn.Linear(WIDTH, 50, bias=False)
         self.transformer["wte"].weight = self.lm_head.weight
@@ -86,7 +92,9 @@ class PairsViT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([Attention(), FeedForward()]) for _ in range(5))
+        self.layers = nn.ModuleList(
+            nn.ModuleList([Attention(), FeedForward()]) for _ in range(5)
+        )
 
 
 class FeedForward(nn.Module):
@@ -108,7 +116,9 @@ class BasicBlock(nn.Module):
 
 
 def stage(channels_in: int, channels: int) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(channels_in, channels), BasicBlock(channels, channels))
+    return nn.Sequential(
+        BasicBlock(channels_in, channels), BasicBlock(channels, channels)
+    )
 
 
 class ResNet(nn.Module):
@@ -175,7 +185,12 @@ class UNet(nn.Module):
 
 def encoder_decoder() -> nn.Module:
     return nn.Transformer(
-        WIDTH, 2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=16, batch_first=True
+        WIDTH,
+        2,
+        num_encoder_layers=3,
+        num_decoder_layers=4,
+        dim_feedforward=16,
+        batch_first=True,
     )
 
 
@@ -203,7 +218,9 @@ def one_block() -> nn.Module:
 
 def plain_blocks() -> nn.Module:
     """Blocks that have no class of their own."""
-    return nn.Sequential(nn.Linear(4, WIDTH), *(mlp() for _ in range(5)), nn.Linear(WIDTH, 2))
+    return nn.Sequential(
+        nn.Linear(4, WIDTH), *(mlp() for _ in range(5)), nn.Linear(WIDTH, 2)
+    )
 
 
 class NoList(nn.Module):
@@ -231,7 +248,9 @@ class OwnParameters(nn.Module):
 
 
 def own_parameters() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), OwnParameters(), OwnParameters(), OwnParameters())
+    return nn.Sequential(
+        nn.Linear(4, 4), OwnParameters(), OwnParameters(), OwnParameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +264,10 @@ def own_parameters() -> nn.Module:
         (ResNet, "6 x BasicBlock"),
         (StagedNet, "6 x BasicBlock"),
         (UNet, "5 x DoubleConv"),
-        (encoder_decoder, "4 x TransformerDecoderLayer and 3 x TransformerEncoderLayer"),
+        (
+            encoder_decoder,
+            "4 x TransformerDecoderLayer and 3 x TransformerEncoderLayer",
+        ),
         (Mixture, "4 x MixtureBlock"),
         (one_block, "1 x Block"),
         (plain_blocks, "5 x Sequential"),
@@ -261,4 +283,6 @@ def test_blocks_are_what_repeats_and_holds_most_parameters(
 
 
 def test_tied_weights_do_not_make_the_embedding_a_block() -> None:
-    assert set(find_blocks(NanoGPT())) == {f"transformer.h.{number}" for number in range(12)}
+    assert set(find_blocks(NanoGPT())) == {
+        f"transformer.h.{number}" for number in range(12)
+    }

@@ -43,7 +43,11 @@ class Blocks(Block):
 
 
 def use_of(model: nn.Module) -> BlockUse:
-    sharded = {name: module for name, module in model.named_modules() if isinstance(module, Block)}
+    sharded = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Block)
+    }
     return BlockUse(sharded, mode="fsdp", finds_unused=False)
 
 
@@ -89,7 +93,9 @@ def test_gradients_of_another_size_name_the_parameters_of_the_block() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler reads it
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # the compiler reads it
 def test_blocks_share_their_compiled_graphs_whatever_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,8 @@ def shared_core() -> Iterator[None]:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     spinning = subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"],
+        stdout=subprocess.PIPE,
     )
     assert spinning.stdout is not None
     spinning.stdout.readline()
@@ -40,7 +41,9 @@ def spin() -> None:
         pass
 
 
-@pytest.mark.skipif(not thread_times(os.getpid()), reason="the kernel does not count waits")
+@pytest.mark.skipif(
+    not thread_times(os.getpid()), reason="the kernel does not count waits"
+)
 @pytest.mark.usefixtures("shared_core")
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     wait = CpuWait()
@@ -51,7 +54,11 @@ def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     assert 0.0 < use.ran_s < 0.9 * SPIN_S
 
 
-def test_nothing_is_known_where_the_kernel_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drumline.rank.watched.trace_capture.thread_times", lambda pid: {})
+def test_nothing_is_known_where_the_kernel_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "drumline.rank.watched.trace_capture.thread_times", lambda pid: {}
+    )
     wait = CpuWait()
     assert wait.stop() is None

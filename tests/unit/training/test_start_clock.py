@@ -32,7 +32,9 @@ def test_its_parts_are_all_of_the_time() -> None:
 
 
 def test_alone_the_command_is_this_process() -> None:
-    clock = start_clock({COMMAND_START: "1.0"}, is_alone=True)  # that was of another command
+    clock = start_clock(
+        {COMMAND_START: "1.0"}, is_alone=True
+    )  # that was of another command
     assert (clock.began, clock.since) == (process_start(), "command")
     assert list(clock.parts) == ["python and torch"]
 
@@ -46,7 +48,9 @@ def test_a_rank_counts_from_its_launcher() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {COMMAND_START: ""}])
-def test_a_rank_that_was_not_told_counts_from_its_own_start(environment: dict[str, str]) -> None:
+def test_a_rank_that_was_not_told_counts_from_its_own_start(
+    environment: dict[str, str],
+) -> None:
     clock = start_clock(environment, is_alone=False)
     assert (clock.began, clock.since) == (process_start(), "rank")
     assert list(clock.parts) == ["python and torch"]

@@ -50,7 +50,9 @@ class SimulatedRun:
                 self._wait(clocks, step, Phase.BETWEEN)
             if self.save_every and step % self.save_every == 0:
                 self._mark(0, clocks[0], Phase.SAVE, step)
-                clocks[0] += 2.0  # on rank 0 alone: the others are in backward meanwhile
+                clocks[0] += (
+                    2.0  # on rank 0 alone: the others are in backward meanwhile
+                )
         self.seconds = max(clocks)
         self._spent = [list(_spent_until(marks)) for marks in self.marks]
 
@@ -62,10 +64,15 @@ class SimulatedRun:
         for number in range(1, int(self.seconds / every_s)):
             now = number * every_s
             observed_at = {host: max(0.0, now - lag_s(host)) for host in hosts}
-            ranks = [self._facts(rank, observed_at[host]) for rank, host in enumerate(self.hosts)]
+            ranks = [
+                self._facts(rank, observed_at[host])
+                for rank, host in enumerate(self.hosts)
+            ]
             nodes = [
                 NodeState(
-                    node=node, host=host, ranks=tuple(rank for rank in ranks if rank.host == host)
+                    node=node,
+                    host=host,
+                    ranks=tuple(rank for rank in ranks if rank.host == host),
                 )
                 for node, host in enumerate(hosts)
             ]
@@ -99,7 +106,9 @@ class SimulatedRun:
         )
 
 
-def _spent_until(marks: Sequence[tuple[float, Phase, int]]) -> Iterator[tuple[float, ...]]:
+def _spent_until(
+    marks: Sequence[tuple[float, Phase, int]],
+) -> Iterator[tuple[float, ...]]:
     """At each mark: by phase, all that went before it."""
     spent = [0.0] * len(Phase)
     yield tuple(spent)

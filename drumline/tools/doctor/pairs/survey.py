@@ -24,10 +24,14 @@ class Edge:
     addresses: list[str] | None = None
     name_error: str | None = None
     data: str | None = None  # the worst outcome of the high ports
-    rendezvous: str | None = None  # the outcome of the rendezvous port, when the other host has it
+    rendezvous: str | None = (
+        None  # the outcome of the rendezvous port, when the other host has it
+    )
     others: dict[str, str] | None = None  # outcomes of the other's further addresses
     received: int | None = None  # how many bytes of a large message arrived
-    passes: int | None = None  # the largest MTU whose packets arrive, when large messages do not
+    passes: int | None = (
+        None  # the largest MTU whose packets arrive, when large messages do not
+    )
     latency_s: float | None = None
     bytes_per_s: float | None = None
     error: str | None = None  # why an open port could not be measured
@@ -38,7 +42,9 @@ class Edge:
         return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in asdict(self).items() if value is not None
+        }
 
 
 @dataclass
@@ -52,9 +58,13 @@ class HostRecord:
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     gloo: dict[str, Any] | None = None
     nccl: dict[str, Any] | None = None
-    variables: dict[str, str] = field(default_factory=dict)  # those that name an interface
+    variables: dict[str, str] = field(
+        default_factory=dict
+    )  # those that name an interface
     clock_s: float | None = None  # how far its clock is ahead of ours
-    rendezvous_error: str | None = None  # why it could not listen on the rendezvous port
+    rendezvous_error: str | None = (
+        None  # why it could not listen on the rendezvous port
+    )
     facts: dict[str, Any] | None = None
     errors: list[str] = field(default_factory=list)  # requests that failed there
 
@@ -69,7 +79,10 @@ class HostRecord:
 
     def interface_of(self, address: str | None) -> str | None:
         """The name of the one with this address."""
-        names = {interface["address"]: str(interface["name"]) for interface in self.interfaces}
+        names = {
+            interface["address"]: str(interface["name"])
+            for interface in self.interfaces
+        }
         return names.get(address)
 
 
@@ -102,13 +115,20 @@ class Survey:
     def pairs(self) -> Iterator[Pair]:
         """Every link between hosts that are present."""
         present = self.present()
-        return ((source, target) for source in present for target in present if source != target)
+        return (
+            (source, target)
+            for source in present
+            for target in present
+            if source != target
+        )
 
     def usual_speed(self) -> float:
         """The bytes per second of a good link: the upper quartile, or 0.
 
         Not the median: with three hosts, one slow host affects four of six links."""
-        speeds = sorted(edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s)
+        speeds = sorted(
+            edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s
+        )
         return speeds[math.ceil(0.75 * (len(speeds) - 1))] if speeds else 0.0
 
     def as_json(self) -> dict[str, Any]:

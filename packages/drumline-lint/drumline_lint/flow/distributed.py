@@ -27,7 +27,11 @@ from drumline_lint.program.names import (
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
-from drumline_lint.reading.allocation import processes_per_node, started_on_nodes, tasks_per_node
+from drumline_lint.reading.allocation import (
+    processes_per_node,
+    started_on_nodes,
+    tasks_per_node,
+)
 from drumline_lint.reading.launchers import PYTHON, Launch
 from drumline_lint.reading.rendezvous import least_nodes, most_nodes, variable
 from drumline_lint.reading.source import Source
@@ -54,12 +58,23 @@ def distributed_sources(program: Program) -> set[Source]:
     file that does. Importing from such a file, or reading a rank, is not enough.
     """
     return {
-        source for source in with_imported(program, _starting(program)) if not _is_mocked(source)
+        source
+        for source in with_imported(program, _starting(program))
+        if not _is_mocked(source)
     }
 
 
 _SPAWN = "torch.multiprocessing.spawn"
-_BEGINNINGS = (INIT, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED, _SPAWN, "drumline.DDPManager")
+_BEGINNINGS = (
+    INIT,
+    DDP,
+    *FSDP,
+    ACCELERATOR,
+    FABRIC,
+    DEEPSPEED,
+    _SPAWN,
+    "drumline.DDPManager",
+)
 _ONE_GPU = re.compile(r"(^|\s)(-g|--(n_?|num_?)?gpus)[ =]1(\s|$)")
 _FOR_ONE = re.compile(r"(single|one|1)_?(gpu|process|device)|no_?ddp|non_?dist")
 
@@ -77,7 +92,9 @@ def starts_ranks(program: Program, source: Source) -> bool:
         return True
     beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
     names = {function.name for function in beginning if function is not None}
-    calls = [call for name in names for call in program.index(source).calls.get(name, ())]
+    calls = [
+        call for name in names for call in program.index(source).calls.get(name, ())
+    ]
     return any(program.function_of(call) in beginning for call in calls)
 
 
@@ -115,7 +132,9 @@ def is_of_ranks(program: Program, source: Source) -> bool:
 def _run_by_main_files(program: Program) -> tuple[set[Source], set[Source]]:
     """What is run by files that start several processes and that nothing but tests imports, and
     what is run by other files that nothing imports."""
-    main_files = [source for source in program.sources if _is_main_file(program, source)]
+    main_files = [
+        source for source in program.sources if _is_main_file(program, source)
+    ]
     starting = [source for source in main_files if starts_ranks(program, source)]
     plain = [source for source in main_files if not starts_ranks(program, source)]
     return run_by(program, starting), run_by(program, plain)
@@ -128,7 +147,8 @@ def programs_of_ranks(program: Program) -> list[Source]:
     started = [
         source
         for source in program.sources
-        if not source.is_test and (_is_main_file(program, source) or "__main__" in source.text)
+        if not source.is_test
+        and (_is_main_file(program, source) or "__main__" in source.text)
     ]
     return [
         main_file
@@ -162,17 +182,22 @@ def run_by(program: Program, sources: list[Source]) -> set[Source]:
 
 
 _NODES = re.compile(
-    r"--nnodes[= ](?!\$|1\b)|--nodes[= ](?!\$|1\b)|\b[2-9] nodes|\bmulti[-_ ]?node", re.IGNORECASE
+    r"--nnodes[= ](?!\$|1\b)|--nodes[= ](?!\$|1\b)|\b[2-9] nodes|\bmulti[-_ ]?node",
+    re.IGNORECASE,
 )
 
 
 def has_several_nodes(program: Program, source: Source) -> bool:
     """Whether scripts start its program on several nodes, or a text of the file says so."""
     launches = [
-        launch for file in connected(program, source) for launch in program.launches_of(file)
+        launch
+        for file in connected(program, source)
+        for launch in program.launches_of(file)
     ]
     counts = [
-        count for launch in launches for count in (least_nodes(launch), started_on_nodes(launch))
+        count
+        for launch in launches
+        for count in (least_nodes(launch), started_on_nodes(launch))
     ]
     nodes = max((count for count in counts if count is not None), default=0)
     return nodes > 1 if nodes else _NODES.search(source.text) is not None
@@ -183,7 +208,9 @@ _MAY_START_RANKS = re.compile(
     r"\bspawn\(|Process\(|start_processes|subprocess|submitit|launcher\(|\blaunch\(|SLURM_|OMPI_|MPI"
 )
 _SPAWNS = ("spawn", "start_processes")
-_OF_LAUNCHERS = "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
+_OF_LAUNCHERS = (
+    "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
+)
 
 
 def _is_started_alone(program: Program, source: Source) -> bool:
@@ -194,14 +221,20 @@ def _is_started_alone(program: Program, source: Source) -> bool:
         _MAY_START_RANKS.search(file.text) or _starts_ranks(program, file)
         for file in connected(program, source)
     )
-    return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
+    return bool(started) and all(
+        _is_of_one_process(launch, spawns, is_plain) for launch in started
+    )
 
 
 @cached_query
 def _starts_ranks(program: Program, source: Source) -> bool:
     """Whether a file surely starts ranks, or cannot run without a launcher."""
-    starts = (call for name in _SPAWNS for call in program.index(source).calls.get(name, ()))
-    if any(is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)):
+    starts = (
+        call for name in _SPAWNS for call in program.index(source).calls.get(name, ())
+    )
+    if any(
+        is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)
+    ):
         return True
     return any(
         isinstance(read.slice, ast.Constant)
@@ -217,7 +250,9 @@ def programs_with_ranks(program: Program, source: Source) -> tuple[int, int]:
     """How many programs run a file, and how many of them surely have several processes: they cannot
     run without a launcher, or are started with several."""
     main_files = _main_files_by_source(program)[source] or [source]
-    with_ranks = [main_file for main_file in main_files if _surely_has_ranks(program, main_file)]
+    with_ranks = [
+        main_file for main_file in main_files if _surely_has_ranks(program, main_file)
+    ]
     return len(main_files), len(with_ranks)
 
 
@@ -226,14 +261,17 @@ def _surely_has_ranks(program: Program, main_file: Source) -> bool:
     if _is_for_one(program, main_file):
         return False
     files = run_by(program, [main_file])
-    return _is_launched(program, main_file) or any(_starts_ranks(program, file) for file in files)
+    return _is_launched(program, main_file) or any(
+        _starts_ranks(program, file) for file in files
+    )
 
 
 @cached_query
 def _is_launched(program: Program, source: Source) -> bool:
     """Whether a script or a README starts it as several processes."""
     return any(
-        launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
+        launch.kind != PYTHON
+        and not _is_of_one_process(launch, spawns=True, is_plain=False)
         for launch in program.starts_of(source)
     )
 
@@ -252,7 +290,9 @@ def is_always_run(program: Program, call: ast.Call) -> bool:
     """Whether no condition is around it, nor around some call of its function."""
     function = enclosing_function(call)
     callers = program.callers(function) if function is not None else []
-    is_called = not callers or any(_is_unconditional(program, caller) for caller in callers)
+    is_called = not callers or any(
+        _is_unconditional(program, caller) for caller in callers
+    )
     return is_called and _is_unconditional(program, call)
 
 
@@ -265,9 +305,15 @@ def _is_unconditional(program: Program, call: ast.Call) -> bool:
 def _is_of_one_process(launch: Launch, spawns: bool, is_plain: bool) -> bool:
     """`spawns`: whether its file starts ranks; `is_plain`: whether nothing in its program does, or
     needs a launcher."""
-    if launch.kind == PYTHON and _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
+    if launch.kind == PYTHON and _ONE_GPU.search(
+        " ".join(word.text for word in launch.arguments)
+    ):
         return True  # it is told so
-    is_here = launch.srun is None and not launch.is_elsewhere and "RANK" not in launch.script.text
+    is_here = (
+        launch.srun is None
+        and not launch.is_elsewhere
+        and "RANK" not in launch.script.text
+    )
     if launch.kind == PYTHON and is_here and is_plain:
         return True
     visible = variable(launch, "CUDA_VISIBLE_DEVICES")
@@ -369,4 +415,6 @@ def _names(text: str) -> Iterator[str]:
         package = statement["package"]
         joint = "" if package.endswith(".") else "."
         yield package
-        yield from (f"{package}{joint}{name}" for name in _NAME.findall(statement["parts"]))
+        yield from (
+            f"{package}{joint}{name}" for name in _NAME.findall(statement["parts"])
+        )

@@ -37,7 +37,9 @@ def lines_of_one_process(program: Program, source: Source) -> list[range]:
         return []
     reached = _reached(program)
     definitions = _definitions(program, source)
-    return [_lines(definition) for definition in definitions if definition not in reached]
+    return [
+        _lines(definition) for definition in definitions if definition not in reached
+    ]
 
 
 def _definitions(program: Program, source: Source) -> list[Definition]:
@@ -96,7 +98,9 @@ def _reached(program: Program) -> set[Definition]:
             anywhere |= here
         for name in by_name.keys() & (here | anywhere):
             for definition in by_name[name]:
-                is_named = name in anywhere or source_of(definition) is source_of(statement)
+                is_named = name in anywhere or source_of(definition) is source_of(
+                    statement
+                )
                 if is_named and definition not in reached:
                     reached.add(definition)
                     pending.append(definition)
@@ -124,4 +128,6 @@ def _names_in_any_file(node: ast.AST) -> set[str]:
         names.update(alias.name.rpartition(".")[2] for alias in statement.names)
     constants = nodes_in(node, ast.Constant, into_functions=True)
     texts = (constant.value for constant in constants)
-    return names | {text for text in texts if isinstance(text, str) and text.isidentifier()}
+    return names | {
+        text for text in texts if isinstance(text, str) and text.isidentifier()
+    }

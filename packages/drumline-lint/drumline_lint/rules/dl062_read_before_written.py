@@ -18,7 +18,9 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL062")
 _WRITING = re.compile(r"save|dump|write|download|urlretrieve|extract|to_csv|to_parquet")
-_PREPARING = re.compile(r"prepare|preprocess|system|check_call|run|build|make|get_data|cache")
+_PREPARING = re.compile(
+    r"prepare|preprocess|system|check_call|run|build|make|get_data|cache"
+)
 _READING = re.compile(
     r"(?<!down)(?<!up)load|open|read|from_file|from_pretrained|from_disk|loadtxt|memmap"
 )
@@ -35,7 +37,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if not _works(branch):
             continue
         tests = rank_tests(program, branch.test)
-        if not any(test.is_main is not None for test in tests) or _waits(program, branch):
+        if not any(test.is_main is not None for test in tests) or _waits(
+            program, branch
+        ):
             continue
         yield from _sleeping(program, source, branch)
         calls = [call for part in branch.body for call in nodes_in(part, ast.Call)]
@@ -44,7 +48,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         for call in _reads_after(program, branch):
             is_for_all = not any(rank_tests_at(program, call))
-            if written & _paths(call) and is_for_all and not is_single_process(program, call):
+            if (
+                written & _paths(call)
+                and is_for_all
+                and not is_single_process(program, call)
+            ):
                 message = (
                     f"every rank comes to {source.code(call.func)} without waiting for rank 0, "
                     f"which writes the file ({source.where(branch)})"
@@ -94,7 +102,10 @@ def _written_by(program: Program, call: ast.Call) -> set[str]:
     inner = [] if function is None else nodes_in(function, ast.Call)
     writes = [part for part in inner if _WRITING.search(called_name(part).lower())]
     names = {path for part in writes for path in _paths(part)}
-    return {*(_paths(call) if writes else ()), *(name for name in names if name.isupper())}
+    return {
+        *(_paths(call) if writes else ()),
+        *(name for name in names if name.isupper()),
+    }
 
 
 def _reads(program: Program, call: ast.Call) -> bool:

@@ -77,7 +77,11 @@ def make_stub(account: Account) -> Iterator[Callable[..., None]]:
     stubbers: dict[str, Any] = {}
 
     def stub(
-        service: str, operation: str, answer: dict[str, Any] | str, times: int = 1, **expected: Any
+        service: str,
+        operation: str,
+        answer: dict[str, Any] | str,
+        times: int = 1,
+        **expected: Any,
     ) -> None:
         if service not in stubbers:
             stubbers[service] = stubber_of(account.client(service))
@@ -112,7 +116,9 @@ def make_cloud(
     forget_all(aws_server)
     template = tmp_path / "cluster.yaml"
     text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
-    template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
+    template.write_text(
+        text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget")
+    )
     monkeypatch.setattr(cluster_plan, "TEMPLATE", template)
     monkeypatch.setattr(stack, "POLL_S", 0.0)
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
@@ -126,15 +132,17 @@ def make_cloud(
 def give_gateway(account: Account) -> None:
     """As in an account of AWS, the default VPC has a way to the internet; moto's has none."""
     ec2 = account.client("ec2")
-    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0][
-        "VpcId"
-    ]
+    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])[
+        "Vpcs"
+    ][0]["VpcId"]
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"][
-        0
-    ]["RouteTableId"]
-    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
+        "RouteTables"
+    ][0]["RouteTableId"]
+    ec2.create_route(
+        RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
+    )
 
 
 def add_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -33,7 +33,9 @@ RESERVATION = {
 
 def reserve(stub: Stub, **changes: Any) -> None:
     answer = {"CapacityReservations": [RESERVATION | changes]}
-    stub("ec2", "describe_capacity_reservations", answer, CapacityReservationIds=["cr-1"])
+    stub(
+        "ec2", "describe_capacity_reservations", answer, CapacityReservationIds=["cr-1"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,10 @@ def reserve(stub: Stub, **changes: Any) -> None:
         ({"AvailableInstanceCount": 1}, "has 1 free instance, and --nodes is 2"),
         ({"State": "expired"}, "is expired"),
         (
-            {"State": "scheduled", "StartDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC)},
+            {
+                "State": "scheduled",
+                "StartDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC),
+            },
             "is scheduled, from 2026-12-01 11:30 UTC",
         ),
     ],
@@ -69,7 +74,9 @@ def test_a_reservation_names_the_zone_and_its_end(account: Account, stub: Stub) 
     )
     assert cluster_plan._named_zone(RESERVED, {}, reservation) == "us-east-1b"
     with pytest.raises(UsageError) as error:
-        cluster_plan._named_zone(RESERVED, {"AvailabilityZone": "us-east-1a"}, reservation)
+        cluster_plan._named_zone(
+            RESERVED, {"AvailabilityZone": "us-east-1a"}, reservation
+        )
     assert message(error) == (
         "--subnet, --reservation and --zone are in several zones: us-east-1a and us-east-1b",
         "give a --subnet in the zone of the reservation, and no --zone",
@@ -87,9 +94,17 @@ def test_the_nodes_start_in_the_reservation_and_nowhere_else(
 ) -> None:
     stub("efs", "describe_file_systems", {"FileSystems": []})
     hardware = cluster_plan.Hardware(
-        name="x", arch="x86_64", num_vcpus=1, num_gpus=8, gpu="H100", num_efas=0, num_cards=1
+        name="x",
+        arch="x86_64",
+        num_vcpus=1,
+        num_gpus=8,
+        gpu="H100",
+        num_efas=0,
+        num_cards=1,
     )
-    parameters = cluster_plan._parameters(account, RESERVED, hardware, {}) | {"Market": market}
+    parameters = cluster_plan._parameters(account, RESERVED, hardware, {}) | {
+        "Market": market
+    }
     data = resources(parameters)["LaunchTemplate"]["LaunchTemplateData"]
     target = {"CapacityReservationTarget": {"CapacityReservationId": "cr-1"}}
     assert data["CapacityReservationSpecification"] == target
@@ -111,7 +126,9 @@ def test_a_bucket_is_asked_for_and_is_the_only_one_of_the_role(
     stub("s3", "head_bucket", "403")
     check_bucket(account, "my-data")
     (warning,) = account.warnings
-    assert warning.startswith("whether s3://my-data can be used: AWS refused s3:HeadBucket")
+    assert warning.startswith(
+        "whether s3://my-data can be used: AWS refused s3:HeadBucket"
+    )
     parameters = dict.fromkeys(
         ("VpcId", "VolumeId", "MountTargetAddress", "SshFrom", "KeyName"), ""
     )
@@ -136,7 +153,10 @@ def test_a_disk_smaller_than_the_image_is_refused(account: Account) -> None:
 def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
     for endpoints, note in [
         ([{"VpcEndpointId": "vpce-1"}], "vpc-1 has an endpoint for S3: vpce-1"),
-        ([], "vpc-1 has no endpoint for S3: through a NAT gateway, each GB costs money"),
+        (
+            [],
+            "vpc-1 has no endpoint for S3: through a NAT gateway, each GB costs money",
+        ),
     ]:
         stub("ec2", "describe_vpc_endpoints", {"VpcEndpoints": endpoints})
         assert list(cluster_plan._s3_notes(account, "vpc-1")) == [note]
@@ -150,4 +170,6 @@ def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
 def test_aws_keeps_the_limit_of_a_spot_price_that_is_unknown() -> None:
     settings = ClusterSettings(type="g6.12xlarge", spot=True, max_price=2.0)
     cluster_plan._check_ceiling(settings, None)
-    assert cluster_plan._is_above_ceiling(settings, 2.5), "such a zone is not tried next"
+    assert cluster_plan._is_above_ceiling(settings, 2.5), (
+        "such a zone is not tried next"
+    )
