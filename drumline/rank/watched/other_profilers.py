@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.autograd import profiler
 
@@ -24,11 +24,13 @@ CALLS: dict[str, Callable[..., Any]] = {
 class OtherProfilers:
     """From `observe` on the user's profilers are seen, and from `silence` on they record nothing."""
 
+    _result: ClassVar[Any] = None
+    """An empty one: what those that record nothing have recorded. Of the process: one of them may
+    end after another capture has begun."""
+
     def __init__(self) -> None:
         self.line: SampledLine | None = None
         """That began the last one; None: there is none."""
-        self._result: Any = None
-        """An empty one: what those that record nothing have recorded."""
         self._is_open = False
         """Whether one of them records."""
         self._is_silent = False
@@ -45,7 +47,7 @@ class OtherProfilers:
         self._disable()
         with self.ours(), profiler.profile() as nothing:
             pass
-        self._result = nothing.kineto_results
+        OtherProfilers._result = nothing.kineto_results
         self._is_silent = True
 
     def resume(self) -> None:
@@ -81,5 +83,5 @@ class OtherProfilers:
     def _disable(self) -> Any:
         if self._is_open:
             self._is_open = False
-            self._result = CALLS["_disable_profiler"]()
+            OtherProfilers._result = CALLS["_disable_profiler"]()
         return self._result

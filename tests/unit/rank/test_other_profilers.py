@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,3 +64,16 @@ def test_a_profiler_of_the_user_that_records_ends_early(others: OtherProfilers) 
         others.resume()
     assert len(of_user.key_averages()) == 0
     assert recorded()
+
+
+def test_a_profiler_that_one_capture_ended_has_a_result_in_the_next_one(
+    others: OtherProfilers, tmp_path: Path
+) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as of_user:
+        torch.ones(4).sum()
+        others.silence()
+        others.resume()
+        next_others = OtherProfilers()
+        next_others.observe()
+    of_user.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert "aten::sum" not in (tmp_path / "trace.json").read_text()
