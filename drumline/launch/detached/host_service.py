@@ -42,7 +42,12 @@ from drumline.launch.detached.keeper import STOP_SIGNALS, STOPPED
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.ssh.node_output import NodeOutput
-from drumline.launch.ssh.supervisor import PROTOCOL, ControllerLink, accepts, serve
+from drumline.launch.ssh.supervisor import (
+    PROTOCOL,
+    ControllerLink,
+    accept_or_refuse,
+    serve,
+)
 from drumline.net.frames import MAX_PIPE_BYTES, LineBuffer, Message
 
 # How long it may take until there is a process of the keeper.
@@ -59,7 +64,12 @@ def _answer(request: Message, link: ControllerLink) -> None:
         "stop": _stop,
     }
     try:
-        actions[request["action"]](request, link)
+        if (action := actions.get(request["action"])) is None:
+            raise DrumlineError(
+                f"drumline on {socket.gethostname()} has no action {request['action']!r}",
+                next_step="install the same version of drumline on all hosts",
+            )
+        action(request, link)
     except DrumlineError as error:
         link.out.send("refused", problems=[[error.what, error.next_step or ""]])
     except OSError as error:
@@ -74,7 +84,7 @@ def _launch(request: Message, link: ControllerLink) -> None:
     """Check what can be checked, and start the keeper when all hosts have answered."""
     if wrong := wrong_job_name(request["name"]):
         raise DrumlineError(wrong)
-    if not accepts(request, link):
+    if not accept_or_refuse(request, link):
         return
 
     start = _wait_for_start(link)

@@ -328,9 +328,9 @@ def refusals(spec: Message) -> Iterator[tuple[str, str]]:
         )
 
 
-def accepts(spec: Message, link: ControllerLink) -> bool:
-    """Whether the job can start on this node; answered with the address at which ssh has reached it,
-    and the hosts' names that it does not resolve."""
+def accept_or_refuse(spec: Message, link: ControllerLink) -> bool:
+    """Answer whether the job can start on this node: with the address at which ssh has reached it,
+    and the hosts' names that it does not resolve; or with what is wrong."""
     if problems := list(refusals(spec)):
         link.out.send("refused", problems=problems)
         return False
@@ -394,7 +394,7 @@ def _run_attempt(spec: Message, link: ControllerLink) -> None:
         # No two attempts of a launch may write to one run folder.
         Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
 
-    if not (await_space(spec, link) and accepts(spec, link)):
+    if not (await_space(spec, link) and accept_or_refuse(spec, link)):
         return
 
     spec["environment"] = {**spec["environment"], LAUNCHER_LINK: str(link.link_file)}

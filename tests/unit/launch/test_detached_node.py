@@ -601,6 +601,16 @@ def test_a_damaged_job_is_followed_only_while_its_keeper_runs(
     ]
 
 
+def test_an_unknown_action_is_refused() -> None:
+    sent: list[dict[str, Any]] = []
+    out = SimpleNamespace(send=lambda kind, **content: sent.append(content))
+    link: Any = SimpleNamespace(out=out)
+    host_service._answer({"action": "pause"}, link)
+    [[[what, next_step]]] = [frame["problems"] for frame in sent]
+    assert what == f"drumline on {socket.gethostname()} has no action 'pause'"
+    assert next_step == "install the same version of drumline on all hosts"
+
+
 def test_a_keeper_is_waited_for_as_long_as_it_loads(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
