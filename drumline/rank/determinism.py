@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drumline.base.errors import CheckpointError, TrainingError
+from drumline.base.errors import CheckpointError, TrainingError, UsageError
 
 # One number for each use of the seed, so that no two draw the same numbers.
 MODEL_SEEDS = 1
@@ -75,6 +75,14 @@ def _seed_generators(sequence: np.random.SeedSequence) -> None:
 def capture_rng(device: torch.device) -> Tensor:
     """The random state of this process as `RNG_BYTES` bytes on the CPU; `restore_rng` continues
     with the same draws."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if not isinstance(generator, np.random.MT19937):
+        raise UsageError(
+            "numpy's global generator was replaced (np.random.set_bit_generator), so its state is not one that "
+            "is saved",
+            next_step="leave it as it is, and draw from a np.random.Generator of your own",
+        )
+
     on_gpu = (
         _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
     )

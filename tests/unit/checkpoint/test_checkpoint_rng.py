@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.base.errors import CheckpointError
+from drumline.base.errors import CheckpointError, UsageError
 from drumline.rank.determinism import RNG_BYTES, capture_rng, restore_rng
 
 CPU = torch.device("cpu")
@@ -50,6 +50,16 @@ def test_the_next_draws_are_the_same(draws_before: int) -> None:
     draw()
     restore_rng(state, CPU)
     assert [draw() for _ in range(5)] == expected
+
+
+def test_a_replaced_generator_of_numpy_is_refused() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        with pytest.raises(UsageError, match="numpy's global generator was replaced"):
+            capture_rng(CPU)
+    finally:
+        np.random.set_bit_generator(before)
 
 
 def test_looking_at_the_state_does_not_change_it() -> None:
