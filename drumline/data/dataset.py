@@ -361,6 +361,9 @@ def _content(value: Any) -> Iterator[bytes]:
         yield f"sequence of {len(value)}".encode()
         for item in value:
             yield from _content(item)
+    elif isinstance(value, set | frozenset):  # in no order
+        yield b"set"
+        yield from sorted(map(content_hash, value))
     elif isinstance(value, str | bytes | int | float | complex | np.generic | None):
         yield repr(value).encode()
     else:

@@ -66,12 +66,20 @@ def test_parts_of_a_dataset_differ() -> None:
         ([1, 2], [1, 3]),
         (("ab", "c"), ("a", "bc")),
         (b"x", "x"),
+        ({"a", "b"}, {"a", "c"}),
+        (frozenset([1]), frozenset()),
         (Thing(), 3),
     ],
 )
 def test_one_sample_that_differs_is_noticed(sample: Any, changed: Any) -> None:
     assert fingerprint(samples(sample)) == fingerprint(samples(sample))
     assert fingerprint(samples(sample)) != fingerprint(samples(changed))
+
+
+def test_the_order_of_a_set_does_not_count() -> None:
+    # 8 and 16 collide in a small set, which then iterates in the order of insertion.
+    assert list({8, 16}) != list({16, 8})
+    assert fingerprint([{8, 16}]) == fingerprint([{16, 8}])
 
 
 def test_a_sample_more_is_noticed() -> None:
