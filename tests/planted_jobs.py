@@ -19,16 +19,17 @@ class Vectors(Dataset[tuple[Tensor, Tensor]]):
     """Random vectors with a class; each takes `load_s` to read, as from slow storage."""
 
     def __init__(self, width: int, load_s: float = 0.0) -> None:
-        self.inputs = torch.randn(64, width, generator=torch.Generator().manual_seed(5))
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(4096, width, generator=generator)
         self.load_s = load_s
 
     def __len__(self) -> int:
-        return 4096
+        return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if self.load_s:
             time.sleep(self.load_s)
-        return self.inputs[index % 64], torch.tensor(index % 4)
+        return self.inputs[index], torch.tensor(index % 4)
 
 
 class Planted(Task):
