@@ -41,6 +41,7 @@ from drumline.config import FlagTable, FlagValues, read_flags, switch
 from drumline.config.fields import flag_text
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cloud_files import SHARED
+from drumline.launch.aws.cluster_access import check_session_manager
 from drumline.launch.aws.cluster_creation import NoCapacityError, bring_up
 from drumline.launch.aws.cluster_nodes import (
     CloudNode,
@@ -48,7 +49,7 @@ from drumline.launch.aws.cluster_nodes import (
     ssh_config,
     status_lines,
 )
-from drumline.launch.aws.cluster_plan import check_session_manager, make_plan
+from drumline.launch.aws.cluster_plan import make_plan
 from drumline.launch.aws.cluster_settings import (
     CLUSTER,
     ENDS,

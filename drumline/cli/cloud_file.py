@@ -14,7 +14,7 @@ from drumline.cli.command_line import check_command, misplaced
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable, FlagValues
 from drumline.launch.aws import cloud_files
-from drumline.launch.aws.cluster_plan import own_network
+from drumline.launch.aws.cluster_access import own_network
 from drumline.launch.aws.cluster_settings import (
     ME,
     SETTINGS,

@@ -9,10 +9,13 @@ from typing import Any
 from drumline.base.errors import UsageError, as_list
 from drumline.launch.aws import stack as stacks
 from drumline.launch.aws.account import Account, AwsError, Described
-from drumline.launch.aws.cluster_plan import MOVING, ClusterPlan
+from drumline.launch.aws.cluster_plan import ClusterPlan
 from drumline.launch.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws.stack_template import template_text
 from drumline.launch.aws.teardown import take_down
 
+# Chosen again at every start; a stack that differs in them alone is the same.
+MOVING = ("EndsAt", "ImageId", "Owner", "SshFrom", "VolumeId")
 CANCELLED = "Resource creation cancelled"
 # In the words of Auto Scaling, which gives no code. A quota of vCPUs is "capacity" for it too.
 NO_CAPACITY = re.compile(
@@ -69,7 +72,7 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
     }
     return {
         "StackName": plan.settings.stack,
-        "TemplateBody": plan.template(),
+        "TemplateBody": template_text(plan.hardware, plan.settings.tags),
         "Parameters": [
             {"ParameterKey": name, "ParameterValue": value}
             for name, value in plan.parameters.items()

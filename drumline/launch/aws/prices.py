@@ -4,15 +4,18 @@ found stays unknown."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from drumline.launch.aws.account import Account, Described
 
 HOURS_A_MONTH = 730
 """As AWS converts prices by the month."""
+UNKNOWN = math.inf
+"""A price that is not known, and what is computed from it: above every limit."""
 
 
 class _Product(NamedTuple):
@@ -49,40 +52,35 @@ class Cost:
     """One part of the bill, in USD an hour."""
 
     what: str
-    an_hour: float | None
-    """Now; None: unknown."""
-    most_an_hour: float | None
-    """What it may become; None: unknown, as that of a spot instance without a limit."""
+    an_hour: float
+    """Now."""
+    most_an_hour: float
+    """What it may become; unknown for a spot instance without a limit."""
     ends_with_nodes: bool = True
     """Otherwise it is paid until `down`."""
+
+    def row(self, hours: float) -> tuple[str, str, str]:
+        """Of a table: the price of an hour, and of so many at most."""
+        return self.what, dollars(self.an_hour), dollars(self.most_an_hour * hours)
 
 
 def fixed_cost(
     what: str,
-    price: float | None,
+    price: float,
     units: float = 1.0,
     *,
     ends_with_nodes: bool = True,
 ) -> Cost:
     """Of the price list: it stays as it is."""
-    an_hour = times(price, units)
+    an_hour = price * units
     return Cost(what, an_hour, an_hour, ends_with_nodes)
 
 
-def times(price: float | None, units: float) -> float | None:
-    """None where the price is unknown."""
-    return None if price is None else price * units
+def listed_price(account: Account, name: str, **attributes: str) -> float:
+    """The highest price of a product in the region, in USD for an hour or (of a GB) a month;
+    unknown if the list has none, or may not be read."""
+    import jmespath
 
-
-def total(amounts: Iterable[float | None]) -> float | None:
-    """None where a part is unknown."""
-    parts = list(amounts)
-    return None if None in parts else sum(part for part in parts if part is not None)
-
-
-def listed_price(account: Account, name: str, **attributes: str) -> float | None:
-    """The highest price of a product in the region, in USD for an hour or (of a GB) a month; None:
-    the list has none, or may not be read."""
     product = _PRODUCTS[name]
     criteria = {**product.attributes, **attributes, "regionCode": account.region}
     matches = [
@@ -99,19 +97,14 @@ def listed_price(account: Account, name: str, **attributes: str) -> float | None
             Filters=matches,
         )
 
-    prices = [
-        price for entry in entries for price in _prices(json.loads(entry), product.unit)
+    prices = "terms.OnDemand.*.priceDimensions[].*[]"
+    of_unit = f"{prices} | [?unit == '{product.unit}'].pricePerUnit.USD"
+    listed = [
+        float(price)
+        for entry in entries
+        for price in jmespath.search(of_unit, json.loads(entry)) or ()
     ]
-    return max(prices, default=None)
-
-
-def _prices(entry: Any, unit: str) -> Iterator[float]:
-    """Those of an entry of the list that are not 0."""
-    for term in entry.get("terms", {}).get("OnDemand", {}).values():
-        for dimension in term["priceDimensions"].values():
-            price = float(dimension["pricePerUnit"].get("USD", 0))
-            if dimension["unit"] == unit and price:
-                yield price
+    return max(filter(None, listed), default=UNKNOWN)
 
 
 def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
@@ -130,8 +123,8 @@ def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
     return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in newest}
 
 
-def dollars(amount: float | None) -> str:
+def dollars(amount: float) -> str:
     """The amount, or that it is unknown."""
-    if amount is None:
+    if amount == UNKNOWN:
         return "unknown"
     return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"

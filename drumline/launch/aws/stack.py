@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from drumline.base.errors import UsageError, as_list
 from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import STACK_PREFIX, ClusterSettings
-from drumline.launch.aws.prices import Cost, dollars, total
+from drumline.launch.aws.prices import UNKNOWN, Cost, dollars
 
 TAG = "drumline:cluster"
 OWNER_TAG = "drumline:owner"
@@ -158,17 +158,11 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
 
 def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
     """What `status` needs: the most that an hour may cost; no tag where that is unknown."""
-    totals = {
-        NODES_PRICE_TAG: total(
-            cost.most_an_hour for cost in costs if cost.ends_with_nodes
-        ),
-        STACK_PRICE_TAG: total(
-            cost.most_an_hour for cost in costs if not cost.ends_with_nodes
-        ),
-    }
-    return {
-        tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None
-    }
+    totals = {NODES_PRICE_TAG: 0.0, STACK_PRICE_TAG: 0.0}
+    for cost in costs:
+        tag = NODES_PRICE_TAG if cost.ends_with_nodes else STACK_PRICE_TAG
+        totals[tag] += cost.most_an_hour
+    return {tag: f"{amount:.6f}" for tag, amount in totals.items() if amount < UNKNOWN}
 
 
 def price_words(stack: Described, now: datetime) -> str:

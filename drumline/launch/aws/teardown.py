@@ -12,7 +12,7 @@ from drumline.base.text import file_size
 from drumline.launch.aws import stack as stacks
 from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.prices import dollars, listed_price
+from drumline.launch.aws.prices import UNKNOWN, dollars, listed_price
 from drumline.launch.aws.stack import TAG, kept_volumes
 
 _DELETE_ATTEMPTS = 2
@@ -165,9 +165,9 @@ def kept_lines(
             size = f"{file_size(volume.size)}, as EFS last counted"
 
         month = listed_price(account, "volume")
-        cost = "whose price is unknown"
-        if month is not None:
-            cost = f"which costs {dollars(month)} for a GB a month"
+        cost = f"which costs {dollars(month)} for a GB a month"
+        if month == UNKNOWN:
+            cost = "whose price is unknown"
 
         yield f"kept the volume {volume.id} ({size}), {cost}; up uses it again"
         yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"

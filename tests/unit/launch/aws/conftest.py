@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.aws import cluster_plan, stack
+from drumline.launch.aws import stack, stack_template
 from drumline.launch.aws.account import Account
 from tests.store_server import forget_all, shared_loader
 
@@ -115,11 +115,11 @@ def make_cloud(
     monkeypatch.setattr("moto.kms.models.generate_private_key", lambda spec: None)
     forget_all(aws_server)
     template = tmp_path / "cluster.yaml"
-    text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
+    text = stack_template.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
     template.write_text(
         text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget")
     )
-    monkeypatch.setattr(cluster_plan, "TEMPLATE", template)
+    monkeypatch.setattr(stack_template, "TEMPLATE", template)
     monkeypatch.setattr(stack, "POLL_S", 0.0)
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
     quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}

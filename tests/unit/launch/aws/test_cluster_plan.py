@@ -15,25 +15,20 @@ import pytest
 pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
 from drumline.base.errors import MissingExtraError
-from drumline.launch.aws import cluster_plan
+from drumline.launch.aws import cluster_access, cluster_plan
 from drumline.launch.aws.account import Account, connect
+from drumline.launch.aws.cluster_access import own_network
 from drumline.launch.aws.cluster_creation import _request
 from drumline.launch.aws.cluster_nodes import status_lines
-from drumline.launch.aws.cluster_plan import (
-    TEMPLATE,
-    ClusterPlan,
-    Hardware,
-    Image,
-    find_image,
-    own_network,
-)
+from drumline.launch.aws.cluster_plan import ClusterPlan
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.prices import fixed_cost
+from drumline.launch.aws.instance_type import Hardware, find_hardware, find_image
+from drumline.launch.aws.prices import UNKNOWN, fixed_cost
+from drumline.launch.aws.stack_template import TEMPLATE
 from tests.unit.launch.aws.test_template import load
 
 Stub = Callable[..., None]
 G6 = Hardware(
-    name="g6.12xlarge",
     arch="x86_64",
     num_vcpus=48,
     num_gpus=4,
@@ -130,9 +125,11 @@ def make_made(account: Account, stub: Stub) -> Callable[..., dict[str, Any]]:
     def made(hardware: Hardware = G6, **changes: Any) -> dict[str, Any]:
         stub("efs", "describe_file_systems", {"FileSystems": []})
         subnet = SUBNET if "subnet" in changes else {}
-        settings = ClusterSettings(type=hardware.name, **changes)
+        settings = ClusterSettings(type="g6.12xlarge", **changes)
         return resources(
-            cluster_plan._parameters(account, settings, hardware, subnet)
+            cluster_plan._parameters(
+                account, settings, hardware, subnet, is_public=hardware.num_cards == 1
+            )
             | {"Zone": "us-east-1a", "Market": settings.market}
         )
 
@@ -194,8 +191,26 @@ def test_spot_instances_with_a_ceiling(made: Callable[..., dict[str, Any]]) -> N
     assert market["SpotOptions"] == limits
 
 
+@pytest.mark.parametrize(
+    ("efa", "num_efas", "num_cards"), [(None, 4, 4), (False, 0, 1)]
+)
+def test_without_efa_one_network_card_is_used(
+    account: Account, stub: Stub, efa: bool | None, num_efas: int, num_cards: int
+) -> None:
+    network = {"EfaInfo": {"MaximumEfaInterfaces": 4}, "MaximumNetworkCards": 4}
+    described = {
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "VCpuInfo": {"DefaultVCpus": 96},
+        "NetworkInfo": network,
+    }
+    stub("ec2", "describe_instance_types", {"InstanceTypes": [described]})
+    hardware = find_hardware(account, ClusterSettings(type="p4d.24xlarge", efa=efa))
+    assert (hardware.num_efas, hardware.num_cards) == (num_efas, num_cards)
+
+
 def test_a_key_and_no_efa(made: Callable[..., dict[str, Any]]) -> None:
-    launched = made(key="laptop", efa=False)["LaunchTemplate"]["LaunchTemplateData"]
+    without_efa = Hardware(**{**vars(G6), "num_efas": 0})
+    launched = made(without_efa, key="laptop")["LaunchTemplate"]["LaunchTemplateData"]
     assert (launched["KeyName"], launched["NetworkInterfaces"][0]["InterfaceType"]) == (
         "laptop",
         "interface",
@@ -260,7 +275,7 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
         hardware=G6,
         parameters={},
         costs=(fixed_cost("nodes", 4.5),),
-        volume_price=None,
+        volume_price=UNKNOWN,
         notes=(),
     )
     request = _request(plan)
@@ -288,14 +303,11 @@ def test_instances_without_gpus_get_ubuntu(account: Account, stub: Stub) -> None
     stub(
         "ec2",
         "describe_images",
-        {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/sda1"}]},
+        {"Images": [{"ImageId": "ami-1"}]},
+        ImageIds=["ami-1"],
     )
-    hardware = Hardware(
-        **{**vars(G6), "name": "c7g.large", "arch": "arm64", "num_gpus": 0}
-    )
-    assert find_image(account, None, hardware) == Image(
-        id="ami-1", root_device="/dev/sda1", size=0
-    )
+    hardware = Hardware(**{**vars(G6), "arch": "arm64", "num_gpus": 0})
+    assert find_image(account, None, hardware)["ImageId"] == "ami-1"
 
 
 def test_ssh_from_me_is_the_address_that_aws_sees(
@@ -312,7 +324,7 @@ def test_ssh_from_me_is_the_address_that_aws_sees(
 
     with HTTPServer(("127.0.0.1", 0), Address) as server:
         monkeypatch.setattr(
-            cluster_plan, "ADDRESS_URL", f"http://127.0.0.1:{server.server_port}/"
+            cluster_access, "ADDRESS_URL", f"http://127.0.0.1:{server.server_port}/"
         )
         thread = threading.Thread(target=server.handle_request)
         thread.start()

@@ -23,13 +23,13 @@ from drumline.launch.aws.cluster_creation import NO_CAPACITY, NoCapacityError, b
 from drumline.launch.aws.cluster_nodes import nodes_of
 from drumline.launch.aws.cluster_plan import (
     ClusterPlan,
-    Hardware,
     make_plan,
-    zones_in_order,
 )
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.prices import Cost
+from drumline.launch.aws.instance_type import Hardware, zones_that_offer
+from drumline.launch.aws.prices import UNKNOWN, Cost
 from drumline.launch.aws.stack import find_stack, parameters_of
+from drumline.launch.aws.stack_template import template_text
 from drumline.launch.aws.teardown import take_down
 from tests.store_server import Proxy
 from tests.unit.launch.aws.conftest import SECRET, add_programs
@@ -54,7 +54,7 @@ def image(account: Account) -> str:
 
 def subnet(account: Account) -> str:
     """Of the default VPC: moto cannot delete the route table of a new one."""
-    zone = zones_in_order(account, "g4dn.xlarge", None, {})[0]
+    zone = zones_that_offer(account, "g4dn.xlarge", None)[0]
     subnets = account.all("ec2", "describe_subnets", "Subnets")
     return next(
         str(subnet["SubnetId"])
@@ -411,7 +411,7 @@ def test_the_next_zone_is_tried_when_one_has_no_capacity(
 
     monkeypatch.setattr(aws_command, "bring_up", bring_up_in_last)
     anywhere = settings(cloud, subnet=None)
-    zones = zones_in_order(cloud, "g4dn.xlarge", None, {})
+    zones = zones_that_offer(cloud, "g4dn.xlarge", None)
     aws_command._up(cloud, anywhere)
     out, err = capsys.readouterr()
     assert tried == zones[:3]
@@ -649,7 +649,6 @@ def test_a_failed_resource_is_named_after_the_rollback(
 @pytest.fixture(name="plan")
 def make_a_plan() -> ClusterPlan:
     hardware = Hardware(
-        name="g4dn.xlarge",
         arch="x86_64",
         num_vcpus=4,
         num_gpus=1,
@@ -662,8 +661,8 @@ def make_a_plan() -> ClusterPlan:
         settings=settings,
         hardware=hardware,
         parameters={},
-        costs=(Cost("x", 1.0, None),),
-        volume_price=None,
+        costs=(Cost("x", 1.0, UNKNOWN),),
+        volume_price=UNKNOWN,
         notes=(),
     )
 
@@ -723,7 +722,7 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
         "false",
     )
     assert (
-        plan.template().count('"InterfaceType": "efa-only"')
+        template_text(plan.hardware, {}).count('"InterfaceType": "efa-only"')
         == plan.hardware.num_efas
         == 4
     )

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from drumline.launch.aws import idle_shutdown
-from drumline.launch.aws.cluster_plan import TEMPLATE, template_text
+from drumline.launch.aws.instance_type import Hardware
 from drumline.launch.aws.own_wheels import build_wheel
+from drumline.launch.aws.stack_template import TEMPLATE, template_text
 from tests.aws_node import write_programs
 from tests.multinode.needs import missing
 from tests.unit.launch.aws.test_template import load
@@ -57,6 +58,11 @@ VALUES = {
 }
 
 
+HARDWARE = Hardware(
+    arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1
+)
+
+
 class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,9 +77,9 @@ class Node:
 
     def boot(self, *commands: str, **changes: str) -> dict[str, Any]:
         """Run the user data, and then more commands; what it reported to the stack. Empty: nothing."""
-        data = load(template_text())["Resources"]["LaunchTemplate"]["Properties"][
-            "LaunchTemplateData"
-        ]
+        data = load(template_text(HARDWARE, {}))["Resources"]["LaunchTemplate"][
+            "Properties"
+        ]["LaunchTemplateData"]
         text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
         for name, value in {**VALUES, **changes}.items():
             assert f"${{{name}}}" in text, (

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.aws.cluster_plan import ClusterPlan, Hardware
+from drumline.launch.aws.cluster_plan import ClusterPlan
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.prices import Cost, fixed_cost, times
+from drumline.launch.aws.instance_type import Hardware
+from drumline.launch.aws.prices import UNKNOWN, Cost, fixed_cost
 from drumline.launch.aws.stack import price_tags, price_words
 
 G6 = Hardware(
-    name="g6.12xlarge",
     arch="x86_64",
     num_vcpus=48,
     num_gpus=4,
@@ -23,16 +23,16 @@ G6 = Hardware(
 )
 DISKS = fixed_cost("2 x disk of 150 GiB", 0.001, 300)
 NAT = fixed_cost("NAT gateway", 0.045, ends_with_nodes=False)
-UNKNOWN = fixed_cost("2 x public address", None, 2)
+ADDRESSES = fixed_cost("2 x public address", UNKNOWN, 2)
 MADE = datetime(2026, 11, 17, tzinfo=UTC)
 
 
-def on_demand(price: float | None) -> Cost:
+def on_demand(price: float) -> Cost:
     return fixed_cost("2 x g6.12xlarge (on-demand)", price, 2)
 
 
-def spot(limit: float | None) -> Cost:
-    return Cost("2 x g6.12xlarge (spot)", 4.0, times(limit, 2))
+def spot(limit: float) -> Cost:
+    return Cost("2 x g6.12xlarge (spot)", 4.0, limit * 2)
 
 
 def plan_of(*costs: Cost, **changes: Any) -> ClusterPlan:
@@ -53,7 +53,7 @@ def plan_of(*costs: Cost, **changes: Any) -> ClusterPlan:
         volume_price=0.3,
         notes=["the quota is enough"],
         unknowns=["whether us-east-1a has capacity"],
-        other_zones={"us-east-1b": 2.5, "us-east-1c": None},
+        other_zones={"us-east-1b": 2.5, "us-east-1c": UNKNOWN},
     )
 
 
@@ -84,9 +84,9 @@ def test_a_plan_is_one_table_with_what_was_checked_and_what_is_unknown() -> None
     ("costs", "hour", "most"),
     [
         ((on_demand(5.0), DISKS), "$10.30", "$103.00"),
-        ((on_demand(5.0), DISKS, UNKNOWN), "unknown", "unknown"),
-        ((on_demand(None), DISKS), "unknown", "unknown"),
-        ((spot(None), DISKS), "$4.30", "unknown"),
+        ((on_demand(5.0), DISKS, ADDRESSES), "unknown", "unknown"),
+        ((on_demand(UNKNOWN), DISKS), "unknown", "unknown"),
+        ((spot(UNKNOWN), DISKS), "$4.30", "unknown"),
         ((spot(3.5), DISKS), "$4.30", "$73.00"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_plan_says_at_most_only_where_it_holds(
 
 def test_spot_prices_of_later_are_unknown_without_a_limit() -> None:
     line = "unknown spot prices of later: $43.00 in all at the current ones; --max-price limits them"
-    assert plan_of(spot(None), DISKS, spot=True).lines()[-1] == line
+    assert plan_of(spot(UNKNOWN), DISKS, spot=True).lines()[-1] == line
     assert line not in plan_of(spot(3.5), DISKS, spot=True, max_price=3.5).lines()
 
 
@@ -124,7 +124,7 @@ def test_status_counts_disks_and_the_nat_gateway_until_they_end() -> None:
     assert cost_so_far(*costs, hours=100) == "at most $107.50, beside EFS and traffic"
 
 
-@pytest.mark.parametrize("cost", [spot(None), on_demand(None)])
+@pytest.mark.parametrize("cost", [spot(UNKNOWN), on_demand(UNKNOWN)])
 def test_status_says_that_a_price_is_unknown(cost: Cost) -> None:
     assert cost_so_far(cost, DISKS, hours=2) == (
         "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"

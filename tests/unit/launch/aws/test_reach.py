@@ -13,7 +13,8 @@ pytest.importorskip("moto", reason="make setup brings it")
 
 from drumline.base.errors import UsageError
 from drumline.launch.aws.account import Account
-from drumline.launch.aws.cluster_plan import check_session_manager, make_plan
+from drumline.launch.aws.cluster_access import check_session_manager
+from drumline.launch.aws.cluster_plan import make_plan
 from tests.unit.launch.aws.conftest import add_programs
 from tests.unit.launch.aws.test_life_cycle import settings
 
@@ -129,7 +130,7 @@ def test_a_route_to_a_deleted_gateway_is_no_way_out(
     ) -> list[Any]:
         answer = list(call_aws(service, operation, key, **arguments))
         if operation == "describe_route_tables":
-            for route in (route for table in answer for route in table["Routes"]):
+            for route in answer:
                 if route.get("DestinationCidrBlock") == "0.0.0.0/0":
                     route["State"] = "blackhole"
         return answer

@@ -15,26 +15,24 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
 from drumline.base.errors import DrumlineError, UsageError
 from drumline.cli import aws_command, main
-from drumline.launch.aws import cluster_plan
+from drumline.launch.aws import cluster_access, cluster_plan
 from drumline.launch.aws.account import Account, AwsError, connect
-from drumline.launch.aws.cluster_plan import (
+from drumline.launch.aws.cluster_access import own_network
+from drumline.launch.aws.cluster_plan import make_plan
+from drumline.launch.aws.cluster_settings import ClusterSettings, settings_from
+from drumline.launch.aws.install import name_of
+from drumline.launch.aws.instance_type import (
     Hardware,
-    Image,
     check_quota,
     find_hardware,
     find_image,
-    make_plan,
-    own_network,
-    zones_in_order,
+    zones_that_offer,
 )
-from drumline.launch.aws.cluster_settings import ClusterSettings, settings_from
-from drumline.launch.aws.install import name_of
-from drumline.launch.aws.prices import listed_price, spot_prices
+from drumline.launch.aws.prices import UNKNOWN, listed_price, spot_prices
 from tests.unit.launch.aws.conftest import REGION
 
 Stub = Callable[..., None]
 G6 = Hardware(
-    name="g6.12xlarge",
     arch="x86_64",
     num_vcpus=48,
     num_gpus=4,
@@ -42,6 +40,9 @@ G6 = Hardware(
     num_efas=1,
     num_cards=1,
 )
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TWO_G6 = ClusterSettings(type="g6.12xlarge", nodes=2)
 
 
 def message(error: pytest.ExceptionInfo[DrumlineError]) -> tuple[str, str | None]:
@@ -66,10 +67,10 @@ def test_prices_and_quotas_that_may_not_be_read_are_warnings(
     stub("service-quotas", "get_service_quota", "AccessDeniedException")
     stub("pricing", "get_products", "UnrecognizedClientException", times=2)
     stub("ec2", "describe_spot_price_history", "UnauthorizedOperation")
-    assert check_quota(account, G6, 2, "on-demand") == ""
-    assert listed_price(account, "disk") is None
-    assert listed_price(account, "volume") is None
-    assert spot_prices(account, G6.name) == {}
+    assert check_quota(account, TWO_G6, 48) == ""
+    assert listed_price(account, "disk") == UNKNOWN
+    assert listed_price(account, "volume") == UNKNOWN
+    assert spot_prices(account, TWO_G6.type) == {}
     assert account.warnings == [
         "the quota of g6.12xlarge (on-demand): this user or role may not call servicequotas:GetServiceQuota",
         "listed prices: AWS does not accept the credentials (UnrecognizedClientException)",
@@ -147,10 +148,10 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
     with pytest.raises(
         UsageError, match=r"--type: there is no instance type 'g99.large' in us-east-1"
     ):
-        find_hardware(account, "g99.large")
+        find_hardware(account, ClusterSettings(type="g99.large"))
     stub("ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": []})
     with pytest.raises(UsageError) as error:
-        zones_in_order(account, "p5.48xlarge", None, {})
+        zones_that_offer(account, "p5.48xlarge", None)
     assert message(error) == (
         "us-east-1 does not offer p5.48xlarge",
         "give another --region or another --type",
@@ -163,17 +164,23 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
             "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": offers}
         )
     with pytest.raises(UsageError) as error:
-        zones_in_order(account, "p5.48xlarge", "us-east-1e", {})
+        zones_that_offer(account, "p5.48xlarge", "us-east-1e")
     assert message(error) == (
         "us-east-1e does not offer p5.48xlarge; us-east-1-atl-1a, us-east-1a and us-east-1b do",
         "give one of these as --zone (or a subnet in it), or another --type",
     )
-    assert zones_in_order(account, "x", None, {}) == ["us-east-1a", "us-east-1b"]
-    prices = {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1-atl-1a": 0.1}
-    assert zones_in_order(account, "x", None, prices) == ["us-east-1b", "us-east-1a"], (
-        "no Local Zone"
-    )
-    assert zones_in_order(account, "x", "us-east-1-atl-1a", {}) == ["us-east-1-atl-1a"]
+    local_zone = "us-east-1-atl-1a"
+    assert zones_that_offer(account, "x", None) == ["us-east-1a", "us-east-1b"]
+    assert zones_that_offer(account, "x", local_zone) == [local_zone]
+    prices = {"us-east-1a": "2.0", "us-east-1b": "1.0", local_zone: "0.1"}
+    history = [
+        {"AvailabilityZone": zone, "SpotPrice": price, "Timestamp": NOW}
+        for zone, price in prices.items()
+    ]
+    stub("ec2", "describe_spot_price_history", {"SpotPriceHistory": history})
+    spot = ClusterSettings(type="x", spot=True)
+    in_order = cluster_plan._zone_prices(account, spot, None, is_block=False)
+    assert list(in_order) == ["us-east-1b", "us-east-1a"], "no Local Zone"
 
 
 def test_the_quota_is_enough_or_named(account: Account, stub: Stub) -> None:
@@ -189,9 +196,9 @@ def test_the_quota_is_enough_or_named(account: Account, stub: Stub) -> None:
             QuotaCode="L-DB2E81BA",
         )
     described = "quota 'Running On-Demand G and VT instances': 120 vCPUs"
-    assert check_quota(account, G6, 2, "on-demand") == f"{described}, 96 needed"
+    assert check_quota(account, TWO_G6, 48) == f"{described}, 96 needed"
     with pytest.raises(AwsError) as error:
-        check_quota(account, G6, 3, "on-demand")
+        check_quota(account, ClusterSettings(type="g6.12xlarge", nodes=3), 48)
     what, step = message(error)
     assert what == f"3 instances of g6.12xlarge need 144 vCPUs; {described}"
     assert "quotas/L-DB2E81BA?region=us-east-1; or give fewer --nodes" in (step or "")
@@ -216,7 +223,7 @@ def test_the_quota_is_enough_or_named(account: Account, stub: Stub) -> None:
     ],
 )
 def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
-    from drumline.launch.aws.cluster_plan import _quota_code
+    from drumline.launch.aws.instance_type import _quota_code
 
     assert _quota_code(name, market) == code
 
@@ -224,21 +231,14 @@ def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
 def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
-    disks = [
-        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
-        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 75}},
-    ]
-    image = {"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}
-    described = {"Images": [image]}
+    described = {"Images": [{"ImageId": "ami-1"}]}
     stub("ec2", "describe_images", described, ImageIds=["ami-1"])
-    assert find_image(account, None, G6) == Image(
-        id="ami-1", root_device="/dev/xvda", size=75
-    )
+    assert find_image(account, None, G6)["ImageId"] == "ami-1"
 
 
 def test_prices(account: Account, stub: Stub) -> None:
     stub("pricing", "get_products", {"PriceList": []})
-    assert listed_price(account, "instance", instanceType="g6.12xlarge") is None
+    assert listed_price(account, "instance", instanceType="g6.12xlarge") == UNKNOWN
     history = [
         {
             "AvailabilityZone": "us-east-1a",
@@ -256,9 +256,9 @@ def test_prices(account: Account, stub: Stub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "words"), [(9.25, "costs $9.25 an hour"), (None, "has no known price")]
+    ("price", "words"), [(9.25, "costs $9.25 an hour"), (UNKNOWN, "has no known price")]
 )
-def test_the_price_ceiling(price: float | None, words: str) -> None:
+def test_the_price_ceiling(price: float, words: str) -> None:
     with pytest.raises(UsageError) as error:
         cluster_plan._check_ceiling(
             ClusterSettings(type="g6.12xlarge", max_price=5.0), price
@@ -275,15 +275,16 @@ def test_the_price_ceiling(price: float | None, words: str) -> None:
 
 
 def test_a_plan_needs_a_type_and_efa_needs_hardware(
-    account: Account, monkeypatch: pytest.MonkeyPatch
+    account: Account, stub: Stub
 ) -> None:
     with pytest.raises(UsageError, match="no instance type is set"):
         make_plan(account, ClusterSettings())
-    monkeypatch.setattr(
-        cluster_plan,
-        "find_hardware",
-        lambda *_: Hardware(**{**vars(G6), "num_efas": 0}),
-    )
+    described = {
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "VCpuInfo": {"DefaultVCpus": 48},
+        "NetworkInfo": {"MaximumNetworkCards": 1},
+    }
+    stub("ec2", "describe_instance_types", {"InstanceTypes": [described]})
     with pytest.raises(UsageError, match=r"g6.12xlarge has no EFA"):
         make_plan(account, ClusterSettings(type="g6.12xlarge", efa=True))
 
@@ -303,7 +304,6 @@ def test_a_volume_is_used_by_its_mount_target_in_the_zone(
         "AvailabilityZoneName": "us-east-1a",
         "IpAddress": "10.1.0.9",
     }
-    stub("efs", "describe_file_systems", {"FileSystems": []})
     stub("efs", "describe_mount_targets", {"MountTargets": [here]})
     stub(
         "efs",
@@ -321,7 +321,7 @@ def test_a_volume_is_used_by_its_mount_target_in_the_zone(
 
 
 def test_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_plan, "ADDRESS_URL", "http://127.0.0.1:9/")
+    monkeypatch.setattr(cluster_access, "ADDRESS_URL", "http://127.0.0.1:9/")
     with pytest.raises(
         AwsError, match="this machine's public address is not known"
     ) as error:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.aws.cluster_plan import MARK, TEMPLATE, ClusterPlan, Hardware
-from drumline.launch.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws.instance_type import Hardware
+from drumline.launch.aws.stack_template import MARK, TEMPLATE, template_text
 
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
 # AWS offers no way to limit these to a resource: they open the node's own channel to Session
@@ -205,7 +205,6 @@ def test_the_parameters_are_those_of_the_plan() -> None:
 
 
 CARDS = Hardware(
-    name="p5.48xlarge",
     arch="x86_64",
     num_vcpus=192,
     num_gpus=8,
@@ -215,29 +214,16 @@ CARDS = Hardware(
 )
 
 
-def plan_of(hardware: Hardware, **changes: Any) -> ClusterPlan:
-    settings = ClusterSettings(type=hardware.name, **changes)
-    return ClusterPlan(
-        settings=settings,
-        hardware=hardware,
-        parameters={},
-        costs=(),
-        volume_price=None,
-        notes=(),
-    )
-
-
-def interfaces(plan: ClusterPlan) -> list[dict[str, Any]]:
-    data = load(plan.template())["Resources"]["LaunchTemplate"]["Properties"][
-        "LaunchTemplateData"
-    ]
+def interfaces(hardware: Hardware) -> list[dict[str, Any]]:
+    text = template_text(hardware, {})
+    data = load(text)["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
     network_interfaces: list[dict[str, Any]] = data["NetworkInterfaces"]
     return network_interfaces
 
 
 def test_each_card_gets_an_efa_as_aws_recommends() -> None:
     """docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"""
-    primary, *secondary = interfaces(plan_of(CARDS))
+    primary, *secondary = interfaces(CARDS)
     assert (primary["NetworkCardIndex"], primary["DeviceIndex"]) == (0, 0)
     assert {interface["InterfaceType"] for interface in secondary} == {"efa-only"}
     places = [
@@ -247,19 +233,15 @@ def test_each_card_gets_an_efa_as_aws_recommends() -> None:
     assert places == [(0, 1), *((card, 0) for card in range(1, 32))]
     without_first = dataclasses.replace(CARDS, num_efas=16, num_cards=17)
     assert [
-        interface["NetworkCardIndex"]
-        for interface in interfaces(plan_of(without_first))[1:]
+        interface["NetworkCardIndex"] for interface in interfaces(without_first)[1:]
     ] == list(range(1, 17))
-    assert len(interfaces(plan_of(CARDS, efa=False))) == 1
-    assert (
-        len(interfaces(plan_of(dataclasses.replace(CARDS, num_efas=1, num_cards=1))))
-        == 1
-    )
+    with_one_card = dataclasses.replace(CARDS, num_efas=1, num_cards=1)
+    assert len(interfaces(with_one_card)) == 1
 
 
 def test_tags_of_the_user_are_quoted_and_reach_disks_and_instances() -> None:
-    tags = ("team=vision", "note=a: b # = c")
-    cluster = load(plan_of(CARDS, tag=tags).template())["Resources"]
+    tags = {"team": "vision", "note": "a: b # = c"}
+    cluster = load(template_text(CARDS, tags))["Resources"]
     data = cluster["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
     team = {"Key": "team", "Value": "vision"}
     note = {"Key": "note", "Value": "a: b # = c"}
@@ -283,7 +265,7 @@ def test_cfn_lint_has_no_word() -> None:
     api = pytest.importorskip(
         "cfnlint.api", reason="pip install 'drumline[dev]' brings it"
     )
-    text = plan_of(CARDS, tag=("team=vision",)).template()
+    text = template_text(CARDS, {"team": "vision"})
     assert MARK.search(text) is None
     problems = api.lint(text, regions=["us-east-1"])
     assert [f"line {problem.linenumber}: {problem}" for problem in problems] == []

@@ -14,8 +14,11 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from drumline.base.errors import UsageError
 from drumline.launch.aws import cluster_plan
 from drumline.launch.aws.account import Account
-from drumline.launch.aws.cluster_plan import Image, check_bucket, find_reservation
+from drumline.launch.aws.cluster_access import s3_notes
+from drumline.launch.aws.cluster_plan import check_bucket, find_reservation
 from drumline.launch.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws.instance_type import Hardware, check_disk
+from drumline.launch.aws.prices import UNKNOWN
 from tests.unit.launch.aws.test_cluster_plan import resources
 from tests.unit.launch.aws.test_refusals import message
 
@@ -93,8 +96,7 @@ def test_the_nodes_start_in_the_reservation_and_nowhere_else(
     account: Account, stub: Stub, market: str, expected: dict[str, str] | None
 ) -> None:
     stub("efs", "describe_file_systems", {"FileSystems": []})
-    hardware = cluster_plan.Hardware(
-        name="x",
+    hardware = Hardware(
         arch="x86_64",
         num_vcpus=1,
         num_gpus=8,
@@ -102,9 +104,9 @@ def test_the_nodes_start_in_the_reservation_and_nowhere_else(
         num_efas=0,
         num_cards=1,
     )
-    parameters = cluster_plan._parameters(account, RESERVED, hardware, {}) | {
-        "Market": market
-    }
+    parameters = cluster_plan._parameters(
+        account, RESERVED, hardware, {}, is_public=True
+    ) | {"Market": market}
     data = resources(parameters)["LaunchTemplate"]["LaunchTemplateData"]
     target = {"CapacityReservationTarget": {"CapacityReservationId": "cr-1"}}
     assert data["CapacityReservationSpecification"] == target
@@ -138,16 +140,24 @@ def test_a_bucket_is_asked_for_and_is_the_only_one_of_the_role(
     assert objects["Resource"] == {"Fn::Sub": "arn:${AWS::Partition}:s3:::${Bucket}/*"}
 
 
-def test_a_disk_smaller_than_the_image_is_refused(account: Account) -> None:
-    image = Image(id="ami-1", root_device="/dev/sda1", size=200)
+def test_a_disk_smaller_than_the_image_is_refused() -> None:
+    disks = [
+        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 200}},
+    ]
+    image = {
+        "ImageId": "ami-1",
+        "RootDeviceName": "/dev/xvda",
+        "BlockDeviceMappings": disks,
+    }
     with pytest.raises(UsageError) as error:
-        list(cluster_plan._notes(account, ClusterSettings(), image, {}, {}))
+        check_disk(ClusterSettings(), image)
     assert message(error) == (
         "--disk: 150 GiB, and the image ami-1 has 200",
         "give --disk 200 or more, or another --ami",
     )
-    notes = list(cluster_plan._notes(account, ClusterSettings(disk=300), image, {}, {}))
-    assert "the image needs 200 GiB of 300" in notes
+    note = check_disk(ClusterSettings(disk=300), image)
+    assert note == "the image needs 200 GiB of 300"
 
 
 def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
@@ -159,9 +169,9 @@ def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
         ),
     ]:
         stub("ec2", "describe_vpc_endpoints", {"VpcEndpoints": endpoints})
-        assert list(cluster_plan._s3_notes(account, "vpc-1")) == [note]
+        assert list(s3_notes(account, "vpc-1")) == [note]
     stub("ec2", "describe_vpc_endpoints", "UnauthorizedOperation")
-    assert list(cluster_plan._s3_notes(account, "vpc-1")) == []
+    assert list(s3_notes(account, "vpc-1")) == []
     assert account.warnings == [
         "whether vpc-1 has an endpoint for S3: this user or role may not call ec2:DescribeVpcEndpoints"
     ]
@@ -169,7 +179,7 @@ def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
 
 def test_aws_keeps_the_limit_of_a_spot_price_that_is_unknown() -> None:
     settings = ClusterSettings(type="g6.12xlarge", spot=True, max_price=2.0)
-    cluster_plan._check_ceiling(settings, None)
+    cluster_plan._check_ceiling(settings, UNKNOWN)
     assert cluster_plan._is_above_ceiling(settings, 2.5), (
         "such a zone is not tried next"
     )
