@@ -19,12 +19,9 @@ from drumline.rank.rendezvous.node_group import NodesChanged
 from drumline.runs.run_folder import RunFolder, locked, set_aside
 from drumline.training.between_steps.balance import Balance
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.preemption import (
-    Preemption,
-    report_preemption,
-    watching_for_notice,
-)
+from drumline.training.between_steps.preemption import Preemption, report_preemption
 from drumline.training.between_steps.saver import FAILED_S, Saver
+from drumline.training.between_steps.spot_notice import watching_for_notice
 from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.throughput import total_peak
 from drumline.training.between_steps.trace import TracedStep

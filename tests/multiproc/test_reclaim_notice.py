@@ -19,9 +19,10 @@ from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training import run as engine
 from drumline.training.between_steps import preemption as preempting
-from drumline.training.between_steps import preemption as spot_notice
-from drumline.training.between_steps.preemption import Preemption, make_probe
+from drumline.training.between_steps import spot_notice
+from drumline.training.between_steps.preemption import Preemption
 from drumline.training.between_steps.saver import Saver
+from drumline.training.between_steps.spot_notice import make_probe
 from drumline.training.job.job import Progress, make_manager
 from drumline.training.loop import Loop
 from drumline.training.run_context import RunRequest

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from drumline.base.errors import UsageError
-from drumline.training.between_steps import preemption as spot_notice
-from drumline.training.between_steps.preemption import ask_web, make_probe
+from drumline.training.between_steps import spot_notice
+from drumline.training.between_steps.spot_notice import ask_web, make_probe
 from tests.ranks import free_port
 
 TOKEN = "AQAEA-token"
