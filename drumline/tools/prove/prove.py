@@ -37,452 +37,6 @@ from drumline.tools.prove.proof_plan import (
 MOST_DISTANCE = 1e-2
 
 
-# Comparing two runs
-
-
-@dataclass(frozen=True)
-class TensorHashes:
-    """Hashes of all tensors after a step, by name."""
-
-    saved: Mapping[str, str]
-    unsaved: Mapping[str, str]
-    """Buffers with persistent=False, which are in no checkpoint."""
-
-
-class SampleTrace(NamedTuple):
-    """A sample that a step has taken."""
-
-    number: int | None
-    """Its index; None: of a stream, whose samples have no index."""
-    bits: str
-    """Their hash."""
-
-
-@dataclass
-class StepTrace:
-    """One step, over all ranks."""
-
-    step: int
-    epoch: int
-    samples: dict[int, SampleTrace] = field(default_factory=dict)
-    """By position in the epoch's order."""
-    rests: dict[tuple[int, int], str] = field(default_factory=dict)
-    """By micro-batch: the hash of everything that does not belong to a single sample."""
-    num_ranks: int = 0
-    """How many ranks have written it; some may be missing in the last step of a killed attempt."""
-    state: TensorHashes | None = None
-
-
-@dataclass(frozen=True)
-class RunTrace:
-    """One attempt."""
-
-    world_size: int
-    from_step: int
-    start: TensorHashes
-    steps: Mapping[int, StepTrace]
-    evaluations: Mapping[int, Mapping[str, str]]
-    """The metrics of completed evaluations, by step, each number as text with all its digits."""
-
-    def is_complete(self, step: int) -> bool:
-        """Whether all ranks have written this step."""
-        return step in self.steps and self.steps[step].num_ranks == self.world_size
-
-    def extent(self) -> str:
-        """`1,280 samples, 31 tensors`."""
-        num_samples = sum(len(step.samples) for step in self.steps.values())
-        last = self.steps[max(self.steps)].state or NOTHING
-        num_tensors = sum(not name.endswith(".json") for name in last.saved)
-        return f"{plural(num_samples, 'sample')}, {plural(num_tensors, 'tensor')}"
-
-
-def read_trace(folder: Path) -> RunTrace:
-    """The attempt whose trace is in this folder."""
-    ranks = [list(read_events(file)) for file in sorted(folder.glob("rank-*.jsonl"))]
-    if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
-        raise TrainingError(
-            f"there is no trace in {folder}: the run wrote none",
-            next_step="read its output, in the .log files beside its folder",
-        )
-
-    start = ranks[0][0]
-    steps: dict[int, StepTrace] = {}
-    for lines in ranks:
-        for line in lines:
-            if line["kind"] == "step":
-                step = steps.setdefault(
-                    line["step"], StepTrace(line["step"], line["epoch"])
-                )
-                _add_rank(step, line)
-    evaluations = {  # as text, because NaN is not equal to itself
-        line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
-        for line in ranks[0]
-        if line["kind"] == "evaluated"
-    }
-    return RunTrace(
-        world_size=start["world_size"],
-        from_step=start["step"],
-        start=TensorHashes(start["tensors"], start["unsaved"]),
-        steps=dict(sorted(steps.items())),
-        evaluations=evaluations,
-    )
-
-
-def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
-    """What one rank has written of the step."""
-    step.num_ranks += 1
-    if "tensors" in line:
-        step.state = TensorHashes(line["tensors"], line["unsaved"])
-    for batch in line["batches"]:
-        positions = range(batch["low"], batch["high"])
-        step.rests[batch["low"], batch["high"]] = batch["rest"]
-        indices = batch["indices"] or [None] * len(positions)
-        for position, index, bits in zip(
-            positions, indices, batch["samples"], strict=True
-        ):
-            step.samples[position] = SampleTrace(index, bits)
-
-
-Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
-NOTHING = TensorHashes({}, {})
-
-
-@dataclass(frozen=True)
-class RunDifference:
-    """What differs between two runs."""
-
-    kind: Kind
-    step: int
-    """0: before the first step."""
-    sentence: str
-    name: str
-    """The sample, tensor or metric."""
-    unsaved: tuple[str, ...] = ()
-    """Buffers with persistent=False that also differ, or differed before."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How an attempt differs from the reference."""
-
-    difference: RunDifference | None
-    """The first difference, if there is one."""
-    unsaved: tuple[str, ...]
-    """Buffers with persistent=False that differ. Alone they do not count as a difference: such a
-    buffer may be a cache that is filled at its first use."""
-
-
-def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
-    """Compare a complete run and an attempt, which may have begun later and ended earlier."""
-    difference = next(_differences(reference, attempt), None)
-    last = max(attempt.steps, default=0) if difference is None else difference.step
-    pairs = [
-        (expected.unsaved, actual.unsaved)
-        for number, expected, actual in _states(reference, attempt)
-        if number <= last
-    ]
-    # Those that differed last come first: they are more likely the cause.
-    unsaved = tuple(
-        dict.fromkeys(
-            name
-            for expected, actual in reversed(pairs)
-            for name in _unequal(expected, actual)
-        )
-    )
-    return Comparison(difference and replace(difference, unsaved=unsaved), unsaved)
-
-
-def compare_restored(
-    reference: RunTrace, legs: Sequence[RunTrace]
-) -> RunDifference | None:
-    """Compare the last leg of a run with those before it, in other modes: its samples with those of
-    the reference, and the tensors that it restored with those that were saved."""
-    *before, leg = legs
-
-    def differences() -> Iterator[RunDifference]:
-        saved = None
-        for earlier in before:
-            if leg.from_step in earlier.steps:
-                saved = earlier.steps[leg.from_step].state
-        if saved is not None:
-            when = f"as restored from the checkpoint of step {leg.from_step}"
-            yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
-
-        for number, step in leg.steps.items():
-            yield from _samples(
-                reference.steps[number], step, is_complete=leg.is_complete(number)
-            )
-
-    return next(differences(), None)
-
-
-def weight_distance(reference: Path, resumed: Path) -> float:
-    """How far the weights of two checkpoints are apart, as a fraction of their norm."""
-    from drumline.checkpoint import store  # loads torch
-
-    expected = store.read(reference, only=("model",)).tensors["model"]
-    actual = store.read(resumed, only=("model",)).tensors["model"]
-    difference = 0.0
-    size = 0.0
-    for name, tensor in expected.items():
-        weights = tensor.double()
-        difference += float((weights - actual[name].double()).square().sum())
-        size += float(weights.square().sum())
-
-    return float((difference / size) ** 0.5) if size else 0.0
-
-
-def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifference]:
-    """All differences, in the order of steps."""
-    for number, expected, actual in _states(reference, attempt):
-        if number > attempt.from_step:
-            yield from _samples(
-                reference.steps[number],
-                attempt.steps[number],
-                is_complete=attempt.is_complete(number),
-            )
-            when = f"after step {number}"
-        elif number:
-            when = f"as restored from the checkpoint of step {number}"
-        else:
-            when = "before the first step"
-        yield from _tensors(expected.saved, actual.saved, number, when)
-        yield from _metrics(
-            reference.evaluations.get(number), attempt.evaluations.get(number), number
-        )
-
-
-def _states(
-    reference: RunTrace, attempt: RunTrace
-) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
-    """The states that must be equal, by step: at the start of the attempt, and after each of its
-    steps."""
-    first = (
-        reference.steps[attempt.from_step].state
-        if attempt.from_step
-        else reference.start
-    )
-    yield attempt.from_step, first or NOTHING, attempt.start
-    for number, step in attempt.steps.items():
-        expected = reference.steps[number].state or NOTHING
-        actual = (
-            step.state or expected
-        )  # rank 0 may have been killed before it wrote it
-        yield number, expected, actual
-
-
-def _samples(
-    expected: StepTrace,
-    actual: StepTrace,
-    *,
-    is_complete: bool,
-) -> Iterator[RunDifference]:
-    """The differences in the samples of one step; those that are missing count if it is complete."""
-    step = expected.step
-    if expected.epoch != actual.epoch:
-        sentence = f"step {step} is in epoch {actual.epoch + 1}, not in epoch {expected.epoch + 1}"
-        yield RunDifference("order", step, sentence, f"epoch {actual.epoch + 1}")
-        return
-
-    positions = {*actual.samples, *(expected.samples if is_complete else ())}
-    for position in sorted(positions):
-        expected_sample = expected.samples.get(position)
-        actual_sample = actual.samples.get(position)
-        where = f"position {position} of epoch {expected.epoch + 1}"
-        if expected_sample is None or actual_sample is None:
-            has = "has a" if expected_sample is None else "has no"
-            sentence = (
-                f"step {step} {has} sample at {where}, unlike the run without kills"
-            )
-            yield RunDifference("order", step, sentence, where)
-        elif expected_sample.number != actual_sample.number:
-            sentence = f"step {step} took sample {actual_sample.number} at {where}, not sample {expected_sample.number}"
-            yield RunDifference(
-                "order", step, sentence, f"sample {actual_sample.number}"
-            )
-        elif expected_sample.bits != actual_sample.bits:
-            name = f"the sample at {where}"
-            named = name
-            if expected_sample.number is not None:
-                name = f"sample {expected_sample.number}"
-                named = f"{name} ({where})"
-            yield RunDifference("sample", step, f"{named} differs at step {step}", name)
-
-    for (low, high), rest in actual.rests.items():
-        if expected.rests.get((low, high), rest) != rest:
-            name = f"the micro-batch of positions {low} to {high - 1}"
-            sentence = (
-                f"{name} differs at step {step}, in what belongs to no single sample"
-            )
-            yield RunDifference("batch", step, sentence, name)
-
-
-def _tensors(
-    expected: Mapping[str, str],
-    actual: Mapping[str, str],
-    step: int,
-    when: str,
-) -> Iterator[RunDifference]:
-    """A difference that names the first tensor, if any has other bits."""
-    if names := _unequal(expected, actual):
-        num_others = len(names) - 1
-        also_differ = (
-            f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
-        )
-        yield RunDifference(
-            "tensor", step, f"{names[0]} differs {when}{also_differ}", names[0]
-        )
-
-
-def _metrics(
-    expected: Mapping[str, str] | None,
-    actual: Mapping[str, str] | None,
-    step: int,
-) -> Iterator[RunDifference]:
-    """Compares the evaluation after a step. A killed attempt may lack its last one."""
-    if expected is None or actual is None:
-        return
-    for name in _unequal(expected, actual):
-        values = f"{actual.get(name, 'missing')}, not {expected.get(name, 'missing')}"
-        sentence = f"{name} of the evaluation after step {step} is {values}"
-        yield RunDifference("evaluation", step, sentence, name)
-
-
-def _unequal(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """The names whose values differ."""
-    return [
-        name
-        for name in {**expected, **actual}
-        if expected.get(name) != actual.get(name)
-    ]
-
-
-# The manifest contains the time of the save; in progress.json only the step and the cursor must be
-# equal.
-MANIFEST = "manifest.json"
-PROGRESS = "progress.json"
-RANDOM = "rng.safetensors"
-
-
-def compare_checkpoints(
-    reference: Path,
-    resumed: Path,
-    step: int,
-    *,
-    same_world: bool,
-) -> RunDifference | None:
-    """Compare the folders of one step. `same_world`: the random state of every rank must be equal
-    too."""
-    names = {file.name for folder in (reference, resumed) for file in folder.iterdir()}
-    for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
-        expected, actual = (
-            _read_comparable(folder / name) for folder in (reference, resumed)
-        )
-        if expected != actual:
-            sentence = f"{name} of the checkpoint of step {step} differs"
-            return RunDifference("file", step, sentence, name)
-    return None
-
-
-def _read_comparable(file: Path) -> bytes | None:
-    """The bytes of a file that must be equal; None: it is missing."""
-    if not file.exists():
-        return None
-    if file.name != PROGRESS:
-        return file.read_bytes()
-    progress = json.loads(file.read_bytes())
-    return json.dumps([progress["step"], progress["cursor"]]).encode()
-
-
-@dataclass(frozen=True)
-class DifferenceCause:
-    """Why two runs probably differ, and what to do."""
-
-    what: str
-    next_step: str
-
-
-GENERATORS = "the global generators of torch, numpy or random"
-SAME_LENGTH = (
-    "let len(dataset) be the same at every start, and a stream end at the same sample"
-)
-REMEMBERS = "without kills it gives the same bits twice, so it keeps something in memory that a new process lacks"
-
-
-def not_repeatable(difference: RunDifference) -> DifferenceCause:
-    """The cause if two runs of the same command differ, both without a kill."""
-    if difference.kind in ("sample", "batch"):
-        return DifferenceCause(
-            f"unseeded randomness in the dataset: {difference.name} is not the same twice, even without a kill",
-            f"draw from {GENERATORS}, which are seeded for every sample, or from the draws that a BatchDataset "
-            "is given; seed your own generator from the index",
-        )
-
-    if difference.kind == "order":
-        return DifferenceCause(
-            "the dataset is not the same twice: the order of samples follows from its length, the seed and the epoch",
-            SAME_LENGTH,
-        )
-
-    if difference.step == 0:
-        return DifferenceCause(
-            f"unseeded randomness in model(): {difference.name} starts from different values each time",
-            "draw initial weights from torch's global generator, which is seeded before model() is called",
-        )
-
-    where, repeated = (
-        ("evaluation", "weights")
-        if difference.kind == "evaluation"
-        else ("the model or its loss", "samples")
-    )
-
-    return DifferenceCause(
-        f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {repeated} are the "
-        f"same twice, but {difference.name} is not, even without a kill",
-        f"try --train.deterministic; draw random numbers in {where} from {GENERATORS}, whose state is saved",
-    )
-
-
-def lost_in_the_kill(
-    difference: RunDifference, *, worlds: tuple[int, int]
-) -> DifferenceCause:
-    """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of
-    the leg that differs."""
-    if difference.kind == "order":
-        return DifferenceCause(
-            "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
-            SAME_LENGTH,
-        )
-
-    if difference.kind in ("sample", "batch"):
-        return DifferenceCause(
-            f"state outside the checkpoint, in the dataset: {REMEMBERS}",
-            "let a sample depend on its index and the seeded generators alone, not on earlier samples; a stream's "
-            "state_dict() and load_state_dict() must hold everything that decides the next sample",
-        )
-
-    used = ", used in evaluation" if difference.kind == "evaluation" else ""
-    if worlds[0] != worlds[1]:
-        return DifferenceCause(
-            f"arithmetic that depends on the number of ranks ({worlds[0]} and {worlds[1]}), or state outside the "
-            f"checkpoint{used}",
-            f"prove it with --world {worlds[0]} first: if that holds, it is the number of ranks",
-        )
-
-    if difference.unsaved:
-        buffer = difference.unsaved[0]
-        return DifferenceCause(
-            f"state outside the checkpoint{used}: the buffer {buffer} has persistent=False and is not saved",
-            "register it without persistent=False, or compute it again from what is saved",
-        )
-
-    return DifferenceCause(
-        f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: {REMEMBERS}",
-        f"keep what {'evaluation' if used else 'the loss'} depends on in a buffer of the model (register_buffer) or in "
-        "the optimizer's state; plain attributes of the task or the model, such as counters and caches, are not saved",
-    )
-
-
 @dataclass(frozen=True)
 class Proof:
     """Runs one job as often as needed, in folders below `root`, and prints what it does."""
@@ -516,7 +70,6 @@ class Proof:
         steps = plural(options.steps, "step")
         kills = plural(options.num_kills, "kill")
         legs = self._killed_and_resumed(reference)
-        compared = [compare(reference, leg) for leg in legs]
         # A difference is in the last leg: no leg is started after one that differs.
         difference = self._difference(reference, legs) or self._missing(reference, legs)
 
@@ -542,7 +95,7 @@ class Proof:
 
         self.show(f"proved: {steps}, {reference.extent()}: the same bits after {kills}")
         for name in dict.fromkeys(
-            name for comparison in compared for name in comparison.unsaved
+            name for leg in legs for name in compare(reference, leg).unsaved
         ):
             self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
@@ -728,3 +281,457 @@ class Proof:
         return lost_in_the_kill(
             difference, worlds=(reference.world_size, legs[-1].world_size)
         )
+
+
+# What a run has done, from its trace
+
+
+@dataclass(frozen=True)
+class TensorHashes:
+    """Hashes of all tensors after a step, by name."""
+
+    saved: Mapping[str, str]
+    unsaved: Mapping[str, str]
+    """Buffers with persistent=False, which are in no checkpoint."""
+
+
+NOTHING = TensorHashes({}, {})
+
+
+class SampleTrace(NamedTuple):
+    """A sample that a step has taken."""
+
+    number: int | None
+    """Its index; None: of a stream, whose samples have no index."""
+    bits: str
+    """Their hash."""
+
+
+@dataclass
+class StepTrace:
+    """One step, over all ranks."""
+
+    step: int
+    epoch: int
+    samples: dict[int, SampleTrace] = field(default_factory=dict)
+    """By position in the epoch's order."""
+    rests: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By micro-batch: the hash of everything that does not belong to a single sample."""
+    num_ranks: int = 0
+    """How many ranks have written it; some may be missing in the last step of a killed attempt."""
+    state: TensorHashes | None = None
+
+
+@dataclass(frozen=True)
+class RunTrace:
+    """One attempt."""
+
+    world_size: int
+    from_step: int
+    start: TensorHashes
+    steps: Mapping[int, StepTrace]
+    evaluations: Mapping[int, Mapping[str, str]]
+    """The metrics of completed evaluations, by step, each number as text with all its digits."""
+
+    def is_complete(self, step: int) -> bool:
+        """Whether all ranks have written this step."""
+        return step in self.steps and self.steps[step].num_ranks == self.world_size
+
+    def extent(self) -> str:
+        """`1,280 samples, 31 tensors`."""
+        num_samples = sum(len(step.samples) for step in self.steps.values())
+        last = self.steps[max(self.steps)].state or NOTHING
+        num_tensors = sum(not name.endswith(".json") for name in last.saved)
+        return f"{plural(num_samples, 'sample')}, {plural(num_tensors, 'tensor')}"
+
+
+def read_trace(folder: Path) -> RunTrace:
+    """The attempt whose trace is in this folder."""
+    ranks = [list(read_events(file)) for file in sorted(folder.glob("rank-*.jsonl"))]
+    if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
+        raise TrainingError(
+            f"there is no trace in {folder}: the run wrote none",
+            next_step="read its output, in the .log files beside its folder",
+        )
+
+    start = ranks[0][0]
+    steps: dict[int, StepTrace] = {}
+    for lines in ranks:
+        for line in lines:
+            if line["kind"] == "step":
+                step = steps.setdefault(
+                    line["step"], StepTrace(line["step"], line["epoch"])
+                )
+                _add_rank(step, line)
+    evaluations = {  # as text, because NaN is not equal to itself
+        line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
+        for line in ranks[0]
+        if line["kind"] == "evaluated"
+    }
+    return RunTrace(
+        world_size=start["world_size"],
+        from_step=start["step"],
+        start=TensorHashes(start["tensors"], start["unsaved"]),
+        steps=dict(sorted(steps.items())),
+        evaluations=evaluations,
+    )
+
+
+def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
+    """What one rank has written of the step."""
+    step.num_ranks += 1
+    if "tensors" in line:
+        step.state = TensorHashes(line["tensors"], line["unsaved"])
+    for batch in line["batches"]:
+        positions = range(batch["low"], batch["high"])
+        step.rests[batch["low"], batch["high"]] = batch["rest"]
+        indices = batch["indices"] or [None] * len(positions)
+        for position, index, bits in zip(
+            positions, indices, batch["samples"], strict=True
+        ):
+            step.samples[position] = SampleTrace(index, bits)
+
+
+# Comparing two runs
+
+
+Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """What differs between two runs."""
+
+    kind: Kind
+    step: int
+    """0: before the first step."""
+    sentence: str
+    name: str
+    """The sample, tensor or metric."""
+    unsaved: tuple[str, ...] = ()
+    """Buffers with persistent=False that also differ, or differed before."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How an attempt differs from the reference."""
+
+    difference: RunDifference | None
+    """The first difference, if there is one."""
+    unsaved: tuple[str, ...]
+    """Buffers with persistent=False that differ. Alone they do not count as a difference: such a
+    buffer may be a cache that is filled at its first use."""
+
+
+def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
+    """Compare a complete run and an attempt, which may have begun later and ended earlier."""
+    difference = next(_differences(reference, attempt), None)
+    last = max(attempt.steps, default=0) if difference is None else difference.step
+    pairs = [
+        (expected.unsaved, actual.unsaved)
+        for number, expected, actual in _states(reference, attempt)
+        if number <= last
+    ]
+    # Those that differed last come first: they are more likely the cause.
+    unsaved = tuple(
+        dict.fromkeys(
+            name
+            for expected, actual in reversed(pairs)
+            for name in _unequal(expected, actual)
+        )
+    )
+    return Comparison(difference and replace(difference, unsaved=unsaved), unsaved)
+
+
+def compare_restored(
+    reference: RunTrace, legs: Sequence[RunTrace]
+) -> RunDifference | None:
+    """Compare the last leg of a run with those before it, in other modes: its samples with those of
+    the reference, and the tensors that it restored with those that were saved."""
+    *before, leg = legs
+
+    def differences() -> Iterator[RunDifference]:
+        saved = None
+        for earlier in before:
+            if leg.from_step in earlier.steps:
+                saved = earlier.steps[leg.from_step].state
+        if saved is not None:
+            when = f"as restored from the checkpoint of step {leg.from_step}"
+            yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
+
+        for number, step in leg.steps.items():
+            yield from _samples(
+                reference.steps[number], step, is_complete=leg.is_complete(number)
+            )
+
+    return next(differences(), None)
+
+
+def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifference]:
+    """All differences, in the order of steps."""
+    for number, expected, actual in _states(reference, attempt):
+        if number > attempt.from_step:
+            yield from _samples(
+                reference.steps[number],
+                attempt.steps[number],
+                is_complete=attempt.is_complete(number),
+            )
+            when = f"after step {number}"
+        elif number:
+            when = f"as restored from the checkpoint of step {number}"
+        else:
+            when = "before the first step"
+        yield from _tensors(expected.saved, actual.saved, number, when)
+        yield from _metrics(
+            reference.evaluations.get(number), attempt.evaluations.get(number), number
+        )
+
+
+def _states(
+    reference: RunTrace, attempt: RunTrace
+) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
+    """The states that must be equal, by step: at the start of the attempt, and after each of its
+    steps."""
+    first = (
+        reference.steps[attempt.from_step].state
+        if attempt.from_step
+        else reference.start
+    )
+    yield attempt.from_step, first or NOTHING, attempt.start
+    for number, step in attempt.steps.items():
+        expected = reference.steps[number].state or NOTHING
+        actual = (
+            step.state or expected
+        )  # rank 0 may have been killed before it wrote it
+        yield number, expected, actual
+
+
+def _samples(
+    expected: StepTrace,
+    actual: StepTrace,
+    *,
+    is_complete: bool,
+) -> Iterator[RunDifference]:
+    """The differences in the samples of one step; those that are missing count if it is complete."""
+    step = expected.step
+    if expected.epoch != actual.epoch:
+        sentence = f"step {step} is in epoch {actual.epoch + 1}, not in epoch {expected.epoch + 1}"
+        yield RunDifference("order", step, sentence, f"epoch {actual.epoch + 1}")
+        return
+
+    positions = {*actual.samples, *(expected.samples if is_complete else ())}
+    for position in sorted(positions):
+        expected_sample = expected.samples.get(position)
+        actual_sample = actual.samples.get(position)
+        where = f"position {position} of epoch {expected.epoch + 1}"
+        if expected_sample is None or actual_sample is None:
+            has = "has a" if expected_sample is None else "has no"
+            sentence = (
+                f"step {step} {has} sample at {where}, unlike the run without kills"
+            )
+            yield RunDifference("order", step, sentence, where)
+        elif expected_sample.number != actual_sample.number:
+            sentence = f"step {step} took sample {actual_sample.number} at {where}, not sample {expected_sample.number}"
+            yield RunDifference(
+                "order", step, sentence, f"sample {actual_sample.number}"
+            )
+        elif expected_sample.bits != actual_sample.bits:
+            name = f"the sample at {where}"
+            named = name
+            if expected_sample.number is not None:
+                name = f"sample {expected_sample.number}"
+                named = f"{name} ({where})"
+            yield RunDifference("sample", step, f"{named} differs at step {step}", name)
+
+    for (low, high), rest in actual.rests.items():
+        if expected.rests.get((low, high), rest) != rest:
+            name = f"the micro-batch of positions {low} to {high - 1}"
+            sentence = (
+                f"{name} differs at step {step}, in what belongs to no single sample"
+            )
+            yield RunDifference("batch", step, sentence, name)
+
+
+def _tensors(
+    expected: Mapping[str, str],
+    actual: Mapping[str, str],
+    step: int,
+    when: str,
+) -> Iterator[RunDifference]:
+    """A difference that names the first tensor, if any has other bits."""
+    if names := _unequal(expected, actual):
+        num_others = len(names) - 1
+        also_differ = (
+            f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
+        )
+        yield RunDifference(
+            "tensor", step, f"{names[0]} differs {when}{also_differ}", names[0]
+        )
+
+
+def _metrics(
+    expected: Mapping[str, str] | None,
+    actual: Mapping[str, str] | None,
+    step: int,
+) -> Iterator[RunDifference]:
+    """Compares the evaluation after a step. A killed attempt may lack its last one."""
+    if expected is None or actual is None:
+        return
+    for name in _unequal(expected, actual):
+        values = f"{actual.get(name, 'missing')}, not {expected.get(name, 'missing')}"
+        sentence = f"{name} of the evaluation after step {step} is {values}"
+        yield RunDifference("evaluation", step, sentence, name)
+
+
+def _unequal(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    """The names whose values differ."""
+    return [
+        name
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
+    ]
+
+
+# The manifest contains the time of the save; in progress.json only the step and the cursor must be
+# equal.
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+RANDOM = "rng.safetensors"
+
+
+def compare_checkpoints(
+    reference: Path,
+    resumed: Path,
+    step: int,
+    *,
+    same_world: bool,
+) -> RunDifference | None:
+    """Compare the folders of one step. `same_world`: the random state of every rank must be equal
+    too."""
+    names = {file.name for folder in (reference, resumed) for file in folder.iterdir()}
+    for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
+        expected, actual = (
+            _read_comparable(folder / name) for folder in (reference, resumed)
+        )
+        if expected != actual:
+            sentence = f"{name} of the checkpoint of step {step} differs"
+            return RunDifference("file", step, sentence, name)
+    return None
+
+
+def _read_comparable(file: Path) -> bytes | None:
+    """The bytes of a file that must be equal; None: it is missing."""
+    if not file.exists():
+        return None
+    if file.name != PROGRESS:
+        return file.read_bytes()
+    progress = json.loads(file.read_bytes())
+    return json.dumps([progress["step"], progress["cursor"]]).encode()
+
+
+def weight_distance(reference: Path, resumed: Path) -> float:
+    """How far the weights of two checkpoints are apart, as a fraction of their norm."""
+    from drumline.checkpoint import store  # loads torch
+
+    expected = store.read(reference, only=("model",)).tensors["model"]
+    actual = store.read(resumed, only=("model",)).tensors["model"]
+    difference = 0.0
+    size = 0.0
+    for name, tensor in expected.items():
+        weights = tensor.double()
+        difference += float((weights - actual[name].double()).square().sum())
+        size += float(weights.square().sum())
+
+    return float((difference / size) ** 0.5) if size else 0.0
+
+
+# Causes
+
+
+@dataclass(frozen=True)
+class DifferenceCause:
+    """Why two runs probably differ, and what to do."""
+
+    what: str
+    next_step: str
+
+
+GENERATORS = "the global generators of torch, numpy or random"
+SAME_LENGTH = (
+    "let len(dataset) be the same at every start, and a stream end at the same sample"
+)
+REMEMBERS = "without kills it gives the same bits twice, so it keeps something in memory that a new process lacks"
+
+
+def not_repeatable(difference: RunDifference) -> DifferenceCause:
+    """The cause if two runs of the same command differ, both without a kill."""
+    if difference.kind in ("sample", "batch"):
+        return DifferenceCause(
+            f"unseeded randomness in the dataset: {difference.name} is not the same twice, even without a kill",
+            f"draw from {GENERATORS}, which are seeded for every sample, or from the draws that a BatchDataset "
+            "is given; seed your own generator from the index",
+        )
+
+    if difference.kind == "order":
+        return DifferenceCause(
+            "the dataset is not the same twice: the order of samples follows from its length, the seed and the epoch",
+            SAME_LENGTH,
+        )
+
+    if difference.step == 0:
+        return DifferenceCause(
+            f"unseeded randomness in model(): {difference.name} starts from different values each time",
+            "draw initial weights from torch's global generator, which is seeded before model() is called",
+        )
+
+    where, repeated = (
+        ("evaluation", "weights")
+        if difference.kind == "evaluation"
+        else ("the model or its loss", "samples")
+    )
+
+    return DifferenceCause(
+        f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {repeated} are the "
+        f"same twice, but {difference.name} is not, even without a kill",
+        f"try --train.deterministic; draw random numbers in {where} from {GENERATORS}, whose state is saved",
+    )
+
+
+def lost_in_the_kill(
+    difference: RunDifference, *, worlds: tuple[int, int]
+) -> DifferenceCause:
+    """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of
+    the leg that differs."""
+    if difference.kind == "order":
+        return DifferenceCause(
+            "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
+            SAME_LENGTH,
+        )
+
+    if difference.kind in ("sample", "batch"):
+        return DifferenceCause(
+            f"state outside the checkpoint, in the dataset: {REMEMBERS}",
+            "let a sample depend on its index and the seeded generators alone, not on earlier samples; a stream's "
+            "state_dict() and load_state_dict() must hold everything that decides the next sample",
+        )
+
+    used = ", used in evaluation" if difference.kind == "evaluation" else ""
+    if worlds[0] != worlds[1]:
+        return DifferenceCause(
+            f"arithmetic that depends on the number of ranks ({worlds[0]} and {worlds[1]}), or state outside the "
+            f"checkpoint{used}",
+            f"prove it with --world {worlds[0]} first: if that holds, it is the number of ranks",
+        )
+
+    if difference.unsaved:
+        buffer = difference.unsaved[0]
+        return DifferenceCause(
+            f"state outside the checkpoint{used}: the buffer {buffer} has persistent=False and is not saved",
+            "register it without persistent=False, or compute it again from what is saved",
+        )
+
+    return DifferenceCause(
+        f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: {REMEMBERS}",
+        f"keep what {'evaluation' if used else 'the loss'} depends on in a buffer of the model (register_buffer) or in "
+        "the optimizer's state; plain attributes of the task or the model, such as counters and caches, are not saved",
+    )
