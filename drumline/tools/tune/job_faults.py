@@ -21,6 +21,8 @@ from drumline.tools.tune.known_messages import (
     known_messages,
 )
 
+# Waits in collectives
+
 WATCHDOG = re.compile(
     r"aught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d{1,12}), )?"
     r"OpType=(?P<operation>\w{1,60})(?:, NumelIn=(?P<elements>\d{1,15}))?"
@@ -28,9 +30,6 @@ WATCHDOG = re.compile(
 )
 STATUS = re.compile(
     r"PG (?:ID )?(?P<group>\w{1,20})\b.{0,120}? at work(?: sequence id)?: (?P<number>\d{1,12})"
-)
-RANK = re.compile(
-    r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]"
 )
 MAX_SHOWN = 3
 BETWEEN_TWO = {"SEND", "RECV", "COALESCED"}  # their numbers are those of each pair
@@ -75,70 +74,6 @@ SAME_COLLECTIVES = (
     "let every rank call the same collectives in the same order: the same number of batches, no "
     "collective inside `if rank == 0`; drumline launch --watch names rank and line"
 )
-FRAME = re.compile(r'File "([^"]{1,200})", line (\d{1,7}), in (\S{1,80})')
-IN_PACKAGES = (
-    "site-packages",
-    "dist-packages",
-    "/lib/python",
-    "<frozen",
-    "<string>",
-    "/bin/",
-)
-CHAIN = "above exception"  # between the exceptions of a chain
-MAX_SOURCE = 80
-MAX_UNEXPLAINED = 200
-MAX_TEXT = 200
-MAX_WAIT_PLACES = 1000
-MAX_FAULT_PLACES = 20  # of lines that say the same
-NUM_END_LINES = 60
-ROOT_CAUSE = (
-    "Root Cause (first observed failure)"  # in torchrun's summary, before the rank
-)
-ROOT_RANK = re.compile(r"\brank {1,20}: (\d{1,7}) \(local_rank")
-EXCEPTION = re.compile(
-    r"(?:^|[\s\]:|)(])(?<!except )(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,8}"
-    r"(?:[A-Z]\w{0,60}Error|(?:[A-Z]\w{0,60})?Exception|StopIteration|TimeoutExpired|BrokenProcessPool)"
-    r"|(?:[A-Za-z_]\w{0,40}\.){1,8}(?:Error|Timeout|Unsupported|Empty)|what\(\))"
-    r"(?:: *(?:(?P<text>\S.{0,300}).*)?)?$"
-)
-EXCEPTION_NAMES = (
-    "Error", "Exception", "StopIteration", "TimeoutExpired", "BrokenProcessPool", ".Timeout", ".Unsupported", ".Empty",
-    "what()",
-)  # fmt: skip
-WARNING_BEFORE = re.compile(r"\b(?:WARN(?:ING)?|\w*Warning)\b|\[W\d|^W\d{4}")
-LOOKS_WRONG = re.compile(
-    r"\[[EF]\d{3,4} |\[[EF] [\w.]+:\d|(?:^|[\s\]])[EF]\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
-    r"|\b(?:ERROR|FATAL|CRITICAL|WARN|Fatal|fatal|panic)\b|<warn>"
-    r"|\b[Ee]rror:(?!:| *-?[\d.]+\b)"  # with a number it is a metric, with a colon C++
-    r"|\b(?:[Tt]imed[ -]out|[Tt]ime-?out (?:after|exceeded|expired|waiting|while|error))\b"
-)
-WRONG_STEMS = (
-    "[E", "[F", "E0", "E1", "F0", "F1", "ERROR", "rror:", "FATAL", "CRITICAL", "WARN", "<warn>",
-    "atal", "panic", "imed", "imeout ", "ime-out ",
-)  # fmt: skip
-DIGITS = str.maketrans("123456789", "000000000")
-STAMP = re.compile(
-    r"(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[ T]|\b[EWIF](?P<glog_month>\d{1,2})(?P<glog_day>\d\d) )"
-    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d{1,9}))?"
-)
-STAMP_WITHIN = 100  # characters at the begin of a line
-# Long work that one rank may do alone, as programs announce it.
-WORK = re.compile(
-    r"\b(?:running tokenizer|tokeniz(?:ing|er on)|pre-?process(?:ing)?"
-    r"|(?:running |start(?:ing)? (?:of )?)?(?:evaluation|validation)|evaluating|validating"
-    r"|generating|predictions?|sav(?:ing|ed?) (?:\S{1,20} ){0,2}(?:checkpoint|model|state|weights)|downloading"
-    r"|(?:loading|building) extension|loading checkpoint|building (?:the )?(?:index|dataset)"
-    r"|map(?:ping)?(?= \(num_proc|:)|filter(?:ing)?(?= \(num_proc|:)|extracting|compiling|converting"
-    r"|caching)\b.{0,60}",
-    re.IGNORECASE,
-)
-WORK_STEMS = (
-    "okeniz", "rocess", "valuat", "alidat", "enerat", "redict", "sav", "Sav", "ownload", "oading", "uilding", "aching",
-    "Map", "ilter", "xtract", "ompiling", "onvert",
-)  # fmt: skip
-
-
-# Waits in collectives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,6 +289,18 @@ def _why_it_waits(
 
 # Tracebacks
 
+FRAME = re.compile(r'File "([^"]{1,200})", line (\d{1,7}), in (\S{1,80})')
+IN_PACKAGES = (
+    "site-packages",
+    "dist-packages",
+    "/lib/python",
+    "<frozen",
+    "<string>",
+    "/bin/",
+)
+CHAIN = "above exception"  # between the exceptions of a chain
+MAX_SOURCE = 80
+
 
 @dataclass
 class TracebackReader:
@@ -401,6 +348,60 @@ class TracebackReader:
 
 
 # What is wrong in a log
+
+RANK = re.compile(
+    r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]"
+)
+MAX_UNEXPLAINED = 200
+MAX_TEXT = 200
+MAX_WAIT_PLACES = 1000
+MAX_FAULT_PLACES = 20  # of lines that say the same
+NUM_END_LINES = 60
+ROOT_CAUSE = (
+    "Root Cause (first observed failure)"  # in torchrun's summary, before the rank
+)
+ROOT_RANK = re.compile(r"\brank {1,20}: (\d{1,7}) \(local_rank")
+EXCEPTION = re.compile(
+    r"(?:^|[\s\]:|)(])(?<!except )(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,8}"
+    r"(?:[A-Z]\w{0,60}Error|(?:[A-Z]\w{0,60})?Exception|StopIteration|TimeoutExpired|BrokenProcessPool)"
+    r"|(?:[A-Za-z_]\w{0,40}\.){1,8}(?:Error|Timeout|Unsupported|Empty)|what\(\))"
+    r"(?:: *(?:(?P<text>\S.{0,300}).*)?)?$"
+)
+EXCEPTION_NAMES = (
+    "Error", "Exception", "StopIteration", "TimeoutExpired", "BrokenProcessPool", ".Timeout", ".Unsupported", ".Empty",
+    "what()",
+)  # fmt: skip
+WARNING_BEFORE = re.compile(r"\b(?:WARN(?:ING)?|\w*Warning)\b|\[W\d|^W\d{4}")
+LOOKS_WRONG = re.compile(
+    r"\[[EF]\d{3,4} |\[[EF] [\w.]+:\d|(?:^|[\s\]])[EF]\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
+    r"|\b(?:ERROR|FATAL|CRITICAL|WARN|Fatal|fatal|panic)\b|<warn>"
+    r"|\b[Ee]rror:(?!:| *-?[\d.]+\b)"  # with a number it is a metric, with a colon C++
+    r"|\b(?:[Tt]imed[ -]out|[Tt]ime-?out (?:after|exceeded|expired|waiting|while|error))\b"
+)
+WRONG_STEMS = (
+    "[E", "[F", "E0", "E1", "F0", "F1", "ERROR", "rror:", "FATAL", "CRITICAL", "WARN", "<warn>",
+    "atal", "panic", "imed", "imeout ", "ime-out ",
+)  # fmt: skip
+DIGITS = str.maketrans("123456789", "000000000")
+STAMP = re.compile(
+    r"(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[ T]|\b[EWIF](?P<glog_month>\d{1,2})(?P<glog_day>\d\d) )"
+    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d{1,9}))?"
+)
+STAMP_WITHIN = 100  # characters at the begin of a line
+# Long work that one rank may do alone, as programs announce it.
+WORK = re.compile(
+    r"\b(?:running tokenizer|tokeniz(?:ing|er on)|pre-?process(?:ing)?"
+    r"|(?:running |start(?:ing)? (?:of )?)?(?:evaluation|validation)|evaluating|validating"
+    r"|generating|predictions?|sav(?:ing|ed?) (?:\S{1,20} ){0,2}(?:checkpoint|model|state|weights)|downloading"
+    r"|(?:loading|building) extension|loading checkpoint|building (?:the )?(?:index|dataset)"
+    r"|map(?:ping)?(?= \(num_proc|:)|filter(?:ing)?(?= \(num_proc|:)|extracting|compiling|converting"
+    r"|caching)\b.{0,60}",
+    re.IGNORECASE,
+)
+WORK_STEMS = (
+    "okeniz", "rocess", "valuat", "alidat", "enerat", "redict", "sav", "Sav", "ownload", "oading", "uilding", "aching",
+    "Map", "ilter", "xtract", "ompiling", "onvert",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
