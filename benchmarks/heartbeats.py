@@ -141,9 +141,8 @@ def compare_steps(ddp: RunManager, pairs: int, steps: int) -> None:
     }
     for name, heartbeat in (("on", watched), ("off", NoHeartbeat())):
         ddp.connection.heartbeat = heartbeat  # type: ignore[assignment]
-        time_steps(
-            ways[name], STEPS_PER_BLOCK
-        )  # the first step takes the writer, and warms up
+        # the first step takes the writer, and warms up
+        time_steps(ways[name], STEPS_PER_BLOCK)
     assert ddp.connection.watch_folder is not None
     sidecar = int((ddp.connection.watch_folder / "sidecar.pid").read_text())
     times: dict[str, list[float]] = {"off": [], "on": []}

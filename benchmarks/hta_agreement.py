@@ -35,9 +35,8 @@ def ours(rank: RankSteps) -> tuple[float, float]:
 
 def theirs(traces: dict[int, Path]) -> dict[int, tuple[float, float]]:
     """The same by HTA, whose window is from the first kernel to the last one."""
-    os.environ["HTA_DISABLE_NS_ROUNDING"] = (
-        "1"  # otherwise every kernel is up to a microsecond shorter
-    )
+    # otherwise every kernel is up to a microsecond shorter
+    os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(

@@ -80,9 +80,8 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
     counter.emit = hung.append  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(counter)
     delivery.FORK_ATTEMPTS = 50 if press else delivery.FORK_ATTEMPTS
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # Python 3.12: of forks in a process with threads
+    # Python 3.12: of forks in a process with threads
+    warnings.simplefilter("ignore", DeprecationWarning)
     unwatched = RunManager(
         watch=WatchConfig(sidecar="off"), device="cpu", same_code=False
     )

@@ -80,9 +80,8 @@ OTHER_WORDS = ["the", "film", "and", "its", "music", "were", "this", "time", "re
 PLAIN_SGD = OptimConfig(
     lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant"
 )
-with suppress(
-    ImportError
-):  # of transformers' own: hundreds of patterns, which every process would compile again
+# of transformers' own: hundreds of patterns, which every process would compile again
+with suppress(ImportError):
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("gpt2")
@@ -213,9 +212,8 @@ def job_config(
 def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) -> None:
     [(alone, by_hand, _)] = run_ranks(1, gradient, spec, config, context=FORK)
     assert np.abs(by_hand).max() > 1e-3
-    np.testing.assert_allclose(
-        alone, by_hand, rtol=1e-4, atol=1e-6
-    )  # transformers' own loss is in single precision
+    # transformers' own loss is in single precision
+    np.testing.assert_allclose(alone, by_hand, rtol=1e-4, atol=1e-6)
     results = run_ranks(2, gradient, spec, config, context=FORK)
     for found, _, _ in results:
         np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
@@ -332,9 +330,8 @@ def weights_go_in_and_out() -> None:
         ("encoder", transformers.AutoModel),
     ):
         new = model.from_config(transformers.AutoConfig.from_pretrained(folder))
-        assert (
-            fit_weights(read_weights(Path(folder))[1], new)[1] == []
-        )  # for --model.init FOLDER
+        # for --model.init FOLDER
+        assert fit_weights(read_weights(Path(folder))[1], new)[1] == []
     assert main(["export", "runs/FineTune", "--to", "tuned/model.safetensors"]) == 0
     shutil.copy("base/config.json", "tuned/config.json")
     tuned = transformers.AutoModelForCausalLM.from_pretrained("tuned").state_dict()

@@ -135,9 +135,8 @@ def test_data_of_unknown_length(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, "--train.steps", "60") as job:
         job.variables = {"STREAM": "1"}
         start_again(job, 2, lose(job, 2, 0, 1))
-        job.finish(
-            0, 1, 2
-        )  # the ledger has the steps of the lost node, over the ends of epochs
+        # the ledger has the steps of the lost node, over the ends of epochs
+        job.finish(0, 1, 2)
     starts = [
         json.loads(line)
         for line in (job.run / "ledger.jsonl").read_text().splitlines()

@@ -38,9 +38,8 @@ from tests.stream_jobs import EverythingStream
 SAMPLES = 102
 BATCH = 48
 EPOCHS = 3
-STEPS_PER_EPOCH = (
-    3  # of 48, 48 and 6 samples: of these 6 the last of four ranks gets none
-)
+# of 48, 48 and 6 samples: of these 6 the last of four ranks gets none
+STEPS_PER_EPOCH = 3
 STEPS = EPOCHS * STEPS_PER_EPOCH
 FILES_OF_A_CHECKPOINT = 7
 CUTS = (
@@ -120,9 +119,8 @@ def make_schedule(number: int, *, legs: int | None = None) -> Schedule:
     phases = [PHASES[(number // 2 + leg) % len(PHASES)] for leg in range(legs - 1)]
     faults = _faults(phases, worlds, setup, every_steps, chance)
     while any(later.step <= earlier.step for earlier, later in pairwise(faults)):
-        faults = _faults(
-            phases, worlds, setup, every_steps, chance
-        )  # one that the leg before has left behind
+        # one that the leg before has left behind
+        faults = _faults(phases, worlds, setup, every_steps, chance)
     return Schedule(
         number,
         setup,
@@ -164,9 +162,8 @@ def _fault(
         after = chance.randrange(FILES_OF_A_CHECKPOINT) if phase == "write" else 0
         return Fault(phase, step, rank if of_any else 0, after)
     in_micro_batches = phase in ("data", "forward", "backward")
-    if (
-        step % STEPS_PER_EPOCH == 0
-    ):  # the short batch: only rank 0 is sure to have some of it
+    # the short batch: only rank 0 is sure to have some of it
+    if step % STEPS_PER_EPOCH == 0:
         return Fault(phase, step, 0)
     pieces = CUTS[setup.cut].get("accumulate", 1)
     return Fault(phase, step, rank, chance.randrange(pieces) if in_micro_batches else 0)

@@ -54,9 +54,8 @@ class OwnPlace(IterableDataset[Sample]):
         )
         rows = range(rank, len(self.points), world_size)
         if self.seen is None:
-            self.seen = torch.zeros(
-                len(rows), dtype=torch.int16
-            )  # of another size on each rank
+            # of another size on each rank
+            self.seen = torch.zeros(len(rows), dtype=torch.int16)
         while self.at < len(rows):
             self.at += 1
             self.seen[self.at - 1] += 1

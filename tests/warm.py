@@ -223,12 +223,10 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
     from drumline.config import PRESETS
 
     place(files, request["files"])
-    os.getppid = lambda: request[
-        "parent"
-    ]  # that of the client; the kernel's is the server
-    if (
-        request["words"][0] == "-P"
-    ):  # a sidecar kills all that its ranks have started, its client too, but not itself
+    # that of the client; the kernel's is the server
+    os.getppid = lambda: request["parent"]
+    # a sidecar kills all that its ranks have started, its client too, but not itself
+    if request["words"][0] == "-P":
         os.getpid = lambda: request["pid"]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     encoding = request["environment"].get("PYTHONIOENCODING")
@@ -242,9 +240,8 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
     os.environ.clear()
     os.environ.update(request["environment"])
     _forget()
-    if (
-        "SMALL_DIGITS" in os.environ
-    ):  # what is trained is not looked at, and takes its time
+    # what is trained is not looked at, and takes its time
+    if "SMALL_DIGITS" in os.environ:
         PRESETS["digits"].defaults["model.widths"] = (4, 8)  # type: ignore[index]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     sys.executable = program

@@ -22,9 +22,8 @@ RELAYED = (
 
 def main(server: str, *words: str) -> None:
     files = [0, 1, 2, *others()]
-    if (
-        words[0] == "-P" and len(files) > 3
-    ):  # a sidecar with a socket for those of other nodes
+    # a sidecar with a socket for those of other nodes
+    if words[0] == "-P" and len(files) > 3:
         os.execv(sys.executable, [sys.executable, *words])
     connection = _socket.socket(_socket.AF_UNIX)
     connection.connect(server)
@@ -39,9 +38,8 @@ def main(server: str, *words: str) -> None:
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)
     connection.sendmsg([len(text).to_bytes(8, "little")], [rights])
     connection.sendall(text)
-    for (
-        number
-    ) in RELAYED:  # until here a signal ends this process, and the server sees that
+    # until here a signal ends this process, and the server sees that
+    for number in RELAYED:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, lambda caught, _: relay(caught, connection))
     answer = connection.recv(4)

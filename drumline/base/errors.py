@@ -251,9 +251,8 @@ def summary(error: BaseException) -> str:
     sentence = type(error).__name__
     if lines := str(error).strip().splitlines():
         sentence = f"{sentence}: {lines[0]}"
-    notes = getattr(
-        error, "__notes__", []
-    )  # the first says which code it came from, if any does
+    # the first says which code it came from, if any does
+    notes = getattr(error, "__notes__", [])
     if notes:
         first_line = notes[0].partition("\n")[0]
         sentence = f"{sentence} ({first_line})"

@@ -285,9 +285,8 @@ class Termination:
     def _terminate(self, pids: set[int]) -> None:
         self._signalled |= pids
         send_signal(pids, signal.SIGTERM)
-        send_signal(
-            pids, signal.SIGCONT
-        )  # without it a stopped process does not receive SIGTERM
+        # without it a stopped process does not receive SIGTERM
+        send_signal(pids, signal.SIGCONT)
 
     def wait(self) -> None:
         while not self.step():

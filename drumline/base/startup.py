@@ -180,9 +180,8 @@ def use_private_cache(environment: MutableMapping[str, str] = os.environ) -> Non
     if not environment.get(INDUCTOR_CACHE):
         private_folder = Path(tempfile.gettempdir(), f"drumline-compile-{os.geteuid()}")
         _make(private_folder)
-        _refuse_if_shared(
-            private_folder, INDUCTOR_CACHE
-        )  # also if someone else may make it later
+        # also if someone else may make it later
+        _refuse_if_shared(private_folder, INDUCTOR_CACHE)
         environment[INDUCTOR_CACHE] = str(private_folder)
     if not environment.get(TRITON_CACHE):
         environment[TRITON_CACHE] = str(Path(environment[INDUCTOR_CACHE], "triton"))

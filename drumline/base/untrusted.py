@@ -116,9 +116,8 @@ def replacing(path: Path, *, writer: str = "") -> Iterator[BinaryIO]:
     suffix = f".{writer}.partial" if writer else ".partial"
     partial = path.with_name(f".{path.name}{suffix}")
     try:
-        partial.unlink(
-            missing_ok=True
-        )  # a link placed there would be followed, or block us
+        # a link placed there would be followed, or block us
+        partial.unlink(missing_ok=True)
         with partial.open("xb") as file:
             yield file
         partial.replace(path)

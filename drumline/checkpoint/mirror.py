@@ -205,9 +205,8 @@ class Mirror:
 
     def _synchronize(self) -> None:
         """Upload what is missing, and remove what is not kept, here and in the store."""
-        mirrored = (
-            self._run.checkpoints()
-        )  # each time: someone else may have deleted some
+        # each time: someone else may have deleted some
+        mirrored = self._run.checkpoints()
         self._complete = mirrored.complete
         if not self._id:
             is_empty = not (mirrored.complete or mirrored.corrupt)
@@ -267,9 +266,8 @@ class Mirror:
         done = 0
         total = file_size(sum(record.size for record in local.files.values()))
         try:
-            if (
-                step in self._complete
-            ):  # it was saved again: from here on it is incomplete
+            # it was saved again: from here on it is incomplete
+            if step in self._complete:
                 self._store.delete([object_name(step, manifest.FILE_NAME)])
                 del self._complete[step]
 

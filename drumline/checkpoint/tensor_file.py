@@ -73,9 +73,8 @@ def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
     """The tensors of a file, mapped from it: copy those that you keep. `follow_links`: for a file
     that the user named."""
     try:
-        open_regular(
-            path, follow_links=follow_links
-        ).close()  # the package would wait for a FIFO
+        # the package would wait for a FIFO
+        open_regular(path, follow_links=follow_links).close()
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CorruptCheckpointError(

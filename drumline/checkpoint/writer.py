@@ -265,9 +265,8 @@ class CheckpointWriter:
         try:
             self._publish(path)
         except CheckpointError as error:
-            log.warning(
-                error
-            )  # the new one is safe; an old one that remains is no reason to stop
+            # the new one is safe; an old one that remains is no reason to stop
+            log.warning(error)
 
         return WrittenCheckpoint(
             state.step, path, num_bytes, copied.kind, seconds, copy_s

@@ -67,9 +67,8 @@ def exit_interrupted(
     error: KeyboardInterrupt, ddp: RunManager, message: str
 ) -> NoReturn:
     ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
-    if (
-        ddp.connection.store is None
-    ):  # among several ranks the launcher reports it, once
+    # among several ranks the launcher reports it, once
+    if ddp.connection.store is None:
         print_message(message)
     exit_now(ExitCode.INTERRUPTED)
 

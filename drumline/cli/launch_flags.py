@@ -452,9 +452,8 @@ def wrong_target(flags: Flags) -> Iterator[str]:
     """Every mistake in the TASK or SCRIPT.py that can be found before it is started."""
     verb_flags = flags.values
     if not flags.positional:
-        if (
-            not flags.layer.problems
-        ):  # an unknown flag may have taken the name for its value
+        # an unknown flag may have taken the name for its value
+        if not flags.layer.problems:
             yield "no TASK or SCRIPT.py was given"
         return
 

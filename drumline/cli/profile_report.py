@@ -31,9 +31,8 @@ def profile_of(
     if is_made and network_bytes_per_s is None:
         result = read_profile(folder)
     else:
-        from drumline.tools.profile.profile_analysis import (
-            analyse,
-        )  # not before: it needs numpy
+        # not before: it needs numpy
+        from drumline.tools.profile.profile_analysis import analyse
 
         result = analyse(folder, network_bytes_per_s=network_bytes_per_s)
     return replace(result, run_steps=read_step_times(folder))

@@ -44,10 +44,8 @@ def run_rank(
         code = process.train_in_groups()
     except KeyboardInterrupt as error:
         exit_interrupted(error, process.ddp, interrupted(folder, argv))
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # sys.exit in the user's code is not success
+    except (Exception, SystemExit) as error:
+        # sys.exit in the user's code is not success
         process.end_failed(error)
     return process.leave(code)
 

@@ -55,9 +55,8 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     sections = [*SECTIONS, TASK_SECTION]
 
     for section, content in document.items():
-        if (
-            section == CLUSTER_SECTION
-        ):  # of `drumline aws`, which may have the same file
+        # of `drumline aws`, which may have the same file
+        if section == CLUSTER_SECTION:
             continue
         where = lines.of(section)
         if section in sections and isinstance(content, dict):

@@ -418,10 +418,8 @@ def task_fields(task: type[Any], base: type[Any]) -> dict[str, Field]:
 
 
 def _annotations(cls: type[Any]) -> dict[str, Any]:
-    if sys.version_info >= (
-        3,
-        14,
-    ):  # a name that only type checkers import must not end the run
+    # a name that only type checkers import must not end the run
+    if sys.version_info >= (3, 14):
         from annotationlib import Format
 
         return inspect.get_annotations(cls, format=Format.FORWARDREF)

@@ -117,9 +117,8 @@ def render_entry(
     head = f"  {flag}  {takes}".rstrip()
     if default is not None:
         head += f"  [{default}]"
-    if (
-        len(head) > width
-    ):  # what does not fit beside the flag goes below it, in one piece
+    # what does not fit beside the flag goes below it, in one piece
+    if len(head) > width:
         head = head.replace("  [", f"{margin}[")
     if len(head.partition("\n")[0]) > width:
         head = head.replace(f"  {takes}", margin + takes, 1)

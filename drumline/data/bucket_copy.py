@@ -144,9 +144,8 @@ class BucketCopy:
         finally:
             store.stop()  # Ctrl-C need not wait for what is being fetched; what holds the lock does
             pool.shutdown(cancel_futures=True)
-            self._write(
-                record
-            )  # also after a failure: the next start continues from here
+            # also after a failure: the next start continues from here
+            self._write(record)
 
     def _wait(self, future: Future[T]) -> T:
         while not wait([future], timeout=POLL_S).done:

@@ -166,9 +166,8 @@ class BatchProducer:
         ones."""
         if self._loader is not None:
             forget_persistent_workers(self._loader)
-            self._loader.generator = (
-                torch.Generator()
-            )  # so that new workers get the same seeds
+            # so that new workers get the same seeds
+            self._loader.generator = torch.Generator()
         end_workers(self._running, os.getpid())
 
 

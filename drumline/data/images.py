@@ -309,9 +309,8 @@ def _decode(path: Path, image_size: int) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             size = (image_size, image_size)
             resized = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
-    except (
-        Exception
-    ) as error:  # Pillow's decoders may raise anything for a damaged file
+    except Exception as error:
+        # Pillow's decoders may raise anything for a damaged file
         raise DataError(
             f"the image {path} cannot be read ({type(error).__name__}: {error})",
             next_step="replace the file or remove it",

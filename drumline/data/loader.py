@@ -34,10 +34,8 @@ from drumline.data.stream_readers import StreamReader, UnknownLengthError, read_
 from drumline.watch.heartbeat import LoopHeartbeats
 
 _END = object()
-_STREAM_SEEDS = (
-    0,
-    0xE7A1,
-)  # the same each time: evaluation must not depend on the seed of the run
+# the same each time: evaluation must not depend on the seed of the run
+_STREAM_SEEDS = (0, 0xE7A1)
 
 
 class MicroBatch(NamedTuple):
@@ -252,9 +250,8 @@ class IndexedLoader(Loader):
         self._producer = BatchProducer(maker, options, device)
         self._delivery = Delivery(device, maker.finish)
         self._batches: Iterator[Any] = iter(())
-        self._batches_at: Cursor | None = (
-            None  # the step that the next of these batches belongs to
-        )
+        # the step that the next of these batches belongs to
+        self._batches_at: Cursor | None = None
 
     def _set_cursor(self, cursor: Cursor) -> None:
         if not (cursor.epoch >= 0 and 0 <= cursor.position < self.num_samples):

@@ -151,9 +151,8 @@ def standard_library() -> Tokens:
     folder = Path(sysconfig.get_path("stdlib"))
     files = []
     for path, subfolders, names in os.walk(folder):
-        subfolders[:] = (
-            set(subfolders) - _NOT_LIBRARY
-        )  # not walked: site-packages may be large
+        # not walked: site-packages may be large
+        subfolders[:] = set(subfolders) - _NOT_LIBRARY
         files += [Path(path, name) for name in names if name.endswith(".py")]
     files.sort(key=lambda path: path.relative_to(folder).parts)
     return _joined(files, name="the Python standard library")

@@ -196,6 +196,5 @@ def submit(sbatch: str, path: Path) -> str:
             next_step="change the flags of drumline launch, which come before the name of the task or script",
         )
 
-    return done.stdout.strip().partition(";")[
-        0
-    ]  # in a federation the cluster's name follows
+    # in a federation the cluster's name follows
+    return done.stdout.strip().partition(";")[0]

@@ -216,9 +216,8 @@ class Acceptor:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except (
-                OSError
-            ):  # this process has no file descriptor left: only this caller waits
+            except OSError:
+                # this process has no file descriptor left: only this caller waits
                 loop.remove_reader(self._listener)
                 self._pause = loop.call_later(ACCEPT_PAUSE_S, self.open)
                 return

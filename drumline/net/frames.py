@@ -249,9 +249,8 @@ class FrameWriter:
                 del self._waiting[: os.write(self._fd, self._waiting)]
             except BlockingIOError:
                 return
-            except (
-                OSError
-            ):  # the other side has closed; the reader of this connection handles that
+            except OSError:
+                # the other side has closed; the reader of this connection handles that
                 self._waiting.clear()
 
 

@@ -195,9 +195,8 @@ def own_binding(host: str) -> str:
     Debian a host's own name resolves to 127.0.1.1: then it is the only other address that the
     machine has."""
     resolved = _resolve(host)
-    resolved.sort(
-        key=lambda address: ":" in address
-    )  # other hosts use IPv4, if they have it
+    # other hosts use IPv4, if they have it
+    resolved.sort(key=lambda address: ":" in address)
     local = [address for address in resolved if is_own(address)]
     if not local:
         return EVERYWHERE

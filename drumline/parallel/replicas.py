@@ -69,9 +69,8 @@ class ReplicaComparison:
         """Collective, of the same size for any tensors: ranks with different tensors are found, and
         do not block."""
         combined = combine(hashes, list(tensors))
-        extremes = torch.stack(
-            [combined, ~combined]
-        )  # the largest ~h belongs to the smallest h
+        # the largest ~h belongs to the smallest h
+        extremes = torch.stack([combined, ~combined])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         differs = (extremes[0] != ~extremes[1]).int()
         if self._group is not None:

@@ -115,9 +115,8 @@ class _Bucket:
     def finish(self) -> None:
         """The sum over all shards becomes each parameter's gradient."""
         if self._pending is None:
-            ((_, self._newest),) = (
-                self._sums
-            )  # on one rank everything has been added up here
+            # on one rank everything has been added up here
+            ((_, self._newest),) = self._sums
         else:
             self._pending.wait()
             self._pending = None

@@ -28,15 +28,13 @@ RNG_BYTES = 12 * 1024
 _RNG_VERSION = 1
 _RNG_HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each part
 _RNG_MARK = b"drum-rng"
-_NUMPY = struct.Struct(
-    "<624IiId"
-)  # key, position, whether a normal draw is waiting, that draw
+# key, position, whether a normal draw is waiting, that draw
+_NUMPY = struct.Struct("<624IiId")
 _TORCH_BYTES = 5056  # of all versions so far
 _GPU_BYTES = 16  # seed and offset
 _TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
-_PYTHON = struct.Struct(
-    "<625I?d"
-)  # key and position, whether a normal draw is waiting, that draw
+# key and position, whether a normal draw is waiting, that draw
+_PYTHON = struct.Struct("<625I?d")
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """The variable that cuBLAS needs before its first use, to give the same bits each time."""
 

@@ -90,9 +90,8 @@ def claim_failure(
         return None
 
     if rank_0_hosts_store and failure.origin.rank == 0:
-        time.sleep(
-            CLAIM_WAIT_S
-        )  # the store ends with this process; the others must read it first
+        # the store ends with this process; the others must read it first
+        time.sleep(CLAIM_WAIT_S)
     return None
 
 

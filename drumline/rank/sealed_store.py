@@ -110,9 +110,8 @@ class SealedStore:
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """All current values; None if one is missing."""
-        if len(keys) > 1 and not self.raw.check(
-            list(keys)
-        ):  # one question while some are missing
+        # one question while some are missing
+        if len(keys) > 1 and not self.raw.check(list(keys)):
             return None
         values = self.there(keys)
         return list(values.values()) if len(values) == len(keys) else None

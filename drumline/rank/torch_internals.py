@@ -341,9 +341,8 @@ def abandon_workers(iterator: Any) -> None:
     from torch.utils.data._utils import signal_handling
 
     iterator._shutdown = True
-    signal_handling._remove_worker_pids(
-        id(iterator)
-    )  # torch must not report their deaths
+    # torch must not report their deaths
+    signal_handling._remove_worker_pids(id(iterator))
     iterator._worker_pids_set = False
     if hasattr(iterator, "_pin_memory_thread_done_event"):
         iterator._pin_memory_thread_done_event.set()

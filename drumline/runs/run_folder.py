@@ -131,9 +131,8 @@ def set_aside(folder: RunFolder) -> Path | None:
     path = folder.path.resolve()
     if not path.is_dir():
         return None
-    with (
-        folder.refusing()
-    ):  # a folder of another user, or a link of one to a folder of ours
+    # a folder of another user, or a link of one to a folder of ours
+    with folder.refusing():
         check_own_folder(folder.path, follow_links=True)
     first = aside = path.with_name(
         f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -144,9 +143,8 @@ def set_aside(folder: RunFolder) -> Path | None:
             number += 1
             aside = first.with_name(f"{first.name}-{number}")
         path.rename(aside)
-    return (
-        folder.path.with_name(aside.name) if folder.path.name else aside
-    )  # as the user wrote it
+    # as the user wrote it
+    return folder.path.with_name(aside.name) if folder.path.name else aside
 
 
 @contextmanager

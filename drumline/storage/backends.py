@@ -163,9 +163,8 @@ class S3Backend:
         )
         try:
             self._client = boto3.Session().client("s3", config=config)
-        except (
-            Exception
-        ) as error:  # a profile that does not exist, an endpoint that is no URL
+        except Exception as error:
+            # a profile that does not exist, an endpoint that is no URL
             raise self.explain(error, f"s3://{bucket}") from None
 
         # In the caller's thread alone: it leaves the processor to training, and threads of a pool

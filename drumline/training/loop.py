@@ -44,9 +44,8 @@ from drumline.watch.heartbeat import DATA, Phase
 
 MIN_SHARE = 0.2
 MIN_S = 10.0
-MAX_STEPS_LEFT = (
-    1.5  # of the device when the loop asks for the loss; with more, it was not idle
-)
+# of the device when the loop asks for the loss; with more, it was not idle
+MAX_STEPS_LEFT = 1.5
 MIN_GAIN = 1.25  # as many workers
 
 
@@ -342,9 +341,8 @@ class CompareReplicas(Action):
         self._saver = saver
         self._is_on = config.watch.replicas_every > 0 and job.ddp.world_size > 1
         self.interval = config.watch.replicas_every or AT_EPOCH_END
-        if (
-            job.sync is not None and self._is_on
-        ):  # what they share changes in rounds only
+        # what they share changes in rounds only
+        if job.sync is not None and self._is_on:
             self.interval = (
                 -(-self.interval // job.sync.plan.every) * job.sync.plan.every
             )

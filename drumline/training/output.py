@@ -114,9 +114,8 @@ def open_reporter(
         stack.callback(log.logger.removeHandler, handler)
         if ddp.is_main_process():
             trackers = _trackers(config, folder, reporter)
-            stack.callback(
-                close_all, trackers
-            )  # while their warnings still become events
+            # while their warnings still become events
+            stack.callback(close_all, trackers)
             for sink in trackers:
                 reporter.add(sink)
         try:
@@ -159,9 +158,8 @@ def make_display(
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return PlainDisplay(stream)
     assert mode in ("live", "auto"), mode
-    from drumline.metrics.live import (
-        LiveDisplay,
-    )  # the plain display does not need rich
+    # the plain display does not need rich
+    from drumline.metrics.live import LiveDisplay
 
     live = LiveDisplay(stream)
     return live if mode == "live" or live.can_animate else PlainDisplay(stream)

@@ -137,10 +137,8 @@ def load(
     the weights that the task's `EMA` hook kept, which the run was evaluated with. `task`: in place
     of the run's own, for example where its file has moved.
     """
-    from drumline.training.saved.saved_run import (
-        load_model,
-        open_run,
-    )  # not before: it needs torch
+    # not before: it needs torch
+    from drumline.training.saved.saved_run import load_model, open_run
 
     return load_model(open_run(find_run(Path(run)), which, task=task), averaged=ema)
 

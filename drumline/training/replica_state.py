@@ -209,9 +209,8 @@ def restore_replica(
             rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER
         ]
         source = leaders[sync.groups.index % len(leaders)] if leaders else None
-        for rank in (
-            leaders
-        ):  # one after the other: all of them may need more memory than there is
+        # one after the other: all of them may need more memory than there is
+        for rank in leaders:
             replica = sent_state(ranks[rank], rank, tensors)
             if rank != source:
                 continue

@@ -53,24 +53,19 @@ class RankState:
     collective: int = 0  # how many collectives its process group has begun
     num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/watched/progress_monitor.py
     age_s: float = 0.0  # how long it has been in this phase
-    moved_s: float | None = (
-        None  # how long ago the last progress without a mark was seen; None: never
-    )
+    # how long ago the last progress without a mark was seen; None: never
+    moved_s: float | None = None
     state: str = "S"  # as in /proc: R S D T t Z; X: exited
     state_s: float = 0.0  # for how long it has been seen in that state
-    cpu: float = (
-        0.0  # cores that it and its descendants used since the last observation
-    )
-    is_starved: bool = (
-        False  # whether one of its threads computes, and mostly waits for a CPU
-    )
+    # cores that it and its descendants used since the last observation
+    cpu: float = 0.0
+    # whether one of its threads computes, and mostly waits for a CPU
+    is_starved: bool = False
     has_io: bool = False  # whether it read or wrote files since the last observation
-    exit: int | None = (
-        None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
-    )
-    killed_after_s: float | None = (
-        None  # after which grace period drumline killed it; None: it did not
-    )
+    # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
+    exit: int | None = None
+    # after which grace period drumline killed it; None: it did not
+    killed_after_s: float | None = None
     asked_to_exit: bool = False  # whether it exited after drumline had asked it to
     killed_by: str = ""  # which part of drumline did: `launcher` or `watchdog`
     killed_because: str = ""  # why, if that is not only that the job is ended
@@ -81,12 +76,10 @@ class RankState:
     # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
     memory: str = ""
     workers: tuple[WorkerState, ...] = ()
-    stack: tuple[
-        str, ...
-    ] = ()  # the main thread's calls, the innermost first: `file.py:12 in name`
-    answers: bool | None = (
-        None  # whether its answering thread, and so Python, runs. None: it was not asked.
-    )
+    # the main thread's calls, the innermost first: `file.py:12 in name`
+    stack: tuple[str, ...] = ()
+    # whether its answering thread, and so Python, runs. None: it was not asked.
+    answers: bool | None = None
     collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
 
     @property
@@ -185,9 +178,8 @@ class ModuleHashes:
     """The parameters of a DDP module at a step."""
 
     tensors: Mapping[str, tuple[str, int]]  # by name: type and shape, and the hash
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # its optimizer's numbers: `SGD's lr`
+    # its optimizer's numbers: `SGD's lr`
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,8 @@ class FailureKind(StrEnum):
 
     OTHER = "other"
     LOST_PEER = "lost_peer"  # a connection to another rank broke: most likely that one failed before
-    MISMATCH = (
-        "mismatch"  # ranks entered different collectives, or one with different sizes
-    )
+    # ranks entered different collectives, or one with different sizes
+    MISMATCH = "mismatch"
     DISK_FULL = "disk_full"  # or over its quota
     OUT_OF_MEMORY = "out_of_memory"
     WORKER_DIED = "worker_died"  # of a DataLoader

@@ -45,9 +45,8 @@ class Phase(IntEnum):
     START = 0  # before the first step: the job is built, restored, warmed up
     DATA = 1
     FORWARD = 2
-    BACKWARD = (
-        3  # gradients are reduced here: most waits for other ranks are in this phase
-    )
+    # gradients are reduced here: most waits for other ranks are in this phase
+    BACKWARD = 3
     OPTIMIZER = 4
     BETWEEN = 5  # between steps: a log line, the comparison of replicas
     EVALUATION = 6
@@ -249,9 +248,8 @@ class Heartbeat:
     collective: int
     num_moves: int  # how often progress was seen without a mark
     moved_ns: int  # when it last was, by CLOCK_MONOTONIC; 0: never
-    spent_ns: tuple[
-        int, ...
-    ]  # by phase: the total time spent in it, without the time since `since_ns`
+    # by phase: the total time spent in it, without the time since `since_ns`
+    spent_ns: tuple[int, ...]
     failure: str
     failure_kind: FailureKind
     begun: tuple[float, ...] = ()

@@ -61,14 +61,12 @@ class RunStatus:
             return False
         if self.status is None or self.status["has_ended"] or self.age_s > RESTART_S:
             return True
-        if (last := self.last_event) is None or last[
-            "kind"
-        ] == "error":  # a launcher may restart it
+        # a launcher may restart it
+        if (last := self.last_event) is None or last["kind"] == "error":
             return False
 
-        return bool(
-            self.status["time"] <= last["time"] + FRESH_S
-        )  # a newer one is of the next attempt
+        # a newer one is of the next attempt
+        return bool(self.status["time"] <= last["time"] + FRESH_S)
 
     @property
     def state(self) -> RunState:

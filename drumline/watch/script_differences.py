@@ -50,9 +50,8 @@ class ScriptComparison:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._reported: set[str] = set()
-        self._equal_at: dict[
-            str, int
-        ] = {}  # the last step at which a module was the same on all ranks
+        # the last step at which a module was the same on all ranks
+        self._equal_at: dict[str, int] = {}
 
     def update(self, reports: Mapping[int, ScriptReport]) -> list[ScriptDifference]:
         """What was found since the last call."""

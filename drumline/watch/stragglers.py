@@ -27,9 +27,8 @@ RELIABILITY = (
     (Phase.FORWARD, Phase.OPTIMIZER),
     (Phase.BETWEEN,),
 )
-MIN_COST = (
-    0.05  # the least fraction of a step that a straggler must cost to be reported
-)
+# the least fraction of a step that a straggler must cost to be reported
+MIN_COST = 0.05
 MIN_SLICES = 6
 MIN_STEPS = 20
 """The smallest window. A straggler is slow in 5 of 6 of its slices: a single slow step affects one
@@ -138,9 +137,8 @@ class Stragglers:
         self._first: dict[int, RankState] = {}
         self._begin: dict[int, RankState] = {}
         self._seen: deque[TimeSlice] = deque(maxlen=MAX_SLICES)
-        self._reported: dict[
-            tuple[str, int | None], float
-        ] = {}  # when it was last slow
+        # when it was last slow
+        self._reported: dict[tuple[str, int | None], float] = {}
 
     def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
         """Ranks and hosts that just became stragglers."""

@@ -252,16 +252,14 @@ def hold(folder: Path) -> int:
 def _remove_abandoned(parent: Path) -> None:
     """Remove folders of this user that no process holds."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(
-            OSError
-        ):  # a folder without the file is from another version
+        # a folder without the file is from another version
+        with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid():
                 continue
             descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(
-                    descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # BlockingIOError: it is in use
+                # BlockingIOError: it is in use
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             finally:
                 os.close(descriptor)
             shutil.rmtree(folder, ignore_errors=True)

@@ -119,9 +119,8 @@ def test_a_link_in_place_of_the_folder_to_set_aside_to_is_not_followed(
         "  try: move it away, or resume in another --run DIR"
     )
     assert attack.has_failed
-    assert (
-        attack.run_folder / "config.toml"
-    ).read_text() == "evil"  # nothing was moved
+    # nothing was moved
+    assert (attack.run_folder / "config.toml").read_text() == "evil"
 
 
 def test_a_folder_of_another_user_to_set_aside_to_is_refused(

@@ -178,8 +178,7 @@ def test_repeated_source_does_not_take_minutes(
         linted(tmp_path / "train.py")
         capsys.readouterr()
 
-    assert (
-        growth(lint, size=12, factor=4) < 24
-    )  # 16 where the time is quadratic; it was 100 to 200
+    # 16 where the time is quadratic; it was 100 to 200
+    assert growth(lint, size=12, factor=4) < 24
     if part == CONDITION:
         assert growth(lint, size=40, factor=4) < 8  # 5 now; it was 12

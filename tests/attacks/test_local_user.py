@@ -51,9 +51,8 @@ class StoreClient:
     """Speaks to the store without torch, as another user."""
 
     def __init__(self, port: int) -> None:
-        self.line = (
-            socket.socket()
-        )  # to look an address up would load modules, which this user cannot read
+        # to look an address up would load modules, which this user cannot read
+        self.line = socket.socket()
         self.line.settimeout(10)
         self.line.connect(("127.0.0.1", port))
         self.line.sendall(VALIDATE + MAGIC)

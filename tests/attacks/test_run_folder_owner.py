@@ -144,9 +144,8 @@ def test_an_own_folder_in_a_shared_one_and_an_own_link_to_it_are_fine(
     (tmp_path / "link").symlink_to(shared / "run")
     RunFolder(tmp_path / "link").make()
     with locked(RunFolder(tmp_path / "link")):
-        assert (
-            job_at_work(RunFolder(shared / "run")) is None
-        )  # this process has the lock itself
+        # this process has the lock itself
+        assert job_at_work(RunFolder(shared / "run")) is None
 
 
 def test_a_file_system_that_gives_all_files_one_owner_is_fine(

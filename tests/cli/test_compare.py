@@ -83,10 +83,8 @@ def test_the_page_for_newcomers_shows_the_scripts_as_they_are(library: str) -> N
 
 @pytest.mark.soak
 def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> None:
-    from sklearn.metrics import (
-        confusion_matrix,
-        f1_score,
-    )  # not in every worker of the suite
+    # not in every worker of the suite
+    from sklearn.metrics import confusion_matrix, f1_score
 
     task = load_class(f"{FOLDER / 'f1_drumline.py'}:Job")(Config())
     data = task.eval_data()

@@ -182,10 +182,8 @@ def settled(line: str) -> str:
         f"on {socket.gethostname()}", "on vm"
     )
     without_numbers = NUMBER.sub("#", line)
-    for waits in (
-        "waits for data",
-        "exposed communication",
-    ):  # said only where it is much
+    # said only where it is much
+    for waits in ("waits for data", "exposed communication"):
         without_numbers = without_numbers.replace(f" {waits} #%", "")
     without_numbers = without_numbers.replace(
         "micro-batches a step", "micro-batch a step"

@@ -150,13 +150,8 @@ def test_a_stream_of_shards_continues_where_its_state_was_taken(tmp_path: Path) 
         assert len(samples) == 1000
         assert samples not in orders, "each round has its own order"
         orders.append(samples)
-    for taken in (
-        0,
-        3,
-        500,
-        997,
-        1000,
-    ):  # 500: at the end of a shard, 1000: at the very end
+    # 500: at the end of a shard, 1000: at the very end
+    for taken in (0, 3, 500, 997, 1000):
         first = stream(paths)
         second = stream(paths)
         first.set_epoch(epoch)

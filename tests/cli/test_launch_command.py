@@ -71,11 +71,8 @@ while "fail-once" in sys.argv and not (folder / "1-1.json").exists():
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    ours = (
-        "DATASET_DIR",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "TRITON_CACHE_DIR",
-    )  # of this process
+    # of this process
+    ours = ("DATASET_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     environment = {
         name: value for name, value in os.environ.items() if name not in ours
     }
@@ -134,9 +131,8 @@ def env_file(
 def test_a_script_runs_on_two_ranks_with_its_own_arguments(
     tmp_path: Path, script: str
 ) -> None:
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # as nohup does it: the end of a terminal is not heeded
+    # as nohup does it: the end of a terminal is not heeded
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     arguments = ["--procs", "9", "--", "hang-up"]
     try:
         code, _, errors = launch(
@@ -154,9 +150,8 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(
             str(rank),
         )
         assert words["argv"] == [str(tmp_path), *arguments]
-        cache = Path(
-            words["TORCHINDUCTOR_CACHE_DIR"]
-        )  # not torch's, which another user may have made
+        # not torch's, which another user may have made
+        cache = Path(words["TORCHINDUCTOR_CACHE_DIR"])
         assert (cache.name, cache.stat().st_mode & 0o777) == (
             f"drumline-compile-{os.geteuid()}",
             0o700,

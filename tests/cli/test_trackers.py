@@ -354,9 +354,8 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(
     (tmp_path / "mine.py").write_text(
         SERVER_HANGS.replace("if self.step == 5", "if False")
     )
-    for _ in range(
-        6
-    ):  # on a busy machine the server may take longer to answer than the end of a run waits for it
+    # on a busy machine the server may take longer to answer than the end of a run waits for it
+    for _ in range(6):
         again = drumline(
             *(
                 "train",

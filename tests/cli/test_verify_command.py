@@ -193,9 +193,8 @@ def test_a_terminal_shows_progress(runs: Path) -> None:
     )
     os.close(theirs)
     parts = []
-    with contextlib.suppress(
-        OSError
-    ):  # the end of a terminal; on a busy machine its text arrives bit by bit
+    # the end of a terminal; on a busy machine its text arrives bit by bit
+    with contextlib.suppress(OSError):
         while part := os.read(ours, 4096):
             parts.append(part)
     os.close(ours)

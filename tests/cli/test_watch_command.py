@@ -231,9 +231,8 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
             output += os.read(ours, 1 << 16).decode()
         assert re.search("\x1b\\[1;31m[^\n]*stopped by a signal", output)
         told = ""
-        while (
-            "stopped by a signal" not in told
-        ):  # the other one may look later, but before the end
+        # the other one may look later, but before the end
+        while "stopped by a signal" not in told:
             told += lines.readline().decode()
         at_work.does("event", {"kind": "preempted", "step": 815})
         at_work.leaves()

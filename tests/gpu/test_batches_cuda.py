@@ -164,9 +164,8 @@ def test_no_batch_waits_for_the_device(tmp_path: Path, name: str, where: str) ->
     if where == "resident":
         dataset, _ = make_resident(dataset, GPU, workers=0, warns=False)
     batches = epochs(make(dataset, GPU), 2)
-    for _ in range(
-        4
-    ):  # what is the same for all batches is brought to the device with the first
+    # what is the same for all batches is brought to the device with the first
+    for _ in range(4):
         busy()
         next(batches)
     with waiting_is_an_error():
@@ -353,18 +352,16 @@ def test_data_larger_than_the_free_memory_is_refused() -> None:
 def test_a_run_with_resident_data_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # deterministic kernels ask for it
+    # deterministic kernels ask for it
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     config = digits_config("fp32")
     resident = Config(**{**vars(config), "data": replace(config.data, resident=True)})
     run_ranks(1, train_on_gpu, config, tmp_path / "host")
     run_ranks(1, train_on_gpu, resident, tmp_path / "resident")
     host = newest(tmp_path / "host")
     held = newest(tmp_path / "resident")
-    assert_same_bits(
-        replace(host, documents={}), replace(held, documents={})
-    )  # the settings are in there
+    # the settings are in there
+    assert_same_bits(replace(host, documents={}), replace(held, documents={}))
     events = list(read_events(tmp_path / "resident" / "events" / "rank-00000.jsonl"))
     shares = [
         event["data_share"] for event in events if event["kind"] in ("train", "end")

@@ -29,9 +29,8 @@ class Hungry(Task):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Loss:
         wide = model(batch).expand(-1, GIB // 8)
-        return Loss(
-            wide.sin().cos().mean(1).sum()
-        )  # two results of 4 bytes each are kept for the backward pass
+        # two results of 4 bytes each are kept for the backward pass
+        return Loss(wide.sin().cos().mean(1).sum())
 
 
 def test_what_fits_is_found_and_the_gpu_is_left_as_it_was() -> None:
@@ -48,8 +47,7 @@ def test_what_fits_is_found_and_the_gpu_is_left_as_it_was() -> None:
     assert result.measures_memory
     assert any(not trial.fits for trial in result.trials)
     assert 0.2 * free < result.chosen.memory < 0.5 * free
-    held = torch.empty(
-        int(0.7 * free), dtype=torch.uint8, device="cuda"
-    )  # no limit is left
+    # no limit is left
+    held = torch.empty(int(0.7 * free), dtype=torch.uint8, device="cuda")
     del held
     torch.cuda.empty_cache()

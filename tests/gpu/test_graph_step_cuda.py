@@ -157,9 +157,8 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(
         [event["lr"] for event in events(tmp_path / step, "train")]
         for step in ("eager", "graph")
     ]
-    assert rates[1] == pytest.approx(
-        rates[0], rel=1e-6
-    )  # on the device a rate is a float32
+    # on the device a rate is a float32
+    assert rates[1] == pytest.approx(rates[0], rel=1e-6)
     norms = [
         [event["grad_norm"] for event in events(tmp_path / step, "train")]
         for step in ("eager", "graph")
@@ -347,9 +346,8 @@ def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(
 def test_the_usual_shape_is_watched_though_a_short_batch_comes_when_it_is_due(
     tmp_path: Path,
 ) -> None:
-    config = digits(
-        "graph", steps=14, batch_size=140
-    )  # 10 full batches, then one of 37
+    # 10 full batches, then one of 37
+    config = digits("graph", steps=14, batch_size=140)
     run_ranks(1, train_here, config, tmp_path, DrawsOnTheHost)
     assert any(REASONS[DrawsOnTheHost] in message for message in messages(tmp_path))
 

@@ -37,9 +37,8 @@ def batch(build: Callable[..., nn.Module]) -> tuple[Tensor, Tensor]:
 def waiting_is_an_error() -> Iterator[None]:
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch says that it does not find every kind of waiting yet
+        # torch says that it does not find every kind of waiting yet
+        warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -156,10 +156,8 @@ def test_a_killed_run_resumes_with_the_same_bits(folder: Path, mode: str) -> Non
 
 
 def test_modes_and_numbers_of_ranks_change_between_starts(folder: Path) -> None:
-    rate = (
-        "--optim.schedule",
-        "constant",
-    )  # by default it follows the number of steps, which grows here
+    # by default it follows the number of steps, which grows here
+    rate = ("--optim.schedule", "constant")
     train_in(folder, "ddp", "whole", "--train.steps", "60", *rate, procs=1)
     legs = [("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 2), ("ddp", 1)]
     for number, (mode, procs) in enumerate(legs, 1):

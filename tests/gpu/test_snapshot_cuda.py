@@ -93,9 +93,8 @@ def test_a_copy_holds_the_bits_of_its_step_while_steps_continue(
     train(model, optimizer, 20)  # at once, on the stream that the copy was queued on
     path = writing.result()
     assert copied.kind == kind
-    assert all(
-        not group for group in copied.tensors.values()
-    )  # its memory was given back
+    # its memory was given back
+    assert all(not group for group in copied.tensors.values())
     expected = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True)
     read = store.read(path).tensors
     changed = 0

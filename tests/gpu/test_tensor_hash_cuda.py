@@ -108,9 +108,8 @@ def test_hashing_does_not_wait_for_the_device() -> None:
     hash_tensors(tensors, GPU)  # the first call makes the table
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch says that it does not find every kind of waiting yet
+        # torch says that it does not find every kind of waiting yet
+        warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:
         hashes = hash_tensors(tensors, GPU)

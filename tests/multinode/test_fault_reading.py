@@ -223,12 +223,10 @@ def test_a_storm_is_read_from_events_steps_and_the_screen(tmp_path: Path) -> Non
     lines = [event("start", 0.0)]
     lines += [event("train", float(step), step=step) for step in range(1, 101)]
     lines += [event("start", 105.0)]
-    lines += [
-        event("train", 9.0 + step, step=step) for step in range(97, 192)
-    ]  # again from step 97, at 106 s
-    lines += [
-        event("train", 20.0 + step, step=step) for step in range(192, 401)
-    ]  # after a pause until 212 s
+    # again from step 97, at 106 s
+    lines += [event("train", 9.0 + step, step=step) for step in range(97, 192)]
+    # after a pause until 212 s
+    lines += [event("train", 20.0 + step, step=step) for step in range(192, 401)]
     (events / "rank-00000.jsonl").write_text("".join(f"{line}\n" for line in lines))
     log = tmp_path / "screen"
     log.write_text("words")

@@ -19,9 +19,8 @@ from tests.warm import CLIENT
 
 ROOT = Path(__file__).parents[2]
 AGENT = "-m drumline.launch.ssh.agent_process"
-PYTHON = (
-    f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"  # as `ps` shows a warm one
-)
+# as `ps` shows a warm one
+PYTHON = f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"
 CUT_S = 6.0
 # Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank
 # 0 fails for it, as one whose peer is gone does.

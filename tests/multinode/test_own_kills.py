@@ -32,9 +32,8 @@ def test_a_rank_that_its_launcher_kills_because_another_node_restarted(
         bed.bed["b"].cut()
         bed.kill_rank(bed.bed["a"])  # rank 1 does not learn of it
         job.wait_for("[a] drumline: restarting the ranks", timeout_s=60)
-        time.sleep(
-            CLOSE_AFTER_S + 2
-        )  # the sidecar on b does not get what that on a has sent
+        # the sidecar on b does not get what that on a has sent
+        time.sleep(CLOSE_AFTER_S + 2)
         bed.bed["b"].restore()
         job.wait_for(
             "[b] drumline: restarting the ranks (node 0 (a) restarted)", timeout_s=60

@@ -124,9 +124,8 @@ def test_a_sidecar_listens_where_the_other_hosts_are(
 ) -> None:
     a, b = make_testbed("a", "b").hosts
     b.add_interface("docker0", "172.17.0.1/16")
-    a.set_names(
-        {"a": "127.0.1.1", "b": b.address}
-    )  # as Debian's installer names a host to itself
+    # as Debian's installer names a host to itself
+    a.set_names({"a": "127.0.1.1", "b": b.address})
     env = {"PYTHONPATH": str(Path.cwd())}
 
     def says(host: Host, word: str) -> str:

@@ -130,14 +130,12 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(
     assert text.count("done: 40 steps") == 1
     ranks = json.loads((run / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
-    assert not list(
-        tmp_path.glob("run.before-*")
-    )  # the --fresh of the command was for its first start
+    # the --fresh of the command was for its first start
+    assert not list(tmp_path.glob("run.before-*"))
 
     files = catalog.verify(run / "checkpoints" / "step-00000040").files
-    assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(
-        files
-    )  # a share from each host
+    # a share from each host
+    assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(files)
 
     assert digest(run, with_rng=True) == digest(calm / "whole", with_rng=True)
 

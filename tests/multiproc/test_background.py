@@ -44,11 +44,8 @@ class Breaks(Classify):
         return None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        type(
-            self
-        ).calls += (
-            model.training
-        )  # of the passes before the first step only the count of FLOPs trains
+        # of the passes before the first step only the count of FLOPs trains
+        type(self).calls += model.training
         if self.calls == 5:
             raise ZeroDivisionError("the fourth step")
         return super().loss(model, batch)
@@ -135,9 +132,8 @@ def test_a_checkpoint_is_reported_when_it_is_complete(
         calls = -1000
 
         def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-            if (
-                type(self).calls == -994
-            ):  # in the sixth step, after five and the pass that counts FLOPs
+            # in the sixth step, after five and the pass that counts FLOPs
+            if type(self).calls == -994:
                 begun.set()
             return super().loss(model, batch)
 

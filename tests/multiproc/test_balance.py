@@ -163,9 +163,8 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
     assert [event["step"] for event in events(killed, "resume")] == [30, 36]
     ends = [newest(killed), newest(run)]
     for end in ends:
-        del end.documents["progress"]["facts"]["balance"][
-            "measure_at"
-        ]  # a start does not measure its first steps
+        # a start does not measure its first steps
+        del end.documents["progress"]["facts"]["balance"]["measure_at"]
     assert_same_bits(*ends)
     assert_once(killed)
 

@@ -262,9 +262,8 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_again(
     )
     assert caught.value.exit_code == ExitCode.USAGE, "no launcher starts it again"
     text = str(caught.value)
-    with (
-        monkeypatch.context() as patch
-    ):  # a checkpoint of an earlier version has no class
+    # a checkpoint of an earlier version has no class
+    with monkeypatch.context() as patch:
         patch.setattr(store, "read", read_without_class)
         with pytest.raises(CheckpointError) as caught:
             train_here(config, Classify, tmp_path)

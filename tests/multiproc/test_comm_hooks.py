@@ -186,9 +186,8 @@ def resumed_messages(run: Path, configs: list[Config]) -> list[list[str]]:
 @pytest.mark.soak
 def test_what_was_not_sent_is_lost_on_another_number_of_ranks(tmp_path: Path) -> None:
     train_each_on(2, (config_of(compressed(), steps=5), Wide, tmp_path))
-    later = replace(
-        compressed(columns=1), bucket_cap_mb=0.0005
-    )  # the first bucket has one matrix in both
+    # the first bucket has one matrix in both
+    later = replace(compressed(columns=1), bucket_cap_mb=0.0005)
     configs = [
         config_of(compressed(), steps=6),
         config_of(compressed(columns=1), steps=7),

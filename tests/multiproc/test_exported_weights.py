@@ -68,9 +68,8 @@ def header(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     document: dict[str, Any] = json.loads(content[8 : 8 + length])
-    assert document.pop("__metadata__") == {
-        "format": "pt"
-    }  # transformers refuses a file without it
+    # transformers refuses a file without it
+    assert document.pop("__metadata__") == {"format": "pt"}
     spans = sorted(entry["data_offsets"] for entry in document.values())
     assert [span[0] for span in spans] == [0, *(span[1] for span in spans[:-1])]
     assert spans[-1][1] == len(content) - 8 - length
@@ -83,9 +82,8 @@ def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> 
     fresh = TiedLayers().double()
     model = newest(trained).tensors["model"]
     assert header(to).keys() == fresh.state_dict().keys()
-    assert (
-        "second.weight" not in model
-    )  # a checkpoint has a tied weight once, the file has it under both names
+    # a checkpoint has a tied weight once, the file has it under both names
+    assert "second.weight" not in model
     fresh.load_state_dict(load_file(to), strict=True)
     assert fresh.second.weight is fresh.first.weight
     for name, tensor in fresh.state_dict().items():

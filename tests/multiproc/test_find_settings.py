@@ -74,9 +74,8 @@ def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
     assert [pair.losses for pair in pairs[0]] == [pair.losses for pair in pairs[1]]
     assert [one.has_diverged for one in alone] == [True, False]
     for one, two in zip(alone, pairs[0], strict=True):
-        if (
-            one.has_diverged
-        ):  # tokens that are predicted from themselves are learned at any rate
+        # tokens that are predicted from themselves are learned at any rate
+        if one.has_diverged:
             assert one.suggestion() == two.suggestion()
         assert len(one.losses) > one.lowest > 5
         assert one.losses[: one.lowest] == pytest.approx(

@@ -137,9 +137,8 @@ def test_groups_that_were_left_are_released() -> None:
         grown = [
             last - early for last, early in zip(counts[-1], counts[1], strict=True)
         ]
-        assert max(grown) < 15, (
-            counts
-        )  # two groups have 6 threads and 10 descriptors, and four pairs of them were left
+        # two groups have 6 threads and 10 descriptors, and four pairs of them were left
+        assert max(grown) < 15, counts
 
 
 def leave_two_groups() -> int:

@@ -19,9 +19,8 @@ from drumline.runs.events import read_events
 from drumline.training.saved.saved_run import find_checkpoint
 from tests.jobs import Classify, Normalised, make_config, newest, train_here, train_on
 
-STILL = OptimConfig(
-    lr=1e-300, weight_decay=0.0, schedule="constant"
-)  # no weight changes by that little
+# no weight changes by that little
+STILL = OptimConfig(lr=1e-300, weight_decay=0.0, schedule="constant")
 
 
 class Wider(Classify):
@@ -113,9 +112,8 @@ def test_a_file_is_read_once_and_never_again(tmp_path: Path) -> None:
         train_here(
             config_with(tmp_path / "others", steps=4), Classify, tmp_path / "parts"
         )
-    train_here(
-        config_with(None, steps=3), Classify, tmp_path / "parts"
-    )  # leaving it out is no change
+    # leaving it out is no change
+    train_here(config_with(None, steps=3), Classify, tmp_path / "parts")
     assert not any(
         "model.init" in message for message in messages(tmp_path / "parts", "warning")
     )

@@ -84,9 +84,8 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
         train_here(mirrored(bucket.url), Breaks, first)
     assert catalog.list_steps(first / "checkpoints")[-1] == 4
     train_here(mirrored(bucket.url), Classify, second)
-    notes = messages(
-        second, "note"
-    )  # the restored ones of the first host, then its own
+    # the restored ones of the first host, then its own
+    notes = messages(second, "note")
     assert notes[0].startswith("mirrored step ")
     assert any(
         message.startswith(f"restored step 4 from {bucket.url} in ")
@@ -161,9 +160,8 @@ def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
         f"--fresh starts a new run, and the mirror {bucket.url} holds an earlier one\n"
         "  try: give --checkpoint.mirror another prefix, or delete what is there"
     )
-    assert catalog.list_steps(
-        tmp_path / "run" / "checkpoints"
-    )  # it was not moved aside
+    # it was not moved aside
+    assert catalog.list_steps(tmp_path / "run" / "checkpoints")
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
     longer = replace(config, train=replace(config.train, steps=10))
     longer = replace(longer, checkpoint=replace(config.checkpoint, mirror_wait_s=3.0))

@@ -151,9 +151,8 @@ def test_a_killed_gan_resumes_bit_identically(
         run_ranks(world_size, train_whole_and_killed, tmp_path, stream)
     ):
         assert one.pop("started") == 0
-        assert other.pop("started") in (4, 6), (
-            rank
-        )  # the save of step 6 may not have been complete
+        # the save of step 6 may not have been complete
+        assert other.pop("started") in (4, 6), rank
         assert one == other
     assert catalog.list_steps(tmp_path / "killed/checkpoints") == [6, 8]
     report = verify_run(tmp_path / "killed", lambda text: None)

@@ -149,9 +149,8 @@ def test_preempted_and_resumed_is_the_same_run(
 ) -> None:
     workers = 1 if where == "step" else 0
     run = tmp_path / "told"
-    beside_a_sidecar = replace(
-        config(workers=workers), watch=WatchConfig()
-    )  # which has signals of its own for a rank
+    # which has signals of its own for a rank
+    beside_a_sidecar = replace(config(workers=workers), watch=WatchConfig())
     ends = run_ranks(world_size, told, where, ranks, number, beside_a_sidecar, run)
     assert [end[0] for end in ends] == [ExitCode.PREEMPTED] * world_size
     (step,) = {end[1] for end in ends}
@@ -186,9 +185,8 @@ def told_while_a_save_is_written(
     writing = []
 
     def write_late(root: Path, step: int, **content: Any) -> Path:
-        deadline = (
-            time.monotonic() + 8
-        )  # if the run leaves at the step of this save, no other is asked for
+        # if the run leaves at the step of this save, no other is asked for
+        deadline = time.monotonic() + 8
         while asked_for <= step and time.monotonic() < deadline:
             time.sleep(0.01)
         return write(root, step, **content)
@@ -240,14 +238,12 @@ def signalled_twice(config: Config, run: Path) -> None:
     preemption.join(ddp, progress)
     if ddp.rank == 1:
         shared = ddp.connection.store
-        while shared is not None and not shared.check(
-            ["never"]
-        ):  # until rank 0, which runs the store, is gone
+        # until rank 0, which runs the store, is gone
+        while shared is not None and not shared.check(["never"]):
             time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(
-        os.getpid(), signal.SIGTERM
-    )  # counts as the same signal: a launcher that passes it on
+    # counts as the same signal: a launcher that passes it on
+    os.kill(os.getpid(), signal.SIGTERM)
     while not preemption.is_asked:
         time.sleep(0.01)
     Path(f"{run}.asked").touch()

@@ -124,9 +124,8 @@ def run_alike(folder: Path) -> list[str]:
         texts.append(str(caught.value))
         ddp.loader(TensorDataset(torch.ones(lengths, 2)), batch_size=4, compare=False)
         ddp.loader(TensorDataset(torch.ones(10, 2)), batch_size=4)
-    with DDPManager(
-        device="cpu", settings={"limit": float("nan")}
-    ) as ddp:  # once more, in the same process
+    # once more, in the same process
+    with DDPManager(device="cpu", settings={"limit": float("nan")}) as ddp:
         ddp.barrier()
     return texts
 
@@ -162,16 +161,14 @@ def meet_again(agent_port: int) -> str:
         "MASTER_PORT": str(agent_port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    environment["TORCHELASTIC_RESTART_COUNT"] = os.environ[
-        "RANK"
-    ]  # agents of one job count restarts apart
+    # agents of one job count restarts apart
+    environment["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]
     topology = topology_from(environment)
     assert topology is not None
     for start in range(2):
         if topology.rank == 0:
-            time.sleep(
-                0.5 * start
-            )  # the other one is there first, and finds the meeting before
+            # the other one is there first, and finds the meeting before
+            time.sleep(0.5 * start)
         meeting = meet(topology)
         assert not meeting.store.check(["left behind"])
         meeting.store.add("done", 1)

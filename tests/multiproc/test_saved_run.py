@@ -197,9 +197,8 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
     def changed(path: Path, name: str) -> Any:
         document = read(path, name)
         if name == "progress":
-            document["facts"].pop(
-                "best_metric"
-            )  # as in version 0.1, or made to have the code imported
+            # as in version 0.1, or made to have the code imported
+            document["facts"].pop("best_metric")
             document["facts"]["task"] = "nowhere:Task"
         return document
 

@@ -66,11 +66,8 @@ class Measured(Classify):
         return Loss(total, outputs=(scores.softmax(1), batch[1]))
 
     def metrics(self) -> dict[str, Any]:
-        from torchmetrics import (
-            MetricCollection,
-            classification,
-            wrappers,
-        )  # which takes seconds
+        # which takes seconds
+        from torchmetrics import MetricCollection, classification, wrappers
 
         return {
             "f1": classification.MulticlassF1Score(CLASSES, average="macro"),
@@ -183,13 +180,8 @@ def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(
     train_on(2, config, Measured, tmp_path)
     events = list(read_events(tmp_path / "events" / "rank-00000.jsonl"))
     found = [event for event in events if event["kind"] == "evaluation"]
-    assert [event["step"] for event in found] == [
-        3,
-        5,
-        6,
-        9,
-        10,
-    ]  # an epoch has 5 steps
+    # an epoch has 5 steps
+    assert [event["step"] for event in found] == [3, 5, 6, 9, 10]
     assert {event["samples"] for event in found} == {29 + 7}
     assert sum(map(sum, found[0]["plain/confusion"])) == 29
     assert not [event for event in events if event["kind"] == "warning"]
@@ -200,9 +192,8 @@ def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(
         for step in (5, 10)
     }
     assert saved[10]["plain/f1"] == found[-1]["plain/f1"]
-    assert not any(
-        "confusion" in name for name in saved[10]
-    )  # a checkpoint has numbers
+    # a checkpoint has numbers
+    assert not any("confusion" in name for name in saved[10])
     (end,) = [event for event in events if event["kind"] == "end"]
     assert end["best_step"] == max(
         saved, key=lambda step: (saved[step]["plain/f1"], step)

@@ -117,9 +117,8 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
         "open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None
     )
     if me.rank == 2:
-        node_watch.sidecar_address = lambda node, addresses: (
-            "192.0.2.1"
-        )  # an address for examples
+        # an address for examples
+        node_watch.sidecar_address = lambda node, addresses: "192.0.2.1"
     results["no network"] = me.join("no network", TWO_NODES)
     me.wait_for_all("the end")
     me.store.add("gone", 1)

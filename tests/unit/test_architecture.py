@@ -324,9 +324,8 @@ for module in sys.argv[1:]:
 
 
 def test_what_starts_a_command_does_not_load_torch() -> None:
-    linter = (
-        PACKAGE.parent / "packages/drumline-lint"
-    )  # this checkout's, installed or not
+    # this checkout's, installed or not
+    linter = PACKAGE.parent / "packages/drumline-lint"
     environment = {**os.environ, "PYTHONPATH": str(linter)}
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS_EACH, *LIGHT],

@@ -264,9 +264,8 @@ def _follow(request: Message, link: ControllerLink) -> None:
                     f"the job does not run on {spec.machine}, and its state is damaged",
                     next_step=f"drumline stop {spec.name} ends it",
                 )
-            if (
-                state == ENDED == state_before
-            ):  # a full disk had no space for the last frame
+            # a full disk had no space for the last frame
+            if state == ENDED == state_before:
                 link.out.send(
                     "ended", code=record.code, last_lines=[], end_reason=record.why
                 )
@@ -292,9 +291,8 @@ def _stop(request: Message, link: ControllerLink) -> None:
     signalled: set[int] = set()
     checked_at = float("-inf")
     while link.is_alive and state.state != ENDED:
-        if (
-            time.monotonic() - checked_at > CHECK_S
-        ):  # the system may have started another keeper
+        # the system may have started another keeper
+        if time.monotonic() - checked_at > CHECK_S:
             checked_at = time.monotonic()
             keepers = set(units.keepers(folder))
             send_signal(keepers - signalled, STOP_SIGNALS[request["save"]])

@@ -172,9 +172,8 @@ class JobFolder:
             for path in (self._lock, self.frames):
                 path.touch(mode=0o600, exist_ok=False)
             self.write_state(JobState())
-            self._write(
-                self._spec, spec
-            )  # the last one: from here on the job is listed
+            # the last one: from here on the job is listed
+            self._write(self._spec, spec)
             flush_folder(self.path)
         except OSError:
             self.remove()

@@ -102,9 +102,8 @@ class Attempt:
         if not self.is_asked_to_save:
             self.is_asked_to_save = True
             with suppress(ProcessLookupError):
-                os.kill(
-                    self.agent, signal.SIGUSR1
-                )  # they may take as long as they need
+                # they may take as long as they need
+                os.kill(self.agent, signal.SIGUSR1)
         return []
 
     # What it reports

@@ -150,9 +150,8 @@ def _ends_with_login() -> bool:
         return False
     is_on, only, excluded = answers
     user = f'"{_user()}"'
-    if user in excluded or (
-        excluded == "as 0" and os.geteuid() == 0
-    ):  # root, if nobody is named
+    # root, if nobody is named
+    if user in excluded or (excluded == "as 0" and os.geteuid() == 0):
         return False
     return is_on == "b true" if only == "as 0" else user in only
 

@@ -536,9 +536,8 @@ def run_agent(
             result: RunResult = agent.run()
             agent.raise_if_preempted(agent.signals.preempt_signal)
         except SignalException as error:
-            agent.apply(
-                watch.diagnosis(), -signal.SIGTERM
-            )  # the sidecar's diagnosis so far
+            # the sidecar's diagnosis so far
+            agent.apply(watch.diagnosis(), -signal.SIGTERM)
             # without closing it: this node may join again, and the others continue
             rendezvous.leave()
             agent.raise_if_preempted(error.sigval)

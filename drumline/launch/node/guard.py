@@ -61,9 +61,8 @@ def main(job: str, grace_s: str, folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
-    sys.path.append(
-        str(Path(__file__).parents[3])
-    )  # this process has no path to the package
+    # this process has no path to the package
+    sys.path.append(str(Path(__file__).parents[3]))
     from drumline.base.processes import Termination
 
     if sys.stdin.buffer.read() != SUCCEEDED:  # it failed, or the launcher died

@@ -213,9 +213,8 @@ class Membership:
         try:
             yield
         finally:
-            self._waiting = (
-                None  # before its line is cleared: the thread would show it again
-            )
+            # before its line is cleared: the thread would show it again
+            self._waiting = None
             waiting.clear()
 
         self.set_state(RUNNING)
@@ -352,9 +351,8 @@ class Membership:
         self.was_replaced = (
             stored is not None and stored.launcher not in this_nodes_launchers
         )
-        if (
-            stored != new and not self.was_replaced
-        ):  # deleted, or an old value was replayed
+        # deleted, or an old value was replayed
+        if stored != new and not self.was_replaced:
             self.store.set(key, new.encode())
         self.heartbeat = new
 

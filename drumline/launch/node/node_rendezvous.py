@@ -289,9 +289,8 @@ class NodeRendezvous(AgentRendezvous):
         """What to raise when the rendezvous is closed: the failure of another node, if one is
         known."""
         what = f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
-        with contextlib.suppress(
-            dist.DistError
-        ):  # node 0 may have left, with its store
+        # node 0 may have left, with its store
+        with contextlib.suppress(dist.DistError):
             if failure := self.membership.failure():
                 what = failure["sentence"]
         return self._error(what, "read the output of the others")

@@ -135,9 +135,8 @@ class RankSignals:
             if is_terminating_handler(signal.getsignal(number)):
                 signal.signal(number, self._end)
 
-        if (
-            self.preempt_signal
-        ):  # it came while ranks were being started, so some did not get it
+        # it came while ranks were being started, so some did not get it
+        if self.preempt_signal:
             self._preempt(self.preempt_signal, None)
 
     def _preempt(self, number: int, frame: FrameType | None) -> None:
@@ -157,9 +156,8 @@ class RankSignals:
         """As torch's own handler, with which its agent ends the ranks; if the main thread drops the
         exception, it is raised again."""
         if self._end_signal is not None:
-            if (
-                time.monotonic() - self._end_signal_at > SAME_SIGNAL_S
-            ):  # the guard does the rest
+            # the guard does the rest
+            if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return

@@ -101,9 +101,8 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
             await current.run()
             pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
 
-        code = conclude(
-            current
-        )  # a signal while connections close does not change how it ended
+        # a signal while connections close does not change how it ended
+        code = conclude(current)
         await current.close()
     return code
 

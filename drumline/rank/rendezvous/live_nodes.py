@@ -383,9 +383,8 @@ class LiveNodes:
         """Refuse to join nodes that run another code, or with other settings, before they pause for
         this one."""
         published = document(store.peek(NodeStores.FACTS) or b"")
-        their_facts = (
-            published or self.facts
-        )  # a node that has just joined has none there
+        # a node that has just joined has none there
+        their_facts = published or self.facts
         values = []
         next_steps = []
         for difference in differences([their_facts, self.facts]):

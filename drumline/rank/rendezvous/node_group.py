@@ -276,17 +276,15 @@ class NextGroup:
                         return None
                     with contextlib.suppress(RuntimeError):
                         decision = store.peek(self._key)
-                        if (
-                            decision is not None
-                        ):  # it could not reach this node meanwhile
+                        # it could not reach this node meanwhile
+                        if decision is not None:
                             return NodeGroup.decode(decision)
                     continue
 
                 is_dead = peer.process in self.stores.dead_processes
                 state = "refused" if is_dead else peer.probe()
-                if (
-                    state != "open"
-                ):  # otherwise there was no connection for a moment only
+                # otherwise there was no connection for a moment only
+                if state != "open":
                     waiting.remove(peer)
                 if state == "silent":
                     silent.append(peer)

@@ -162,11 +162,8 @@ def code_hashes() -> dict[str, str]:
             ):
                 continue
             text = Path(file).read_bytes()
-        except (
-            AttributeError,
-            KeyError,
-            OSError,
-        ):  # no module, no file, or removed since
+        except (AttributeError, KeyError, OSError):
+            # no module, no file, or removed since
             continue
         # The script is always called __main__; its file's name is clearer. A forked rank has it
         # twice.

@@ -194,9 +194,8 @@ class _Joining:
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
         keys = None
-        if (
-            self.keys is not None
-        ):  # no secret was given: each rank gets one for this start, wrapped
+        # no secret was given: each rank gets one for this start, wrapped
+        if self.keys is not None:
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
         return announce(
             self.part, JOINED, lambda: self._decide(cards), names=names, keys=keys

@@ -65,10 +65,8 @@ class ProgressMonitor:
             with contextlib.suppress(Exception):
                 sign = self._sign()
             marks = self._heartbeat.num_marks
-            if (
-                count,
-                sign,
-            ) != last and marks == last_marks:  # marks say more, and sooner
+            # marks say more, and sooner
+            if (count, sign) != last and marks == last_marks:
                 self._heartbeat.move(count)
                 if not marks:
                     self._heartbeat.mark(Phase.USER)

@@ -221,9 +221,8 @@ class TraceCapture:
             self._range.__exit__(None, None, None)
             self._stop_observing()
             self.is_recording = False
-            UNSTOPPED.append(
-                self._profiler
-            )  # collectives may be open, and nothing may block here
+            # collectives may be open, and nothing may block here
+            UNSTOPPED.append(self._profiler)
         self._slow_modes.resume()
         if not UNSTOPPED:
             self._others.resume()
@@ -665,13 +664,11 @@ class SyncLines:
     def stop(self) -> None:
         """All is as before `start`."""
         torch.cuda.set_sync_debug_mode(self._mode)
-        if (
-            self._filter in warnings.filters
-        ):  # the script may have replaced them, or added some
+        # the script may have replaced them, or added some
+        if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        with (
-            warnings.catch_warnings()
-        ):  # leaving it discards what Python has cached of the filters
+        # leaving it discards what Python has cached of the filters
+        with warnings.catch_warnings():
             pass
         warnings.showwarning = self._show_warning
         for owner, wait in self._waits:

@@ -113,9 +113,8 @@ class WatchedRank:
         exited."""
         self.heartbeat.fail(error, kind)
         with contextlib.suppress(OSError):
-            os.write(
-                self._questions, b"\0"
-            )  # answered by the thread: torch's recorder may block
+            # answered by the thread: torch's recorder may block
+            os.write(self._questions, b"\0")
 
     def file(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank:05d}.{kind}"

@@ -24,9 +24,8 @@ from drumline.runs.profile_result import ProfileResult
 MATRIX_KERNELS = re.compile(
     r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE
 )
-HALF_KERNELS = re.compile(
-    r"fp?16|float16|half|_h\d*gemm", re.IGNORECASE
-)  # already in bf16 or fp16
+# already in bf16 or fp16
+HALF_KERNELS = re.compile(r"fp?16|float16|half|_h\d*gemm", re.IGNORECASE)
 BF16_SPEEDS = (3.0, 8.0, 1.2)
 """Of such kernels in bf16, as times of fp32: likely, at most and at least."""
 

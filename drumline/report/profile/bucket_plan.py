@@ -106,9 +106,8 @@ def fit_costs(
             )
             / spread
         )
-        slope = min(
-            max(slope, 0.0), mean_s / mean_size
-        )  # neither term of the sum is negative
+        # neither term of the sum is negative
+        slope = min(max(slope, 0.0), mean_s / mean_size)
         if max(sizes) < LARGE:  # their times differ for other reasons, too
             slope = min(slope, 2 * (world_size - 1) / world_size / SLOWEST_LINK)
         return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)

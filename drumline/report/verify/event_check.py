@@ -131,9 +131,8 @@ def _add(
         else:
             section.problem(above, UNREADABLE)
 
-    missing = (
-        number - expected - (unread is not None)
-    )  # the unreadable line has been reported
+    # the unreadable line has been reported
+    missing = number - expected - (unread is not None)
     if not begins and number == expected - 1:
         section.problem(where, f"event {number} occurs twice")
     elif not begins and missing > 0:

@@ -242,9 +242,8 @@ class EpochPiece:
         first = self.step_at(low)
         last = self.step_at(high - 1)
         ranks = set()
-        for step in range(
-            first, min(last, first + 2) + 1
-        ):  # three steps include every rank
+        # three steps include every rank
+        for step in range(first, min(last, first + 2) + 1):
             for rank, run in enumerate(self.runs):
                 moved = run.slice(step - self.first, 1)
                 if max(moved.low, low) < min(moved.high, high):

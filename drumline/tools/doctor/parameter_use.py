@@ -104,9 +104,8 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
     num = use.num_batches
     never = join_names(use.never)
     finds = dist.find_unused_parameters
-    can_be_static = (
-        use.is_static and config.train.exact != "elastic"
-    )  # whose steps are not DDP's
+    # whose steps are not DDP's
+    can_be_static = use.is_static and config.train.exact != "elastic"
     if not use.unused and finds:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
         return Fault(

@@ -117,10 +117,8 @@ def measure_range(
 ) -> RangeTest:
     """Collective: train from the initial weights until the loss diverges or the highest rate is
     reached. Nothing is written. `on_step` gets each step's number, rate and loss."""
-    if config.train.step in (
-        None,
-        "auto",
-    ):  # its trials would take longer than the test
+    # its trials would take longer than the test
+    if config.train.step in (None, "auto"):
         config = replace(config, train=replace(config.train, step="eager"))
     task = task_class(config)
 

@@ -68,9 +68,8 @@ class ShortRuns:
 
         first = next(event for event in events if event["step"] >= lap)
         timed = [event for event in events if event["step"] > first["step"]]
-        if (
-            not self.has_pauses or "train.accumulate" in settings
-        ):  # which has more samples a step
+        # which has more samples a step
+        if not self.has_pauses or "train.accumulate" in settings:
             return median(
                 self.batch_size / float(event["samples_per_s"]) for event in timed
             )
@@ -85,9 +84,8 @@ class ShortRuns:
         run = self.folder / "run"
         log = self.folder / "output.txt"
         name = f"the run with {flags_of(tried) or 'unchanged settings'}"
-        shutil.rmtree(
-            run, ignore_errors=True
-        )  # of a `drumline profile` that was killed
+        # of a `drumline profile` that was killed
+        shutil.rmtree(run, ignore_errors=True)
         try:
             run_to_the_end(
                 Leg(name, tuple(self.arguments(settings)), run, log, self.procs)

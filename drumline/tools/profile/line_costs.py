@@ -135,9 +135,8 @@ def without_gradient(
 ) -> Iterator[LineCost]:
     """The user's statements that compute with torch and have no gradient, and functions in the
     others, by their costliest line. The times are of each sample."""
-    if (
-        not stacks.statements or not differentiated_s.any()
-    ):  # a captured step has no operations
+    # a captured step has no operations
+    if not stacks.statements or not differentiated_s.any():
         return
 
     def has_gradient(samples: Sequence[int]) -> bool:

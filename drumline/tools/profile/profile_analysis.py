@@ -529,9 +529,8 @@ class MergedRank:
                 entry.id += self._rank << 40
 
             if entry.cat in ON_DEVICE:
-                entry.args = (
-                    entry.args.copy()
-                )  # not the whole part that it was read with
+                # not the whole part that it was read with
+                entry.args = entry.args.copy()
                 self._kernels.append(entry)
             else:
                 written.append(entry)

@@ -156,9 +156,8 @@ class ProofSettings:
         if WARM_UP not in flags and self._value(WARM_UP) > steps:
             changes[WARM_UP] = steps // 2
         if BALANCE not in flags and self._value(BALANCE) == "auto":
-            changes[BALANCE] = (
-                "off"  # its sizes follow measured times, which differ between runs
-            )
+            # its sizes follow measured times, which differ between runs
+            changes[BALANCE] = "off"
         return changes
 
     def describe_changes(self) -> str:

@@ -500,9 +500,8 @@ def _states(
     yield attempt.from_step, first or NOTHING, attempt.start
     for number, step in attempt.steps.items():
         expected = reference.steps[number].state or NOTHING
-        actual = (
-            step.state or expected
-        )  # rank 0 may have been killed before it wrote it
+        # rank 0 may have been killed before it wrote it
+        actual = step.state or expected
         yield number, expected, actual
 
 

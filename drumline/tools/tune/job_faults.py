@@ -46,9 +46,8 @@ USES = {
     "SEND": "stages of a pipeline",
     "RECV": "stages of a pipeline",
 }
-EARLY = (
-    3  # a collective with this number or a lower one is among the first of its group
-)
+# a collective with this number or a lower one is among the first of its group
+EARLY = 3
 
 LONG_WORK = (
     "work of its own that took longer (evaluating, generating, saving a checkpoint, compiling, loading "
@@ -357,9 +356,8 @@ MAX_TEXT = 200
 MAX_WAIT_PLACES = 1000
 MAX_FAULT_PLACES = 20  # of lines that say the same
 NUM_END_LINES = 60
-ROOT_CAUSE = (
-    "Root Cause (first observed failure)"  # in torchrun's summary, before the rank
-)
+# in torchrun's summary, before the rank
+ROOT_CAUSE = "Root Cause (first observed failure)"
 ROOT_RANK = re.compile(r"\brank {1,20}: (\d{1,7}) \(local_rank")
 EXCEPTION = re.compile(
     r"(?:^|[\s\]:|)(])(?<!except )(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,8}"
@@ -444,9 +442,8 @@ class PlainFault:
 class LogLine:
     text: str
     file: str
-    source: str = (
-        ""  # of NCCL's warnings, its source file, which is part of some messages
-    )
+    # of NCCL's warnings, its source file, which is part of some messages
+    source: str = ""
     process: str = ""  # its origin, for lines of NCCL
     is_info: bool = False
     setting: str = ""  # of its process, which some messages show
@@ -479,15 +476,13 @@ class JobFaults:
     _tracebacks: defaultdict[str, TracebackReader] = field(
         default_factory=lambda: defaultdict(TracebackReader)
     )
-    _last_exceptions: dict[str, PlainFault] = field(
-        default_factory=dict
-    )  # of each origin
+    # of each origin
+    _last_exceptions: dict[str, PlainFault] = field(default_factory=dict)
     failed_first: set[str] = field(default_factory=set)  # origins, as torchrun says
     _is_root_cause: bool = False  # the next rank of torchrun's summary is
     _num_lines: int = 0
-    _num_lines_of: Counter[str] = field(
-        default_factory=Counter
-    )  # of a process or a file
+    # of a process or a file
+    _num_lines_of: Counter[str] = field(default_factory=Counter)
     _time: tuple[int, int, float] = (0, 0, 0.0)
 
     def begin_file(self) -> None:

@@ -33,16 +33,13 @@ class LoggedProcess:
     interface: str = ""  # the value of NCCL_SOCKET_IFNAME
     bootstrap: tuple[str, str] = ("", "")  # interface and address by which ranks meet
     missing_plugin: str = ""
-    devices: dict[str, str] = field(
-        default_factory=dict
-    )  # by `Socket/0`: `eth0 10.0.0.1`
-    communicators: dict[str, LoggedCommunicator] = field(
-        default_factory=dict
-    )  # by pointer
+    # by `Socket/0`: `eth0 10.0.0.1`
+    devices: dict[str, str] = field(default_factory=dict)
+    # by pointer
+    communicators: dict[str, LoggedCommunicator] = field(default_factory=dict)
     is_connected: bool = False  # at least one communicator
-    settings: dict[str, str] = field(
-        default_factory=dict
-    )  # NCCL's variables, and the driver
+    # NCCL's variables, and the driver
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -124,9 +121,8 @@ class LoggedLinks:
     def __init__(self) -> None:
         self.is_partial = False  # whether some connections were not kept
         self._channels: dict[ChannelGroup, set[tuple[str, str]]] = {}
-        self._rdma_hosts: dict[
-            str, bool
-        ] = {}  # whether one of its channels has GPUDirect
+        # whether one of its channels has GPUDirect
+        self._rdma_hosts: dict[str, bool] = {}
 
     def read_channel(self, process: LoggedProcess, match: re.Match[str]) -> None:
         """`match`: of CHANNEL."""

@@ -116,9 +116,8 @@ PREFIX = re.compile(
 CUT_PREFIX = re.compile(r"NCCL (?P<level>INFO|WARN) ")
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
-ERROR_VERSION = re.compile(
-    r"2\.\d+\.\d+"
-)  # of torch's errors; older ones print 2.12.12 as 21.2.12
+# of torch's errors; older ones print 2.12.12 as 21.2.12
+ERROR_VERSION = re.compile(r"2\.\d+\.\d+")
 DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
 DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
 NETWORK = re.compile(

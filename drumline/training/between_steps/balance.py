@@ -143,9 +143,8 @@ class Balance(Action):
         self._non_finite.read()
         self._use(sizes, step + 1 if gain >= LARGE_GAIN else later)
         if (marks := self._job.ddp.connection.compilations) is not None:
-            marks.is_usual_until = (
-                step + FIRST_STEPS
-            )  # torch compiles for the new sizes
+            # torch compiles for the new sizes
+            marks.is_usual_until = step + FIRST_STEPS
         context.reporter.report(
             "note",
             step=step,
@@ -180,9 +179,8 @@ class Balance(Action):
         steps = step - self._began_at
         data_s = (now["data"] - self._spent_s["data"]) / steps
         optimizer_s = (now["optimizer"] - self._spent_s["optimizer"]) / steps
-        if (
-            self._job.ddp.device.type == "cuda"
-        ):  # there batches are made while the device computes
+        # there batches are made while the device computes
+        if self._job.ddp.device.type == "cuda":
             return max(compute_s, data_s)
         return compute_s + data_s + optimizer_s
 

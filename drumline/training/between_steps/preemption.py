@@ -212,9 +212,8 @@ class StopRequestWatcher:
         """A group has begun, or this process trains alone. What it was asked before counts in it."""
         self.place = place
         if group is not None and self._group is not None:
-            group.local_pids = (
-                self._group.local_pids
-            )  # the processes of a node stay the same
+            # the processes of a node stay the same
+            group.local_pids = self._group.local_pids
         self._group = group
         self._is_joined = True
         self.is_between_groups = False
@@ -320,9 +319,8 @@ class StopRequestWatcher:
             group.nodes = []
             group.request(cause, in_a_hurry=self.is_sigterm)
         elif time.monotonic() > group.node_asked_at + ALL_NODES_S:
-            if (
-                cause["rank"] == self.place["rank"]
-            ):  # the last one of this node that was asked
+            # the last one of this node that was asked
+            if cause["rank"] == self.place["rank"]:
                 print_message(
                     f"{cause['host']} received {cause['signal']} and leaves; the other nodes continue without it",
                     stream=screen(),
@@ -525,9 +523,8 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
             context.folder.preempted_file,
             json.dumps({"step": step, **cause}, indent=1) + "\n",
         )
-        note_saved(
-            preemption.environment
-        )  # the other ranks know only after the barrier
+        # the other ranks know only after the barrier
+        note_saved(preemption.environment)
 
     context.reporter.report(
         "preempted",

@@ -99,9 +99,8 @@ class Saver(Periodic):
         """What this rank has trained on since the last save: the loop adds to it."""
         self._mirror: Mirror | None = None
         if self._settings.mirror is not None and ddp.is_main_process():
-            from drumline.training.between_steps.mirroring import (
-                make_mirror,
-            )  # few runs need it
+            # few runs need it
+            from drumline.training.between_steps.mirroring import make_mirror
 
             self._mirror = make_mirror(context, self._settings.mirror)
 
@@ -495,9 +494,8 @@ def capture_run(
         "stopped": progress.stopped,
         "metrics": progress.metrics,
     }
-    snapshot = live_state(
-        job, hooks, document
-    )  # on every rank: a hook's may be collective
+    # on every rank: a hook's may be collective
+    snapshot = live_state(job, hooks, document)
     if not is_writer:
         return None
     return CapturedState(

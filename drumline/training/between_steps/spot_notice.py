@@ -94,11 +94,8 @@ def ask_web(url: str) -> str | None:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
             headers = {TOKEN_HEADER: _request(token_url, "PUT", TOKEN_LIFETIME).strip()}
         body = _request(url, "GET", headers)
-    except (
-        OSError,
-        http.client.HTTPException,
-        ValueError,
-    ):  # a network error is no notice
+    except (OSError, http.client.HTTPException, ValueError):
+        # a network error is no notice
         return None
     return f"a notice at {url}: {_in_a_line(body)}" if body.strip() else None
 

@@ -142,9 +142,8 @@ class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
             return result
         is_convolution = name.startswith("convolution")
         if name.startswith("_scaled_dot_product_"):
-            factor = (
-                2 if name.endswith("_backward") else 1
-            )  # its first argument is a gradient
+            # its first argument is a gradient
+            factor = 2 if name.endswith("_backward") else 1
             query, key, value = args[factor - 1 : factor + 2]
             self.flops[query.dtype, is_convolution] += factor * _attention(
                 query, key, value

@@ -233,9 +233,8 @@ def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
     check_names(metrics)
 
     for name, metric in metrics.items():
-        needed = (
-            NEEDED[:3] if _is_collection(metric) else NEEDED
-        )  # its members have the rest
+        # its members have the rest
+        needed = NEEDED[:3] if _is_collection(metric) else NEEDED
         # By its class: a property may need an update first.
         missing = [method for method in needed if not hasattr(type(metric), method)]
         if missing:

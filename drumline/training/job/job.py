@@ -223,9 +223,8 @@ def choose_batch(
         f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
         f"{size / world_size:.4g} on each of {world_size}"
     )
-    if (
-        train.exact == "elastic"
-    ):  # micro-batches belong to the shards, which do not change
+    # micro-batches belong to the shards, which do not change
+    if train.exact == "elastic":
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, ranks, note)
     # A rank holds no more samples at once than when the run began.
     most = train.micro_batch_size or -(-per_rank // train.accumulate)

@@ -341,9 +341,8 @@ def _in_shards(
     block = max(sizes.values(), default=0) * step.gathered
 
     is_zero1 = mode == "zero1"
-    reduces_each = (
-        dist.shard_dtype != "fp32"
-    )  # each micro-batch by itself, and adds up shards
+    # each micro-batch by itself, and adds up shards
+    reduces_each = dist.shard_dtype != "fp32"
     gathered = rest + sizes.total() * step.gathered if is_zero1 else rest
     copies = MESSAGES if is_zero1 else GATHERED
     weights, gradients, optimizer = _shard_bytes(

@@ -231,9 +231,8 @@ def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
     is_fused = all(group.get("fused") for group in optimizer.param_groups)
     for group in optimizer.param_groups:
         if not group.get("fused"):
-            group["foreach"] = (
-                group.get("foreach") is not False
-            )  # torch's own choice on a GPU
+            # torch's own choice on a GPU
+            group["foreach"] = group.get("foreach") is not False
         elif not isinstance(optimizer, Adam):
             # These fused kernels do not exist for fake tensors; the state is the same without them.
             group.update(fused=False, foreach=False)
@@ -304,9 +303,8 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
 
         inside = 0
         if func is flash_attention_backward:
-            query = args[
-                1
-            ]  # its gradient is added up in fp32, and there is a sum for each row
+            # its gradient is added up in fp32, and there is a sum for each row
+            query = args[1]
             inside = 4 * (query.numel() + query.shape[:-1].numel())
         self.moments.append(
             MemoryMoment(

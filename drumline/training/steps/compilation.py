@@ -186,9 +186,8 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
         file = Path(metrics.co_filename).name
         function = f"{name} ({file}:{metrics.co_firstlineno})"
         if metrics.co_filename == eager.__file__:
-            function = (
-                ""  # the task's loss, which is compiled inside a function of ours
-            )
+            # the task's loss, which is compiled inside a function of ours
+            function = ""
         first_line = _ID.sub("", metrics.recompile_reason.partition("\n")[0])
         yield {
             "function": function,

@@ -145,9 +145,8 @@ class GraphStep:
         step: Step,
         micro_batches: list[MicroBatch],
     ) -> CapturedStep | None:
-        if reason := find_hook(
-            self._job.model, self._job.optimizer
-        ):  # registered since the start
+        # registered since the start
+        if reason := find_hook(self._job.model, self._job.optimizer):
             self._turn_off(reason)
             self._inner(step)
             return None

@@ -207,9 +207,8 @@ def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
     }
     with dry_run(job) as task:
         for module in job.model.modules():
-            if isinstance(
-                module, nn.SyncBatchNorm
-            ):  # a collective, and some ranks may fail before
+            # a collective, and some ranks may fail before
+            if isinstance(module, nn.SyncBatchNorm):
                 module.training = False
 
         def compute_loss() -> Tensor:

@@ -116,9 +116,8 @@ class Task:
         self.config = config
         if config.task:
             for name in map(name_in_task, task_fields(type(self), Task)):
-                if (
-                    name in config.task
-                ):  # not in a task that another one makes for itself
+                # not in a task that another one makes for itself
+                if name in config.task:
                     setattr(self, name, config.task[name])
 
     def model(self) -> nn.Module:
@@ -261,8 +260,6 @@ def evaluation_mode(task: Task, model: nn.Module) -> Iterator[None]:
         yield
     finally:
         task.training = True
-        for (
-            module,
-            was_training,
-        ) in modes:  # a user may keep parts of the model in eval mode
+        # a user may keep parts of the model in eval mode
+        for module, was_training in modes:
             module.training = was_training

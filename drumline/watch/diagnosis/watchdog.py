@@ -64,9 +64,8 @@ _SLOW_IDLE_S = 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
 _START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 _REPEAT_S = 30.0
-_COMPILE_S = (
-    600.0  # when a compilation is reported, at the latest after half of its time
-)
+# when a compilation is reported, at the latest after half of its time
+_COMPILE_S = 600.0
 _NUM_FIRST_STEPS = 3
 _NUM_FIRST_MARKS = 40
 _NUM_FIRST_MOVES = 5
@@ -355,9 +354,8 @@ class Watchdog:
             return None
         alarm = self._choose_alarm(diagnosis)
         if alarm is None and diagnosis.cause in _ENDED:
-            self._examine_at_s = (
-                self._idle.idle_s + _SOON_S
-            )  # soon it is known which rank was first, or never
+            # soon it is known which rank was first, or never
+            self._examine_at_s = self._idle.idle_s + _SOON_S
 
         if alarm is None or (alarm is Alarm.STALL and self._is_reported(diagnosis)):
             return None

@@ -298,9 +298,8 @@ class SelfReport:
     number: int | None = None  # the number of the question that it answers
     calls: tuple[tuple[str, int | None, str], ...] = ()
     """File, line and name of the main thread's calls, the innermost first."""
-    workers: tuple[
-        tuple[int, int], ...
-    ] = ()  # number and pid of each DataLoader worker that it waits for
+    # number and pid of each DataLoader worker that it waits for
+    workers: tuple[tuple[int, int], ...] = ()
     collectives: tuple[Collective, ...] = ()
     error: str = ""  # why the last two are missing
 
@@ -465,9 +464,8 @@ def fatal_stack(file: Path) -> tuple[str, ...]:
 def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
     """The main thread's calls in what faulthandler wrote: the oldest thread is the last one
     there."""
-    if (
-        len(_ANSWER.findall(text)) > 1
-    ):  # a late answer of another process came in between
+    # a late answer of another process came in between
+    if len(_ANSWER.findall(text)) > 1:
         return ()
     frames: list[str] = []
     for line in text.splitlines():

@@ -29,9 +29,8 @@ DIAL_S = 1.5
 RETRY_S = 1.0
 CHECK_S = 0.25
 PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
-CLOSE_AFTER_S = (
-    6.0  # without a message; long enough for TCP to recover from a short cut
-)
+# without a message; long enough for TCP to recover from a short cut
+CLOSE_AFTER_S = 6.0
 LATE_S = 0.5
 MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
@@ -61,9 +60,8 @@ class SidecarNetwork:
             if peer.node != me and min(peer.node, me) < NUM_HUBS
         }
         """The nodes that this node is connected with."""
-        self.refused: Counter[str] = (
-            Counter()
-        )  # connections that were closed for what arrived on them, by the reason
+        # connections that were closed for what arrived on them, by the reason
+        self.refused: Counter[str] = Counter()
         self._secret = secret
         self._on_message = on_message
         self._acceptor = (
@@ -150,9 +148,8 @@ class SidecarNetwork:
     def connection_opened(self, connection: PeerConnection, node: int) -> None:
         self._pending.remove(connection)
         if (old := self._connections.get(node)) is not None:
-            old.end(
-                REPLACED
-            )  # the node was restarted, or has found that the old connection is dead
+            # the node was restarted, or has found that the old connection is dead
+            old.end(REPLACED)
 
         self._connections[node] = connection
 
@@ -175,9 +172,8 @@ class SidecarNetwork:
         node = connection.node
         why = connection.why
         if connection.is_refused:
-            if not self.refused[
-                why
-            ]:  # once per reason: a client must not be able to fill the log
+            # once per reason: a client must not be able to fill the log
+            if not self.refused[why]:
                 log.warning(f"a connection with {connection.address} was closed: {why}")
             self.refused[why] += 1
 

@@ -31,15 +31,12 @@ class SidecarOptions:
     world_size: int
     run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
-    continues: bool = (
-        False  # whether ranks continue without a node that cannot be reached
-    )
-    hang_s: float | None = (
-        None  # None: a rank that may still continue is reported, and never acted on
-    )
-    launcher_link: str = (
-        ""  # the file with what a launcher over ssh knows of the hosts (LauncherLink)
-    )
+    # whether ranks continue without a node that cannot be reached
+    continues: bool = False
+    # None: a rank that may still continue is reported, and never acted on
+    hang_s: float | None = None
+    # the file with what a launcher over ssh knows of the hosts (LauncherLink)
+    launcher_link: str = ""
     lost_s: float = float(LOST_AFTER_S)  # how long an unreachable host is waited for
     slow_factor: float = 2.0
     prometheus: str = ""  # where metrics are served (`log.prometheus`); empty: nowhere

@@ -59,9 +59,8 @@ def parse_log_record(record: bytes) -> tuple[int, str]:
     text; no text for lines of other programs, which may write there too."""
     head, _, text = record.decode(errors="replace").partition(";")
     priority, _, moment_us = head.split(",")[:3]
-    is_kernel = (
-        int(priority) < 8
-    )  # above the lowest three bits is the kind of program; the kernel's is 0
+    # above the lowest three bits is the kind of program; the kernel's is 0
+    is_kernel = int(priority) < 8
 
     return int(moment_us), text.partition("\n")[0] if is_kernel else ""
 
@@ -77,9 +76,8 @@ def _log_records() -> list[bytes]:
     end = time.monotonic() + MAX_READ_S
     try:
         while time.monotonic() < end:
-            with suppress(
-                BrokenPipeError
-            ):  # it was overwritten meanwhile: continue with the oldest that is left
+            # it was overwritten meanwhile: continue with the oldest that is left
+            with suppress(BrokenPipeError):
                 records.append(os.read(fd, 8192))
     except OSError:
         pass  # BlockingIOError: that was the last one; or it may be opened but not read

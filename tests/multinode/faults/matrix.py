@@ -321,9 +321,8 @@ class Trial:
             )
 
         if case.fault.restarts or case.fault.is_outside:
-            with contextlib.suppress(
-                AssertionError
-            ):  # the rest shows what came of it without a word
+            # the rest shows what came of it without a word
+            with contextlib.suppress(AssertionError):
                 self._wait(is_told, "a sentence", TOLD_S)
         self._host_fault.repair()
 

@@ -36,9 +36,8 @@ def main() -> int:
     if reason := needs.missing():
         print(reason)
         return 1
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that the hosts and the disk are taken down
+    # so that the hosts and the disk are taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="drumline-faults-"))
     if options.false_alarms:
         return calm.main(folder, steps=options.steps)

@@ -133,9 +133,8 @@ class StormBed:
     def ranks(self, host: Host) -> dict[int, int]:
         """The process of each rank, by the file that it writes to."""
         results = {}
-        for pid in sorted(
-            host.space.pids()
-        ):  # a sidecar, which has the same file, is younger
+        # a sidecar, which has the same file, is younger
+        for pid in sorted(host.space.pids()):
             with contextlib.suppress(OSError):
                 if name := RANK_FILE.search(str(Path(f"/proc/{pid}/fd/1").readlink())):
                     results.setdefault(int(name[1]), pid)

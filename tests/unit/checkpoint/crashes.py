@@ -185,9 +185,8 @@ def any_moment(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # forking with torch's idle threads: the child uses none
+    # forking with torch's idle threads: the child uses none
+    warnings.simplefilter("ignore", DeprecationWarning)
     torch.set_num_threads(1)
     every_moment(Path(sys.argv[1]))
     any_moment(Path(sys.argv[1]))

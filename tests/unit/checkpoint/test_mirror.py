@@ -257,12 +257,8 @@ def test_when_saves_pile_up_the_newest_is_next(
         )
         for step in (2, 3, 4):
             folder.save(step)  # returns while the endpoint does not answer
-        assert folder.steps == [
-            1,
-            2,
-            3,
-            4,
-        ]  # nothing is removed before it, or a newer one, is in the store
+        # nothing is removed before it, or a newer one, is in the store
+        assert folder.steps == [1, 2, 3, 4]
         gate.set()
         folder.close()
         assert folder.steps == folder.mirrored == [3, 4]
@@ -422,12 +418,10 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
         folder.close()  # does not wait again
         gate.set()
         wait_until(lambda: not folder.mirror._thread.is_alive())
-        assert (
-            folder.mirrored == []
-        )  # another mirror of this run may have begun: it uploads all of it
-        assert (
-            len(folder.notes) == count
-        )  # the files of a run that has ended are closed
+        # another mirror of this run may have begun: it uploads all of it
+        assert folder.mirrored == []
+        # the files of a run that has ended are closed
+        assert len(folder.notes) == count
 
 
 def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
@@ -604,10 +598,8 @@ def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(
     old = first.save(1)
     first.close()
     restore_run(first.run, tmp_path / "b")
-    assert restore_run(first.run, first.path) == (
-        "",
-        [],
-    )  # nothing has happened there yet
+    # nothing has happened there yet
+    assert restore_run(first.run, first.path) == ("", [])
     second = Folder(bucket.url, tmp_path / "b")
     with (second.path / ledger).open("a") as file:
         file.write("2\n")
@@ -630,9 +622,8 @@ def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(
     again.save(3)
     again.close()
     assert again.mirrored == [2, 3]
-    assert restore_run(first.run, second.path)[0].startswith(
-        "restored step 3 "
-    )  # and once more
+    # and once more
+    assert restore_run(first.run, second.path)[0].startswith("restored step 3 ")
 
 
 def test_two_that_have_continued_apart_are_not_mixed(

@@ -144,9 +144,8 @@ def test_resumes_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
     model = make_model()
     optimizer = MAKERS[name](model)
     train(model, optimizer, steps=steps)
-    optimizer.param_groups[0]["lr"] = (
-        optimizer.param_groups[0]["lr"] * 0.3
-    )  # as a schedule would
+    # as a schedule would
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.3
     loaded_model = copy.deepcopy(model)
     resumed = MAKERS[name](loaded_model)
     load_optimizer_state(

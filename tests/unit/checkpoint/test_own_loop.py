@@ -131,9 +131,8 @@ def test_a_resumed_loop_is_the_same_to_the_bit(tmp_path: Path) -> None:
     with DDPManager(seed=3) as ddp:
         killed = Loop(ddp, tmp_path / "killed")
         killed.checkpoint.resume()
-        killed.train(
-            9, save_every=7
-        )  # in the middle of the second epoch; steps 8 and 9 are lost
+        # in the middle of the second epoch; steps 8 and 9 are lost
+        killed.train(9, save_every=7)
     with DDPManager(seed=3) as ddp:
         resumed = Loop(ddp, tmp_path / "killed")
         resumed.step = resumed.checkpoint.resume()

@@ -206,9 +206,8 @@ def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -
         0: {"a": {"x": torch.ones(4)}},
         1: {"b-part-00001": {"y": torch.ones(200_000)}},
     }
-    text = job.failure(
-        shares, after="progress.json"
-    )  # else rank 0 may find the disk full as well
+    # else rank 0 may find the disk full as well
+    text = job.failure(shares, after="progress.json")
     assert "could not be saved: rank 1 on node-b: the disk is full" in text
     assert "try: " in text
 

@@ -582,9 +582,8 @@ def test_notices_that_nobody_could_look_for(read: Read, notice: str) -> None:
 
 
 def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> None:
-    check_layers(
-        read("--model.name", "gpt", "--model.heads", "3")
-    )  # the task may bring a width of 96
+    # the task may bring a width of 96
+    check_layers(read("--model.name", "gpt", "--model.heads", "3"))
     check_layers(read("--optim.lr", "0.5"))  # the task may bring epochs and batch size
     check_layers(read("--optim.scale_lr", "linear"))
     (problem,) = problems(

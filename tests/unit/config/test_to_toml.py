@@ -211,9 +211,8 @@ def test_a_task_that_builds_on_the_configured_model_has_its_settings() -> None:
 def test_what_is_not_set_is_written_as_none(tmp_path: Path) -> None:
     text = to_toml(Config(train=TrainConfig(epochs=1, batch_size=8)))
     assert 'clip_norm = "none"' in text.splitlines()
-    again = read_back(
-        text, tmp_path / "config.toml", task="text"
-    )  # a task that clips, and counts steps
+    # a task that clips, and counts steps
+    again = read_back(text, tmp_path / "config.toml", task="text")
     assert again.optim.clip_norm is None
     assert again.train.steps is None
 

@@ -98,9 +98,8 @@ def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(
     bucket.put("digits/labels", b"1 0")  # of the same size
     bucket.put("digits/train/1/d.png", b"d")
     bucket.delete("digits/eval/0/c.png")
-    (local_copy.folder / "train/0/a.png").write_bytes(
-        b"x" * 100
-    )  # of the same size too
+    # of the same size too
+    (local_copy.folder / "train/0/a.png").write_bytes(b"x" * 100)
     (local_copy.folder / "train/0/.a.png.partial").touch()
     os.utime(local_copy.folder / "train/1/b.png", (5, 5))  # other times, the same bytes
     fetched(proxy)

@@ -137,9 +137,8 @@ def test_an_error_ahead_leaves_the_steps_before_it_whole() -> None:
     loader = make(Indices(fails_at=6), ahead=True)
     with pytest.raises(OSError, match="the disk is gone"):
         list(loader)
-    assert loader.cursor == Cursor(
-        0, 12
-    )  # two steps of two batches; the fifth is of the step that failed
+    # two steps of two batches; the fifth is of the step that failed
+    assert loader.cursor == Cursor(0, 12)
 
 
 def test_the_time_spent_waiting_is_counted() -> None:

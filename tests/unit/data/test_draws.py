@@ -43,9 +43,8 @@ def test_numbers_are_uniform_and_uncorrelated() -> None:
     assert numbers.min() >= 0
     assert numbers.max() < 1
     histogram, _ = np.histogram(numbers, bins=100, range=(0, 1))
-    assert (
-        (histogram - 2000) ** 2 / 2000
-    ).sum() < 170  # chi-square, 99 degrees of freedom
+    # chi-square, 99 degrees of freedom
+    assert ((histogram - 2000) ** 2 / 2000).sum() < 170
     between_numbers = np.corrcoef(numbers.T) - np.eye(4)
     between_samples = np.corrcoef(numbers[1:, 0], numbers[:-1, 0])[0, 1]
     assert abs(between_numbers).max() < 0.02

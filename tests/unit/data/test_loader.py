@@ -339,10 +339,8 @@ def test_a_rank_without_shards_of_a_short_batch_moves_on_with_the_others() -> No
         [piece.data[0].tolist() for piece in step.micro_batches]
         for step in loader.steps()
     ]
-    assert [len(pieces) for pieces in shares] == [
-        1,
-        0,
-    ]  # three samples are one shard: each has two or more
+    # three samples are one shard: each has two or more
+    assert [len(pieces) for pieces in shares] == [1, 0]
     assert loader.cursor == Cursor(1, 0)
 
 
@@ -383,10 +381,8 @@ def test_a_loader_says_which_micro_batch_ends_a_step() -> None:
 
 def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
     loader = make(Indices(20), batch_size=6, accumulate=2)
-    batches = [
-        list(loader)[-1],
-        *itertools.islice(loader, 3),
-    ]  # the second epoch, in the middle of its second step
+    # the second epoch, in the middle of its second step
+    batches = [list(loader)[-1], *itertools.islice(loader, 3)]
     state = loader.state_dict()
     assert state == {"epoch": 1, "position": 6, "stream": None}
     resumed = make(Indices(20), batch_size=6, accumulate=2)

@@ -254,11 +254,8 @@ def test_a_worker_changes_nothing_and_randomness_belongs_to_the_position(
     workers: int,
 ) -> None:
     expected = epochs(make(Noisy(), accumulate=2), 3)
-    assert [int(batch[0, 0]) for batch in expected[::8]] == [
-        0,
-        1,
-        2,
-    ]  # set_epoch was called
+    # set_epoch was called
+    assert [int(batch[0, 0]) for batch in expected[::8]] == [0, 1, 2]
     assert not torch.equal(expected[0][:, 1:], expected[8][:, 1:])
     with closing(make(Noisy(), accumulate=2, workers=workers)) as loader:
         assert_same(expected, epochs(loader, 3))
@@ -434,9 +431,8 @@ def test_sizes_are_checked_as_for_any_dataset() -> None:
 
 
 def test_an_answer_survives_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch.Tensor, "pin_memory", torch.Tensor.clone
-    )  # pinning itself needs a GPU
+    # pinning itself needs a GPU
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     sharding = Sharding(batch_size=6, rank=0, world_size=1)
     for reader, opening in (
         (SharedStreamReader(Noisy(), sharding=sharding, seed=4), Cursor()),
@@ -472,13 +468,11 @@ def test_a_resumable_stream_starts_over_and_every_step_is_full(workers: int) -> 
         make(Counting(), rank=1, world_size=3, batch_size=7, workers=workers)
     ) as loader:
         batches = list(itertools.islice(loader, 8))
-    assert {len(batch) for batch in batches} == {
-        2
-    }  # of 7 samples on three ranks: 3, 2, 2
+    # of 7 samples on three ranks: 3, 2, 2
+    assert {len(batch) for batch in batches} == {2}
     rows = torch.cat(batches)
-    assert (
-        rows[:, 1].tolist() == [0.0] * 7 + [1.0] * 7 + [2.0] * 2
-    )  # set_epoch was called
+    # set_epoch was called
+    assert rows[:, 1].tolist() == [0.0] * 7 + [1.0] * 7 + [2.0] * 2
     assert rows[:, 2].tolist() == [*range(7), *range(7), 0, 1]
     assert loader.cursor == Cursor(0, 56)
 

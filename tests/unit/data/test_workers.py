@@ -94,9 +94,8 @@ def test_workers_end_with_the_stream(persistent: bool) -> None:
     stream.close()
     stream.close()
     assert not multiprocessing.active_children()
-    assert (
-        as_lists(stream.batches(REQUESTS)) == EXPECTED
-    )  # closed is not broken: it starts new workers
+    # closed is not broken: it starts new workers
+    assert as_lists(stream.batches(REQUESTS)) == EXPECTED
     stream.close()
 
 

@@ -477,9 +477,8 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
     async def go() -> Controller:
         controller = make(min_nodes=2)
         a, b, c = await start(controller)
-        for rank, remote in enumerate(
-            (a, b)
-        ):  # c is frozen: nothing is known of it yet
+        # c is frozen: nothing is known of it yet
+        for rank, remote in enumerate((a, b)):
             hear(
                 remote, "started", ranks=[rank], world_size=2, start=1, restarts_left=0
             )

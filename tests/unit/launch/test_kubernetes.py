@@ -285,9 +285,8 @@ def _mappings(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_the_kubeflow_models_know_every_field() -> None:
     """They leave out what they do not know, so what comes back is what they do."""
-    models = pytest.importorskip(
-        "kubeflow_trainer_api.models", reason=WHY
-    )  # takes seconds to load
+    # takes seconds to load
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason=WHY)
     (job_set,) = objects("jobset", **EVERYTHING)
     runtime, train_job = objects("trainjob", **EVERYTHING)
     for model, described in (

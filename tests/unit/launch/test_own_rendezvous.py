@@ -28,9 +28,8 @@ def test_each_node_starts_alone_and_all_ranks_have_one_secret(
     opened = [
         open_rendezvous(node, "0123456789abcdef", continues=True) for node in nodes
     ]
-    infos = [
-        rendezvous.next_rendezvous() for rendezvous in opened
-    ]  # 192.0.2.1 is nobody: it would wait for that
+    # 192.0.2.1 is nobody: it would wait for that
+    infos = [rendezvous.next_rendezvous() for rendezvous in opened]
     assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
     places = [info.bootstrap_store_info for info in infos]
     assert [(place.master_addr, place.master_port) for place in places] == [

@@ -410,9 +410,8 @@ def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
     before = sys.stdout, sys.stderr
     live(event("start", **START))
     live(train(30))
-    assert cursor_is_shown(
-        stream
-    )  # even now: nothing brings it back if the process is killed
+    # even now: nothing brings it back if the process is killed
+    assert cursor_is_shown(stream)
     live(train(31, time=1000.01))  # too early to be drawn
 
     if ending == "interrupt":
@@ -424,9 +423,8 @@ def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
     assert cursor_is_shown(stream)
     assert (sys.stdout, sys.stderr) == before
     if ending != "end":
-        assert " 31/460" in on_screen(
-            stream.getvalue()
-        )  # the last state stays on the screen
+        # the last state stays on the screen
+        assert " 31/460" in on_screen(stream.getvalue())
     live.close()  # once more does no harm
 
 

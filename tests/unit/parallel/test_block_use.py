@@ -93,9 +93,8 @@ def test_gradients_of_another_size_name_the_parameters_of_the_block() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor"
-)  # the compiler reads it
+# the compiler reads it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_blocks_share_their_compiled_graphs_whatever_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

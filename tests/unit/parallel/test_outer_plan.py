@@ -178,10 +178,8 @@ def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> Non
     begun = torch.tensor([1.0, 1.0])
     own_weights = torch.tensor([3.0, 1.5])
     shared = torch.tensor([10.0, 20.0])
-    for finished, expected in (
-        (0, own_weights),
-        (4, shared + own_weights - begun),
-    ):  # after the round at step 4 had begun
+    # after the round at step 4 had begun
+    for finished, expected in ((0, own_weights), (4, shared + own_weights - begun)):
         with torch.no_grad():
             model.weight.copy_(shared)  # from the rank that has seen its end
         sync.load_outer_state({})

@@ -22,9 +22,8 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(
-        sys.modules, "callbacks_of_torch", module
-    )  # for its dataclasses
+    # for its dataclasses
+    monkeypatch.setitem(sys.modules, "callbacks_of_torch", module)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "torch._dynamo.callback", module)
     return module
@@ -48,9 +47,8 @@ def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(
             assert heartbeat.phase == Phase.COMPILE
     assert heartbeat.phase == Phase.FORWARD
     heartbeat.mark(Phase.EVALUATION)
-    with handler.install_callbacks(
-        trigger.DYNAMO, "2/0"
-    ):  # in evaluation mode, which is no step
+    # in evaluation mode, which is no step
+    with handler.install_callbacks(trigger.DYNAMO, "2/0"):
         assert heartbeat.phase == Phase.COMPILE
     assert marks.began_at == {"0/1": 812}
     assert heartbeat.num_marks == 2

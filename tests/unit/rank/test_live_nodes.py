@@ -263,9 +263,8 @@ def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
     assert (
         refused.value.next_step == "start every rank with the same command and settings"
     )
-    assert (
-        refused.value.exit_code in FINAL_CODES
-    )  # its launcher does not start it again
+    # its launcher does not start it again
+    assert refused.value.exit_code in FINAL_CODES
     assert bed.nodes[0].stores.lobby(own_store) == []
 
 
@@ -314,9 +313,8 @@ def test_a_node_that_stops_waiting_blocks_nobody() -> None:
         "lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start")))
     )
     own_store.raw = DeletedAfterCheck(own_store.raw)
-    assert (
-        len(node.stores.lobby(own_store)) <= 1
-    )  # and no wait for a value that is gone, which may be minutes
+    # and no wait for a value that is gone, which may be minutes
+    assert len(node.stores.lobby(own_store)) <= 1
 
 
 def test_a_node_that_comes_back_after_the_end_of_the_run_does_not_wait_for_the_others(
@@ -393,9 +391,8 @@ def test_the_smaller_part_of_a_cut_network_ends(
 ) -> None:
     bed = Bed(3)
     bed.kill(1, 2)
-    monkeypatch.setattr(
-        LiveNode, "probe", lambda node: "silent"
-    )  # the route is cut: no host refuses anything
+    # the route is cut: no host refuses anything
+    monkeypatch.setattr(LiveNode, "probe", lambda node: "silent")
     for node in bed.nodes:
         node.stores._connected.clear()
     with pytest.raises(TrainingError) as refused:
@@ -423,9 +420,8 @@ def test_a_node_that_the_others_did_not_reach_does_not_continue_beside_them() ->
 def test_only_the_lowest_node_that_answers_decides() -> None:
     bed = Bed(2)
     second = bed.nodes[1]
-    assert (
-        NextGroup(second.latest, second.stores, patience_s=30).decide() is None
-    )  # the first one answers again
+    # the first one answers again
+    assert NextGroup(second.latest, second.stores, patience_s=30).decide() is None
     topologies = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
     assert [topology.world_size for topology in topologies] == [2, 2]
 
@@ -514,9 +510,8 @@ def test_which_errors_lead_to_another_group() -> None:
     node = live(Topology(1, 2, 0, 1), patience_s=1)
     assert not node.is_lost(RuntimeError("shapes do not match"))
     assert node.is_lost(lost)
-    assert not node.continues_after(
-        PreflightError("late"), has_state=True
-    )  # the first group: its start has failed
+    # the first group: its start has failed
+    assert not node.continues_after(PreflightError("late"), has_state=True)
     node.latest = NodeGroup(1, ())
     assert node.continues_after(PreflightError("late"), has_state=True)
     with pytest.raises(
@@ -525,9 +520,8 @@ def test_which_errors_lead_to_another_group() -> None:
         node.continues_after(PreflightError("late"), has_state=False)
     assert late.value.next_step == "nothing: its launcher starts it again"
     assert node.continues_after(Redirected(b""), has_state=False)
-    node._watcher = (
-        threading.current_thread()
-    )  # the group began, and its ranks compare data and weights
+    # the group began, and its ranks compare data and weights
+    node._watcher = threading.current_thread()
     with pytest.raises(
         PreflightError, match="node 1 could not join the others: ranks differ in data"
     ) as refused:

@@ -323,9 +323,8 @@ def test_a_thread_of_a_pool_is_named_by_the_line_that_it_computes() -> None:
         until = time.perf_counter() + 4 * LASTS_S
         while time.perf_counter() < until:
             pool.submit(work).result()
-            time.sleep(
-                LASTS_S / 5
-            )  # the thread waits in Python's own code for longer than it works
+            # the thread waits in Python's own code for longer than it works
+            time.sleep(LASTS_S / 5)
 
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
         pool.submit(work).result()

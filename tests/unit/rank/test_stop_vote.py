@@ -133,20 +133,15 @@ def test_a_rank_that_waits_at_a_proposal_continues_when_a_later_one_replaces_it(
     for rank in (first, second):
         rank.vote.begin()
     first.vote.request({})
-    for rank in (
-        first,
-        second,
-        first,
-        first,
-    ):  # both say where they are; rank 0 proposes step 1, and is bound by it
+    # both say where they are; rank 0 proposes step 1, and is bound by it
+    for rank in (first, second, first, first):
         rank.vote.tick()
     first.step = second.step = 1
     waiting = threading.Thread(target=lambda: answers.append(first.vote.stops_at(1)))
     answers: list[bool] = []
     waiting.start()
-    assert not second.vote.stops_at(
-        1
-    )  # it has not heard of the proposal, and goes on to its next step
+    # it has not heard of the proposal, and goes on to its next step
+    assert not second.vote.stops_at(1)
     assert not answers
     while not first.vote.is_decided:
         second.vote.tick()
@@ -154,9 +149,8 @@ def test_a_rank_that_waits_at_a_proposal_continues_when_a_later_one_replaces_it(
     waiting.join(10)
     assert answers == [False]
     second.vote.tick()
-    assert (
-        first.vote.stop == second.vote.stop == 3
-    )  # twice as far ahead of the foremost
+    # twice as far ahead of the foremost
+    assert first.vote.stop == second.vote.stop == 3
 
 
 def test_a_rank_that_never_answers_makes_all_give_up_together(

@@ -47,9 +47,8 @@ def one_hash(tensor: Tensor) -> int:
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Random bytes as a tensor of this type; 0 and 1 for booleans."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch calls half-precision complex numbers an experiment
+        # torch calls half-precision complex numbers an experiment
+        warnings.simplefilter("ignore")
         like = torch.zeros(shape, dtype=dtype)
         width = like.element_size()
         high = 2 if dtype is torch.bool else 256

@@ -390,9 +390,8 @@ def test_abandoned_workers_are_not_shut_down(loader: DataLoader[int]) -> None:
     abandon_workers(iterator)
     for process in processes:
         process.join()
-    shut_down_workers(
-        iterator
-    )  # what the garbage collection does: nothing, and no error
+    # what the garbage collection does: nothing, and no error
+    shut_down_workers(iterator)
 
 
 def test_a_loader_forgets_its_workers(loader: DataLoader[int]) -> None:

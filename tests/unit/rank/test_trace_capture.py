@@ -487,9 +487,8 @@ def test_torchs_own_profiler_records_nothing_after_it_was_stopped_later(
 ) -> None:
     monkeypatch.setattr(trace_capture, "UNSTOPPED", [])
     monkeypatch.setattr(trace_capture, "wait_for_collectives", lambda: False)
-    monkeypatch.setattr(
-        trace_capture, "quiet_profiler", lambda: None
-    )  # sets a variable
+    # sets a variable
+    monkeypatch.setattr(trace_capture, "quiet_profiler", lambda: None)
     capture = make_capture(tmp_path)
     capture.begin_step(2)
     capture.begin_step(3)

@@ -27,9 +27,8 @@ def test_events_are_stamped_and_keep_the_last_known_step() -> None:
     reporter.report("train", step=7, loss=0.5)
     reporter.report("warning", message="careful")
 
-    reporter.report(
-        "checkpoint", step=5, path="x"
-    )  # some steps after its own, when it is complete
+    # some steps after its own, when it is complete
+    reporter.report("checkpoint", step=5, path="x")
     reporter.report("note", message="y")
     assert [event["step"] for event in events] == [0, 7, 7, 5, 7]
     assert [event["number"] for event in events] == [0, 1, 2, 3, 4]

@@ -113,9 +113,8 @@ def test_in_a_folder_an_object_is_replaced_when_the_next_is_complete(
     upload = threading.Thread(target=store.put, args=("ledger", pipe))
     upload.start()
     with pipe.open("wb") as file:
-        file.write(
-            bytes(PIECE_BYTES + (1 << 20))
-        )  # until the second piece is being read
+        # until the second piece is being read
+        file.write(bytes(PIECE_BYTES + (1 << 20)))
         assert store.read("ledger") == b"earlier"
     upload.join()
     assert store.sizes() == {"ledger": PIECE_BYTES + (1 << 20)}

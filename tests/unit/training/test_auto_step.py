@@ -64,11 +64,8 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     taken: list[str] = []
     chosen: list[str] = []
     notes: list[str] = []
-    seconds = {
-        "slow": 4e-2,
-        "fast": 2e-4,
-        "middling": 2e-2,
-    }  # far apart: the machine may be crowded
+    # far apart: the machine may be crowded
+    seconds = {"slow": 4e-2, "fast": 2e-4, "middling": 2e-2}
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),

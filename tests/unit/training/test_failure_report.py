@@ -203,9 +203,8 @@ def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
 def test_out_of_memory_for_the_model_itself_names_a_mode(
     mode: Any, world_size: int, next_step: str
 ) -> None:
-    def _update() -> (
-        torch.OutOfMemoryError
-    ):  # as the part of a step that makes the optimizer's state
+    # as the part of a step that makes the optimizer's state
+    def _update() -> torch.OutOfMemoryError:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"

@@ -60,9 +60,8 @@ def test_the_output_layer_is_the_embedding_so_no_tensor_is_saved_twice() -> None
     model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
     gradient = model.token_embedding.weight.grad
     assert gradient is not None
-    assert (
-        gradient[7].abs().sum() > 0
-    )  # token 7 is not in the input: this came through the output
+    # token 7 is not in the input: this came through the output
+    assert gradient[7].abs().sum() > 0
 
 
 def test_no_biases() -> None:
@@ -96,9 +95,8 @@ def test_an_untrained_model_knows_nothing() -> None:
 
 def test_it_learns_a_sequence() -> None:
     model = small()
-    text = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]).unsqueeze(
-        0
-    )  # what follows 1 and 5 depends on the place
+    # what follows 1 and 5 depends on the place
+    text = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]).unsqueeze(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
     for _ in range(60):

@@ -127,9 +127,8 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(
     )
     for file in tmp_path.glob("*/progress.json"):
         file.write_text("{}")
-    check_newest(
-        tmp_path, group_of([state_at(13)], num_shards=1)
-    )  # it is corrupt, and was so when the run resumed
+    # it is corrupt, and was so when the run resumed
+    check_newest(tmp_path, group_of([state_at(13)], num_shards=1))
 
 
 def test_a_group_that_trains_holds_no_second_copy() -> None:

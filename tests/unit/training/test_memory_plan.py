@@ -117,9 +117,8 @@ def test_parameters_gradients_and_optimizer_state_are_exact(
 def test_shards_are_as_large_as_the_first_rank_s() -> None:
     plans = plan(settings("sgd"), worlds=(3,))
     rows = -(-512 // 3), -(-128 // 3)
-    largest = (
-        rows[0] * 256 * 4 + 1024 + rows[1] * 512 * 4 + 512
-    )  # biases are rounded up
+    # biases are rounded up
+    largest = rows[0] * 256 * 4 + 1024 + rows[1] * 512 * 4 + 512
     for mode in ("zero1", "fsdp"):
         assert plans[mode, 3].parameters == plans[mode, 3].optimizer == largest
 

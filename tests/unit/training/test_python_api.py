@@ -59,9 +59,8 @@ def test_a_class_is_named_as_other_processes_find_it(
     assert spec_of(class_in("__main__")) == "test_python_api.py:Mine"
     monkeypatch.chdir(tmp_path)
     assert spec_of(class_in("__main__")) == f"{Path(__file__).resolve()}:Mine"
-    main.__spec__ = sys.modules[
-        "drumline.base.errors"
-    ].__spec__  # python -m drumline.base.errors
+    # python -m drumline.base.errors
+    main.__spec__ = sys.modules["drumline.base.errors"].__spec__
     assert spec_of(class_in("__main__")) == "drumline.base.errors:Mine"
 
 

@@ -79,9 +79,8 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
         "diagnosed_at": 107.5,
     }
     run.diagnose(60, rank=2)
-    run.diagnose(
-        57, rank=3
-    )  # after a cut each side has a alarm for it; it was one start that ended
+    # after a cut each side has a alarm for it; it was one start that ended
+    run.diagnose(57, rank=3)
     assert run.start()[1]["rank"] == 2
     run.diagnose(57, cause="unreachable", rank=None, what="b does not answer")
     run.diagnose(57, what="the other side of it")

@@ -84,9 +84,8 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "http_proxy", f"http://127.0.0.1:{free_port()}"
-    )  # not asked: nobody is there
+    # not asked: nobody is there
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     with metadata() as server:
         probe, every_s = make_probe(f"{server.url}/notice?a=b")
         assert every_s == 5

@@ -32,9 +32,8 @@ def test_its_parts_are_all_of_the_time() -> None:
 
 
 def test_alone_the_command_is_this_process() -> None:
-    clock = start_clock(
-        {COMMAND_START: "1.0"}, is_alone=True
-    )  # that was of another command
+    # that was of another command
+    clock = start_clock({COMMAND_START: "1.0"}, is_alone=True)
     assert (clock.began, clock.since) == (process_start(), "command")
     assert list(clock.parts) == ["python and torch"]
 

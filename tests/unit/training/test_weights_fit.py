@@ -180,9 +180,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     ):
         read_weights(tmp_path)
     os.mkfifo(tmp_path / "pipe.safetensors")
-    with pytest.raises(
-        UsageError, match="there is no file or folder"
-    ):  # and it does not wait for a writer
+    # and it does not wait for a writer
+    with pytest.raises(UsageError, match="there is no file or folder"):
         read_weights(tmp_path / "pipe.safetensors")
 
 

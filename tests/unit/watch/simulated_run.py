@@ -50,9 +50,8 @@ class SimulatedRun:
                 self._wait(clocks, step, Phase.BETWEEN)
             if self.save_every and step % self.save_every == 0:
                 self._mark(0, clocks[0], Phase.SAVE, step)
-                clocks[0] += (
-                    2.0  # on rank 0 alone: the others are in backward meanwhile
-                )
+                # on rank 0 alone: the others are in backward meanwhile
+                clocks[0] += 2.0
         self.seconds = max(clocks)
         self._spent = [list(_spent_until(marks)) for marks in self.marks]
 

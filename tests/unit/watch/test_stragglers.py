@@ -167,9 +167,8 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
         chance = random.Random(seed)
 
         def late(host: str, chance: random.Random = chance) -> float:
-            return chance.uniform(
-                0.0, 0.6
-            )  # so that now and then there is no news at all
+            # so that now and then there is no news at all
+            return chance.uniform(0.0, 0.6)
 
         slow_one = SimulatedRun(
             FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100
@@ -225,9 +224,8 @@ def test_nobody_is_named_for_nothing(times: Times, options: dict[str, int]) -> N
 
 
 @settings(derandomize=True)
-@example(
-    seed=1325, noise=0.07084109439990632, ranks=5
-)  # five slow steps of one rank within three seconds
+# five slow steps of one rank within three seconds
+@example(seed=1325, noise=0.07084109439990632, ranks=5)
 @example(seed=1898, noise=0.15697211157185303, ranks=2)
 @given(seed=st.integers(0, 2**32), noise=st.floats(0, 1.5), ranks=st.integers(2, 6))
 def test_a_loaded_machine_makes_no_stragglers(
@@ -266,9 +264,8 @@ def test_a_restarted_job_is_followed_from_its_start() -> None:
         for picture in pictures[:half]
         for straggler in stragglers.observe(picture, 0)
     ] == []
-    fewer = replace(
-        pictures[half], nodes=pictures[half].nodes[:1]
-    )  # a host is not heard
+    # a host is not heard
+    fewer = replace(pictures[half], nodes=pictures[half].nodes[:1])
     assert stragglers.observe(fewer, 0) == []
     assert (
         len(

@@ -435,9 +435,8 @@ def _network_facts(
         addresses = resolving.result(NAME_TIMEOUT_S)
     except TimeoutError:
         name_error = f"no answer within {NAME_TIMEOUT_S:g} s"
-        is_gloo_blocked = not environment.get(
-            GLOO_VARIABLE
-        )  # it resolves the name as well
+        # it resolves the name as well
+        is_gloo_blocked = not environment.get(GLOO_VARIABLE)
     except OSError as error:
         name_error = error.strerror or str(error)
 
@@ -480,9 +479,8 @@ def disk_facts(folder: Path) -> Facts:
     refusal = ""
 
     try:
-        with tempfile.TemporaryFile(
-            dir=parent
-        ) as file:  # it has no name, and is deleted at once
+        # it has no name, and is deleted at once
+        with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"drumline doctor")
     except OSError as error:
         refusal = error.strerror or str(error)

@@ -24,14 +24,12 @@ class Edge:
     addresses: list[str] | None = None
     name_error: str | None = None
     data: str | None = None  # the worst outcome of the high ports
-    rendezvous: str | None = (
-        None  # the outcome of the rendezvous port, when the other host has it
-    )
+    # the outcome of the rendezvous port, when the other host has it
+    rendezvous: str | None = None
     others: dict[str, str] | None = None  # outcomes of the other's further addresses
     received: int | None = None  # how many bytes of a large message arrived
-    passes: int | None = (
-        None  # the largest MTU whose packets arrive, when large messages do not
-    )
+    # the largest MTU whose packets arrive, when large messages do not
+    passes: int | None = None
     latency_s: float | None = None
     bytes_per_s: float | None = None
     error: str | None = None  # why an open port could not be measured
@@ -58,13 +56,11 @@ class HostRecord:
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     gloo: dict[str, Any] | None = None
     nccl: dict[str, Any] | None = None
-    variables: dict[str, str] = field(
-        default_factory=dict
-    )  # those that name an interface
+    # those that name an interface
+    variables: dict[str, str] = field(default_factory=dict)
     clock_s: float | None = None  # how far its clock is ahead of ours
-    rendezvous_error: str | None = (
-        None  # why it could not listen on the rendezvous port
-    )
+    # why it could not listen on the rendezvous port
+    rendezvous_error: str | None = None
     facts: dict[str, Any] | None = None
     errors: list[str] = field(default_factory=list)  # requests that failed there
 

@@ -87,9 +87,8 @@ def join(options: NodeOptions, settings: HostSettings) -> Message:
             frames, line.fileno(), settings, here=str(line.getsockname()[0])
         ).serve()
 
-    if (
-        last is None or "code" not in last
-    ):  # without it, node 0 counts this node as lost
+    # without it, node 0 counts this node as lost
+    if last is None or "code" not in last:
         raise PreflightError(
             f"node 0 at {options.endpoint} closed the connection before the end",
             next_step="read its output, and start all nodes again",

@@ -570,9 +570,8 @@ def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
 
 def _seconds(collectives: Collectives, tensor: Tensor) -> float:
     """Of one all_reduce, on average."""
-    collectives.all_reduce(
-        tensor, dist.ReduceOp.MAX
-    )  # the first one makes connections and buffers
+    # the first one makes connections and buffers
+    collectives.all_reduce(tensor, dist.ReduceOp.MAX)
     collectives.wait()
     start = time.perf_counter()
 

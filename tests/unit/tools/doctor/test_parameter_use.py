@@ -153,9 +153,8 @@ def use_of(task: type[Task], config: Config, most: int) -> ParameterUse:
 
 
 def test_batches_are_run_and_nothing_is_changed() -> None:
-    use = use_of(
-        Branches, make_config(batch_size=8, samples=37), 12
-    )  # into the third epoch
+    # into the third epoch
+    use = use_of(Branches, make_config(batch_size=8, samples=37), 12)
     state = torch.get_rng_state()
     seed_rank(0, 0)  # as after the model was wrapped
     assert torch.equal(state, torch.get_rng_state())

@@ -121,9 +121,8 @@ def test_all_end_when_the_node_is_killed(tmp_path: Path) -> None:
     pids = [path.name for path in tmp_path.iterdir()]
     assert len(pids) == 2
     deadline = time.monotonic() + 30
-    while any(
-        parent_of(int(pid)) for pid in pids
-    ):  # 0 also for one that only waits to be buried
+    # 0 also for one that only waits to be buried
+    while any(parent_of(int(pid)) for pid in pids):
         assert time.monotonic() < deadline, "a rank outlives the node"
         time.sleep(0.05)
 

@@ -135,9 +135,8 @@ def test_more_bytes_take_longer_and_faster_links_less(
 def test_a_measured_link_gives_its_measurements_back(
     rate: float, latency: float, ranks: int, size: int
 ) -> None:
-    assume(
-        size / ranks / rate >= 4 * latency
-    )  # below that, a message says little about the bandwidth
+    # below that, a message says little about the bandwidth
+    assume(size / ranks / rate >= 4 * latency)
     truth = make_network(rate, latency)
     points = [
         (float(num_bytes), all_reduce(truth, num_bytes, ranks, 1).alone_s)

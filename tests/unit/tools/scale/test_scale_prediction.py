@@ -66,9 +66,8 @@ def test_a_job_of_two_buckets_is_predicted_with_its_parts() -> None:
     assert pair.step_s == pytest.approx(
         (2.6 * (1 - MODEL_ERROR), 2.6, 2.6 * (1 + MODEL_ERROR))
     )
-    assert pair.samples_per_day == pytest.approx(
-        86400 / 2.6 * 32 * 2
-    )  # 64 samples on the two ranks of the profile
+    # 64 samples on the two ranks of the profile
+    assert pair.samples_per_day == pytest.approx(86400 / 2.6 * 32 * 2)
     assert pair.cost_per_day == pytest.approx(10 * 2 * 24)
 
 
@@ -161,10 +160,8 @@ def test_better_buckets_and_accumulation_are_found() -> None:
     assert size.step_s[1] == pytest.approx(0.9 + 0.5 + 0.1)
     assert size.best_bucket_cap_mb < 25
     assert size.best_bucket_step_s < 1.1
-    assert (prediction.accumulate, size.best_accumulate) == (
-        1,
-        8,
-    )  # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
+    # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
+    assert (prediction.accumulate, size.best_accumulate) == (1, 8)
     lines = "\n".join(prediction_lines(prediction))
     assert (
         f"2 nodes: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by "

@@ -62,9 +62,8 @@ def test_data_gaps_and_other_collectives_are_added() -> None:
     parts = {"data": 0.25, "gaps": 0.1, "host_sync": 0.1}
     shape = shape_of(make_profile(parts_s=parts, other_collectives=3.0))
     assert shape.alone_s == pytest.approx(1.45)
-    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx(
-        [0.6, 1.08]
-    )  # gaps are spread over the step
+    # gaps are spread over the step
+    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.6, 1.08])
     # Three small all-reduces of two hops each.
     network = make_network(1e15, 0.01)
     assert step_s(shape, network, 2, 1) == pytest.approx(1.45 + 3 * 0.02 + 0.02)

@@ -161,8 +161,6 @@ def test_errors_that_name_another_nccl_than_the_banner_show_two_versions() -> No
         "DistBackendError: NCCL error in: x.cpp:1, internal error, NCCL version {}\n"
     )
     assert "2.14.3+cuda11.7, 2.19.3" in first_text(banner + error.format("2.19.3"))
-    for same in (
-        "2.14.3",
-        "21.2.12",
-    ):  # the second is how an older torch prints 2.12.12
+    # the second is how an older torch prints 2.12.12
+    for same in ("2.14.3", "21.2.12"):
         assert "differs" not in first_text(banner + error.format(same))

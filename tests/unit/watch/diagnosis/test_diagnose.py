@@ -1133,10 +1133,8 @@ def test_hosts_that_are_late_are_not_gone() -> None:
     quiet = found(cluster(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it accepts connections, but its sidecar sends nothing)" in quiet.what
-    for how in (
-        Reason.NO_REPLY,
-        Reason.CLOSED,
-    ):  # its sidecar died, and was not started again
+    # its sidecar died, and was not started again
+    for how in (Reason.NO_REPLY, Reason.CLOSED):
         mute = found(
             cluster(
                 lost=(

@@ -164,9 +164,8 @@ def test_a_full_connection_drops_messages_and_continues(
             await until_all_talk([zero, one])
             chunk = {"text": "x" * (MAX_BYTES - 100)}
             sent = 0
-            while zero.network.send(
-                1, chunk
-            ):  # nothing is read meanwhile: this loop never lets anybody else run
+            # nothing is read meanwhile: this loop never lets anybody else run
+            while zero.network.send(1, chunk):
                 sent += 1
                 assert sent < 200
             assert sent * MAX_BYTES > MAX_UNSENT_BYTES
