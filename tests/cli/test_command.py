@@ -17,6 +17,7 @@ import pytest
 
 from drumline.config.fields import FIELDS
 from drumline.runs.events import read_events
+from drumline.watch.run_status import RunStatusReader
 from tests.cli.test_interrupts import POINTS, wait_for
 from tests.conftest import children_that_stay
 from tests.ranks import free_port
@@ -465,6 +466,7 @@ def test_ctrl_c_ends_every_process_and_the_run_can_continue(
     )
     assert "Traceback" not in errors
     assert list(checkpoints.glob("step-*"))
+    assert RunStatusReader(checkpoints.parent).read().state == "stopped"
     assert not children_that_stay()
 
 

@@ -17,6 +17,7 @@ from drumline.watch.cluster_state import (
 )
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
+from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
 # over a second or two; on a crowded machine a process that computes may get less: `is_starved`
@@ -214,6 +215,12 @@ def is_done(rank: RankState) -> bool:
     return (
         rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
     )
+
+
+def has_left(rank: RankState) -> bool:
+    """Whether it is out of its loop, and no diagnosis of it will come: it has no error, or the user
+    has interrupted it."""
+    return rank.phase is Phase.LEFT or rank.failure_kind is FailureKind.INTERRUPTED
 
 
 def computes(process: RankState | WorkerState) -> bool:

@@ -23,8 +23,8 @@ from drumline.watch.cluster_state import (
     ScriptReport,
 )
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis, RaisedAlarm
+from drumline.watch.diagnosis.evidence import has_left
 from drumline.watch.diagnosis.watchdog import Watchdog, diagnose, urgent_symptoms
-from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
@@ -155,12 +155,12 @@ class Leader:
         )
 
     def all_have_left(self) -> bool:
-        """Whether every known rank is out of its loop; nothing is known about a node without
+        """Whether every known rank is out of its loop without an error to report; nothing is known about a node without
         heartbeats."""
         ranks = self.cluster().ranks
         are_known = len(ranks) >= self.options.world_size
 
-        return not are_known or all(rank.phase is Phase.LEFT for rank in ranks)
+        return not are_known or all(map(has_left, ranks))
 
     # What it decides
 

@@ -32,6 +32,7 @@ from drumline.base.untrusted import parse_json, read_json
 from drumline.net.frames import MAX_BYTES
 from drumline.runs.step_times import StepTimes, StepTimesHistogram
 from drumline.watch.cluster_state import NodeState, RankState, WorkerState
+from drumline.watch.diagnosis.evidence import has_left
 from drumline.watch.heartbeat import Heartbeat, Phase, read_heartbeat
 from drumline.watch.self_report import WORKER_SIGNAL
 from drumline.watch.sidecar.rank_process import (
@@ -142,10 +143,8 @@ class LocalRanks:
 
     @property
     def ended_well(self) -> bool:
-        """Whether every rank is out of its loop without an error."""
-        return self.have_started and all(
-            rank.phase is Phase.LEFT for rank in self.state.ranks
-        )
+        """Whether every rank is out of its loop without an error to report."""
+        return self.have_started and all(map(has_left, self.state.ranks))
 
     def kill(self, why: str) -> None:
         """Kill the ranks and their descendants, except this process, with SIGKILL: some may be

@@ -20,7 +20,7 @@ from typing import Any
 
 from drumline.base.untrusted import from_json, read_json, replace_text
 from drumline.watch.diagnosis.diagnosis import RaisedAlarm
-from drumline.watch.diagnosis.evidence import is_done
+from drumline.watch.diagnosis.evidence import has_left, is_done
 from drumline.watch.diagnosis.watchdog import urgent_symptoms
 from drumline.watch.sidecar.leader import FRESH_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
@@ -196,7 +196,8 @@ class Sidecar:
             pace=RunPace(rates, self.ranks.step_times()),
             notices=self.leader.notices,
             # After a hang or a failure the launcher may restart it.
-            has_ended=is_last and all(map(is_done, cluster.ranks)),
+            has_ended=is_last
+            and all(is_done(rank) or has_left(rank) for rank in cluster.ranks),
         )
         self.reporter.write_status(record)
 

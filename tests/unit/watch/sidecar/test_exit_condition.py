@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from drumline.watch.cluster_state import RankState
+from drumline.watch.failure_kind import FailureKind
+from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
@@ -82,6 +86,26 @@ def test_a_sidecar_ends_when_nothing_is_left_to_say(
     assert exit_condition.is_met(100.0) is at_once
     assert exit_condition.is_met(100.0 + LINGER_S / 2) is at_once
     assert exit_condition.is_met(100.1 + LINGER_S) is later
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_once"), [(FailureKind.INTERRUPTED, True), (FailureKind.OTHER, False)]
+)
+def test_ranks_that_the_user_interrupts_need_no_report(
+    tmp_path: Path, kind: FailureKind, at_once: bool
+) -> None:
+    options = options_of(tmp_path)
+    ranks = LocalRanks(options)
+    network = cast(
+        Any, SimpleNamespace(heartbeat_ages=dict, open_s=lambda: 0.0, peers={})
+    )
+    leader = Leader(options, ranks, network, cast(Any, None), lambda *_: None)
+    rank = RankState(
+        rank=0, host="node-a", pid=1, phase=Phase.FAILED, state="X", failure_kind=kind
+    )
+    ranks.state = replace(ranks.state, ranks=(rank,))
+    (tmp_path / "sidecar.pid").write_text(str(os.getpid()))
+    assert ExitCondition(tmp_path, ranks, leader).is_met(0.0) is at_once
 
 
 def test_a_sidecar_whose_place_is_taken_or_gone_leaves_at_once(tmp_path: Path) -> None:
