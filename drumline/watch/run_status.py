@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,17 +160,26 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
         return None
 
     events = (parse_line(line) or {} for line in reversed(lines))
-    # A tracker that is closed after the end may warn, a mirror reports; the first event of the next start has number
-    # 0.
-    late = ("warning", "note", "mirrored")
-    event = next(
-        (
-            event
-            for event in events
-            if event.get("kind") not in late or event.get("number") == 0
-        ),
-        {},
-    )
+    closing = [event for event in events if not _is_late(event)]
+    event = closing[0] if closing else {}
+    # A command that is refused leaves a finished run as it is.
+    begun = next(dropwhile(_is_refusal, closing), {})
+    if begun.get("kind") == "end":
+        event = begun
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
 
     return event if is_last else None
+
+
+def _is_late(event: Mapping[str, Any]) -> bool:
+    """Whether it may follow the end: a tracker that is closed warns, a mirror reports. The first
+    event of the next start has number 0."""
+    return (
+        event.get("kind") in ("warning", "note", "mirrored")
+        and event.get("number") != 0
+    )
+
+
+def _is_refusal(event: Mapping[str, Any]) -> bool:
+    """Whether it is the only event of a start that never began."""
+    return event.get("kind") == "error" and event.get("number") == 0

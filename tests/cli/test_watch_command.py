@@ -278,6 +278,28 @@ def test_what_a_mirror_reports_late_does_not_hide_the_end(tmp_path: Path) -> Non
     assert RunStatusReader(tmp_path).read().state == "done"
 
 
+def test_a_command_that_was_refused_leaves_a_finished_run_done(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    refusal = {"kind": "error", "number": 0, "time": time.time(), "step": 0}
+    finished = [
+        {"kind": "end", "number": 8, "time": time.time(), "step": 46},
+        {"kind": "warning", "number": 9, "time": time.time()},
+    ]
+    states = {}
+    for name, records in {
+        "refused": [*finished, refusal, refusal],
+        "crashed": [*finished, {**refusal, "number": 4}],
+        "never began": [refusal],
+    }.items():
+        lines = "".join(
+            json.dumps({"rank": 0, **record, "message": "wrong"}) + "\n"
+            for record in records
+        )
+        (tmp_path / "events" / "rank-00000.jsonl").write_text(lines)
+        states[name] = RunStatusReader(tmp_path).read().state
+    assert states == {"refused": "done", "crashed": "failed", "never began": "failed"}
+
+
 def test_what_is_shown_when_there_is_nothing_to_see(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
