@@ -52,7 +52,7 @@ def setting_row(path: str, field: Field, doc: str) -> str:
     cells = (
         name,
         describe_type(field.annotation),
-        f"`{show_default(field.default)}`",
+        f"`{show_default(field, field.default)}`",
         text,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

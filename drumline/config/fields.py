@@ -262,6 +262,13 @@ def is_switch(annotation: Any, text: str | None = None) -> bool:
     return form is not None and _text_of(form, text) is not None
 
 
+def switch_word(annotation: Any, value: Any) -> str | None:
+    """The word that this type has for true or false; None: it has none."""
+    form = _switch_form(annotation)
+    words = {} if form is None else {on: word for word, on in form.switches.items()}
+    return words.get(value) if isinstance(value, bool) else None
+
+
 def is_optional(annotation: Any) -> bool:
     return get_origin(annotation) in UNIONS and NoneType in get_args(annotation)
 
@@ -388,10 +395,14 @@ def _within(bounds: Bounds, value: float) -> float:
 
 def _limits(bounds: Bounds) -> str:
     if bounds.above is not None:
-        return f"above {bounds.above:g}"
+        return f"above {_limit(bounds.above)}"
     if bounds.high is None:
-        return f"at least {bounds.low:g}"
-    return f"between {bounds.low:g} and {bounds.high:g}"
+        return f"at least {_limit(bounds.low)}"
+    return f"between {_limit(bounds.low)} and {_limit(bounds.high)}"
+
+
+def _limit(value: float | None) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 # The settings of a task

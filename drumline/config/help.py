@@ -21,6 +21,7 @@ from drumline.config.fields import (
     Field,
     describe_type,
     flag_text,
+    switch_word,
 )
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
@@ -57,7 +58,7 @@ def render_help(
     if task_settings:
         block = [f"{TASK_SECTION}  Settings of {task}."]
         for path, (field, doc) in task_settings.items():
-            default = show_default(field.default)
+            default = show_default(field, field.default)
             block.append(_setting_entry(path, field, doc, default, width))
         blocks.append(block)
 
@@ -161,14 +162,15 @@ def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> s
         if setting.startswith(prefix)
     }
     if path in task_defaults or options:
-        return f"{task or 'task'}: {show_default(options or task_defaults[path])}"
-    return show_default(FIELDS[path].default)
+        value = options or task_defaults[path]
+        return f"{task or 'task'}: {show_default(FIELDS[path], value)}"
+    return show_default(FIELDS[path], FIELDS[path].default)
 
 
-def show_default(value: Any) -> str:
+def show_default(field: Field, value: Any) -> str:
     """A default as it would be typed."""
     if not isinstance(value, Mapping):
-        return flag_text(value)
+        return switch_word(field.annotation, value) or flag_text(value)
     items = [f"{name}={flag_text(item)}" for name, item in value.items()]
     return ", ".join(items) or "empty"
 

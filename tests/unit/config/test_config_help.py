@@ -22,9 +22,10 @@ def test_every_field_is_there_with_what_it_takes_its_default_and_its_doc() -> No
             "model.widths": "16,32,64",
             "optim.betas": "0.9,0.95",
             "model.options": "empty",
+            "model.activation_checkpointing": "none",
             "optim.options": "empty",
         }.get(path, "none" if field.default is None else str(field.default))
-        default = default.lower() if isinstance(field.default, bool) else default
+        default = default.lower()
         flag = f"--{path}.NAME" if field.is_table else f"--{path}"
         assert (
             f"{flag} {describe_type(field.annotation)} [{default}] {texts[path]}"
