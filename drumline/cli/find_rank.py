@@ -75,7 +75,7 @@ def range_table(test: RangeTest) -> Iterator[str]:
     high = smooth[0] + (smooth[0] - low) / 4  # what has diverged is at the edge
 
     every = math.ceil(len(smooth) / ROWS)
-    yield f"{'rate':>9}  {'loss':>9}"
+    yield f"{'rate':>9}  {'loss':>9}  {'smoothed':>9}"
     for step in sorted({*range(0, len(smooth), every), lowest, last}):
         part = 1.0
         if math.isfinite(smooth[step]) and high > low:
@@ -86,13 +86,14 @@ def range_table(test: RangeTest) -> Iterator[str]:
             mark = "  lowest"
         elif step == last and test.has_diverged:
             mark = "  diverged"
-        yield f"{test.rates[step]:>9.2e}  {test.losses[step]:>9.4g}  {plot}{mark}"
+        numbers = (
+            f"{test.rates[step]:>9.2e}  {test.losses[step]:>9.4g}  {smooth[step]:>9.4g}"
+        )
+        yield f"{numbers}  {plot}{mark}"
 
 
 def describe_rate(test: RangeTest, rate: float) -> str:
-    reason = (
-        f"1/{SAFETY} of {test.rates[test.lowest]:.2g}, the rate with the lowest loss"
-    )
+    reason = f"1/{SAFETY} of {test.rates[test.lowest]:.2g}, the rate with the lowest smoothed loss"
     if test.own_optimizer is None:
         return f"--optim.lr {lr_setting(test, rate):g}: {reason}"
     return f"{test.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"

@@ -107,7 +107,7 @@ def test_there_is_no_suggestion_where_the_loss_still_falls() -> None:
 def test_the_table_is_a_plot() -> None:
     test = run_over(valley)
     title, *rows = range_table(test)
-    assert title.split() == ["rate", "loss"]
+    assert title.split() == ["rate", "loss", "smoothed"]
     columns = [row.index("*") for row in rows]
     assert columns[0] > min(columns)
     assert columns[-1] == max(columns)
@@ -116,6 +116,9 @@ def test_the_table_is_a_plot() -> None:
     )
     assert rows[-1].endswith("*  diverged")
     assert len(rows) <= 28
+    shown = [float(row.split()[2]) for row in rows]
+    (lowest,) = [row for row in rows if row.endswith("*  lowest")]
+    assert float(lowest.split()[2]) == min(shown), "not so the losses themselves"
 
 
 def test_a_table_without_any_finite_loss() -> None:
@@ -129,7 +132,7 @@ def test_the_suggestion_names_the_setting() -> None:
     test = run_over(valley)
     rate = test.suggestion()
     assert describe_rate(test, rate) == (
-        f"--optim.lr {rate:g}: 1/10 of {test.rates[test.lowest]:.2g}, the rate with the lowest loss"
+        f"--optim.lr {rate:g}: 1/10 of {test.rates[test.lowest]:.2g}, the rate with the lowest smoothed loss"
     )
     scaled = run_over(valley, setting=0.25)  # --optim.scale_lr linear on four ranks
     assert lr_setting(scaled, 0.02) == 0.005
