@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.base.text import join_names, memory_size
+from drumline.tools.doctor.machine.folder_hashes import MAX_CODE_FILES
 from drumline.tools.doctor.machine.known_variables import meaning
 from drumline.tools.doctor.machine.machine_facts import Facts
 
@@ -98,10 +99,12 @@ def _code_and_data(facts: Facts) -> Iterator[tuple[str, str]]:
     code = facts["code"]
     data = facts["data"]
     if code and "files" in code:
-        yield "code", f"{code['folder']}: {len(code['files'])} files, {code['hash']}"
+        num_files = len(code["files"])
+        first = "the first " if num_files >= MAX_CODE_FILES else ""
+        yield "code", f"{code['folder']}: {first}{num_files:,} files, {code['hash']}"
     if data and "files" in data:
         at_least = "" if data["complete"] else " at least"
         yield (
             "data",
-            f"{data['folder']}:{at_least} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}",
+            f"{data['folder']}:{at_least} {data['files']:,} files, {memory_size(data['bytes'])}, {data['hash']}",
         )

@@ -17,6 +17,7 @@ import pytest
 from drumline.base.background import in_background
 from drumline.tools.doctor.finding import has_problems
 from drumline.tools.doctor.machine import machine_facts
+from drumline.tools.doctor.machine.folder_hashes import MAX_CODE_FILES
 from drumline.tools.doctor.machine.known_variables import NOT_SHOWN, shown_variables
 from drumline.tools.doctor.machine.machine_checks import (
     machine_findings,
@@ -132,6 +133,13 @@ def test_an_nvidia_smi_that_fails_or_hangs(
     rows = dict(machine_rows(facts))
     assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
     assert not has_problems(machine_findings(facts)), "it may only be slow"
+
+
+def test_code_of_which_only_a_part_is_read_is_shown_as_that() -> None:
+    files = {f"{number}.py": "1" for number in range(MAX_CODE_FILES)}
+    code = {"folder": "src", "files": files, "hash": "abc"}
+    rows = dict(machine_rows(healthy(code=code)))
+    assert rows["code"] == "src: the first 2,000 files, abc"
 
 
 def test_a_machine_is_shown_in_lines() -> None:
