@@ -11,7 +11,7 @@ HELP = """\
 usage: drumline attach JOB [--hosts A,B]
 
 Shows what the ranks of a detached job have written so far, and what they write, until it ends. Ctrl-C detaches
-again; the job goes on.
+again; the job continues.
 """
 EXIT_CODES = "exit codes: those of drumline launch when the job ends; 0 after Ctrl-C; 3 no host of it is reached\n"
 

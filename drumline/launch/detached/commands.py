@@ -218,7 +218,7 @@ class _Attached(Conversation):
         super()._lost(remote)
         what = self.errors[remote.host].what
         self.warn(
-            f"{what}; what its ranks write is not shown, and the job goes on without this command"
+            f"{what}; what its ranks write is not shown, and the job continues without this command"
         )
 
     def interrupted(self, number: signal.Signals) -> None:
@@ -244,7 +244,7 @@ def attach_to_job(question: Question, name: str) -> int:
             await attached.close()
 
         if attached.is_detached:
-            screen.report(f"detached; {name} goes on")
+            screen.report(f"detached; {name} continues")
             return ExitCode.SUCCESS
         if not any(remote.code is not None for remote in attached.remotes):
             error = next(iter(attached.errors.values()))
