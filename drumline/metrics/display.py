@@ -210,7 +210,7 @@ def closing_page(event: Event) -> Page:
         rows.append(("speed", ", ".join(speeds(event))))
     if event.get("start_s") is not None:
         start = duration(event["start_s"])
-        rows.append(("start", f"{start} to the first step, not part of the speed"))
+        rows.append(("first step", f"{start} with warm-up, not part of the speed"))
 
     data_share = event.get("data_share", 0.0)
     if data_share >= _MIN_SHARE:
@@ -232,12 +232,23 @@ def closing_page(event: Event) -> Page:
         "to resume": event.get("resume_command"),
         "on two nodes": event.get("two_node_command"),
     }
-    heading = f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}"
     return Page(
-        heading,
+        _closing_heading(event),
         rows,
         {label: command for label, command in commands.items() if command},
     )
+
+
+def _closing_heading(event: Event) -> str:
+    """All steps of the run, and the time of this start."""
+    steps = plural(event["step"], "step")
+    num_steps = event.get("num_steps", event["step"])
+    if num_steps == 0:
+        return f"done: {steps}, all before this start"
+    seconds = duration(event["seconds"])
+    if num_steps < event["step"]:
+        return f"done: {steps}, the last {num_steps:,} in {seconds}"
+    return f"done: {steps} in {seconds}"
 
 
 def event_line(event: Event) -> str | None:

@@ -323,6 +323,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         "end",
         step=context.progress.step,
         epoch=context.epoch,
+        num_steps=throughput.num_steps,
         seconds=time.perf_counter() - throughput.created,
         start_s=throughput.start_s,
         **asdict(throughput.steady()),

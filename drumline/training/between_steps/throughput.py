@@ -243,7 +243,7 @@ class Throughput:
         self.model_flops: ModelFlops | None = None
         self.peak_tflop_per_s: float | None = None
         """Of all devices together; None: unknown."""
-        self._steps = 0
+        self.num_steps = 0
         self._samples = 0
         self._started: float | None = None
         self._last = _Interval()
@@ -272,7 +272,7 @@ class Throughput:
 
     def count(self, num_samples: int) -> None:
         """One more optimizer step was launched."""
-        self._steps += 1
+        self.num_steps += 1
         self._samples += num_samples
 
     def end_start(self, *, waited_s: float = 0.0, tokens: float = 0.0) -> None:
@@ -285,7 +285,7 @@ class Throughput:
         """From the creation to now."""
         self.stop()
         self.start()
-        return _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
+        return _Interval(self.seconds, self.num_steps, self._samples, tokens, waited_s)
 
     def lap(
         self,
@@ -300,7 +300,7 @@ class Throughput:
         the mean of all ranks. `tokens`: of all ranks so far. `has_compiled`: in this lap."""
         begin = self._last
         self._last = self._so_far(tokens, waited_s)
-        has_steps = begin.steps < self._steps
+        has_steps = begin.steps < self.num_steps
         lap = self._last.since(begin if has_steps else _Interval(), measured)
         self.lap_s = lap.seconds
         self._whole = self._whole.plus(lap)

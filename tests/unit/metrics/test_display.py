@@ -200,9 +200,26 @@ def test_speeds_are_shown_as_far_as_they_are_known(
     )
     end = stream.getvalue().partition("done:")[2]
     assert f"  speed        {', '.join(['8,012 samples/s', *words])}\n" in end
-    assert "  start        24 s to the first step, not part of the speed\n" in end
+    assert "  first step   24 s with warm-up, not part of the speed\n" in end
     assert ("  exposed      communication 8% of the time\n" in end) == exposed
     assert "  saves        paused training 31 ms in all\n" in end
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "heading"),
+    [
+        (460, "done: 460 steps in 41 s"),
+        (60, "done: 460 steps, the last 60 in 41 s"),
+        (0, "done: 460 steps, all before this start"),
+    ],
+)
+def test_the_time_is_that_of_the_steps_of_this_start(
+    stream: io.StringIO, num_steps: int, heading: str
+) -> None:
+    display = make_display("plain", stream)
+    display(event("start", **START))
+    display(event("end", **END, num_steps=num_steps))
+    assert f"{heading}\n" in stream.getvalue()
 
 
 def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
