@@ -1,35 +1,24 @@
 """torch.profiler over some steps of one rank: the trace, and the facts that it lacks, as files of a
-profile.
-
-Source lines come without stacks, with which a step of 8.3 ms took 11.2 on an H200: torch warns of
-operations that make the host wait, just after each, so a line belongs to the last wait before it.
-"""
+profile."""
 
 from __future__ import annotations
 
-import functools
 import gzip
-import multiprocessing
 import os
 import re
 import shutil
-import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from drumline.base.processes import ThreadTimes, descendants, read_stat, thread_times
 from drumline.base.rank_environment import Topology
 from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB, print_message
@@ -45,7 +34,6 @@ from drumline.rank.watched.other_profilers import OtherProfilers
 from drumline.rank.watched.slow_modes import SlowModes, python_tracers
 from drumline.rank.watched.stack_sampler import (
     BUSY_THREAD,
-    NEW_THREAD,
     Phases,
     StackSampler,
     code_of,
@@ -53,6 +41,7 @@ from drumline.rank.watched.stack_sampler import (
     phases_of_torch,
 )
 from drumline.rank.watched.step_inspection import StepInspection
+from drumline.rank.watched.step_observation import StepObservation, StepUse
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,
@@ -63,11 +52,8 @@ from drumline.runs.profile_files import (
     JobFacts,
     OptimizerFacts,
     Pause,
-    ProcessUse,
     RankFacts,
-    StackSamples,
     WastedWork,
-    WorkerUse,
     facts_path,
     trace_path,
     write_facts,
@@ -75,11 +61,7 @@ from drumline.runs.profile_files import (
 
 T = TypeVar("T")
 _END = object()
-MOST_SYNC_LINES = 10_000
 MOST_PAUSES = 5_000
-MOST_COMMAND = 100
-WORKER_NAME = "pt_data_worker"
-"""That torch gives the processes of a DataLoader."""
 MOST_OPEN_S = 10.0
 """For so long the end of a profile waits for collectives that are still open."""
 POLL_S = 0.02
@@ -87,8 +69,6 @@ LATER_S = 1.0
 """How often a profiler that could not be stopped is tried again."""
 UNSTOPPED: list[Any] = []
 """Profilers that were not stopped: gloo's threads may still write into their memory."""
-SYNCHRONIZES = "called a synchronizing CUDA operation"
-TORCH = str(Path(torch.__file__).parent)
 
 
 class TraceCapture:
@@ -121,11 +101,8 @@ class TraceCapture:
         """How long the loop waited for batches."""
         self._loading_cpu_s = 0.0
         """The CPU time meanwhile."""
-        self._cpu_wait: CpuWait
-        self._cpu_use: CpuUse | None = None
-        self._sync_lines: SyncLines | None = None
-        self._sampler: StackSampler
-        self._stacks = StackSamples()
+        self._observation: StepObservation
+        self._use = StepUse()
         self._began_s = 0.0
         self._threads_before: dict[int, int] = {}
         """The CPU time of other threads then."""
@@ -137,9 +114,6 @@ class TraceCapture:
         self.optimizers: Iterable[torch.optim.Optimizer] = []
         """All that take steps, also one inside another one."""
         self.num_optimizers = 1
-        self._workers: ChildTimes
-        self._worker_use: WorkerUse | None = None
-        self._process_use: ProcessUse | None = None
         self._pauses: list[Pause] = []
         self._paused_s = 0.0
         self._others = OtherProfilers()
@@ -219,7 +193,7 @@ class TraceCapture:
             self._inspection = None
         if self.is_recording:
             self._range.__exit__(None, None, None)
-            self._stop_observing()
+            self._observation.stop()
             self.is_recording = False
             # collectives may be open, and nothing may block here
             UNSTOPPED.append(self._profiler)
@@ -323,17 +297,13 @@ class TraceCapture:
         with self._others.ours():
             self._profiler.start_trace()
         self._tracers = python_tracers()
-        self._cpu_wait = CpuWait()
-        self._workers = ChildTimes()
-        if self._is_gpu:
-            self._sync_lines = SyncLines()
-            self._sync_lines.start()
-
         marked = {code_of(TraceCapture.marked): "data"}
-        self._sampler = StackSampler(
+        sampler = StackSampler(
             {**phases_of_torch(), **marked, **self.phases}, self.modules
         )
-        self._sampler.start(is_alone=not self._has_busy_thread())
+        self._observation = StepObservation(
+            sampler, has_gpu=self._is_gpu, is_alone=not self._has_busy_thread()
+        )
         self._mark_step()
         self.is_recording = True
 
@@ -364,10 +334,8 @@ class TraceCapture:
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
-        self._stop_observing()
+        self._use = self._observation.stop()
         self._slow_modes.resume()
-        self._worker_use, self._process_use = self._workers.use()
-        self._cpu_use = self._cpu_wait.stop()
         if is_closed:
             with self._others.ours():
                 self._profiler.stop_trace()
@@ -382,12 +350,6 @@ class TraceCapture:
             )
 
         self._profiler = None
-
-    def _stop_observing(self) -> None:
-        """What runs beside the profiler ends."""
-        self._stacks = self._sampler.stop()
-        if self._sync_lines is not None:
-            self._sync_lines.stop()
 
     def stop_late(self) -> bool:
         """Whether nothing is recorded any more. Call it between steps: a profiler that could not be
@@ -431,7 +393,7 @@ class TraceCapture:
         """What this rank knows of its steps that is not in the trace."""
         data = ddp_data(self.modules)
         num_steps = self._number - self._steps.start
-        cpu_use = self._cpu_use
+        use = self._use
         job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
             job = replace(job, bucket_cap_mb=cap / MIB)
@@ -455,16 +417,14 @@ class TraceCapture:
             loading_cores=self._loading_cpu_s / self._loading_s
             if self._loading_s
             else None,
-            cpu_wait_s=None
-            if cpu_use is None
-            else cpu_use.waited_s / max(1, num_steps),
-            cpu_run_s=None if cpu_use is None else cpu_use.ran_s / max(1, num_steps),
+            cpu_wait_s=None if use.cpu is None else use.cpu.waited_s / num_steps,
+            cpu_run_s=None if use.cpu is None else use.cpu.ran_s / num_steps,
             pauses=tuple(self._pauses),
-            sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
+            sync_lines=use.sync_lines,
             optimizer=self._optimizer_facts(),
             num_optimizers=self.num_optimizers,
-            workers=self._worker_use,
-            process=self._process_use,
+            workers=use.workers,
+            process=use.process,
             has_sync_batchnorm=any(
                 isinstance(part, torch.nn.SyncBatchNorm)
                 for module in self.modules
@@ -477,7 +437,7 @@ class TraceCapture:
             own_profiler=self._others.line,
             slow_modes=tuple(self._slow_modes.names),
             tracers=self._tracers,
-            stacks=self._stacks,
+            stacks=use.stacks,
             job=job,
         )
 
@@ -502,90 +462,6 @@ class TraceCapture:
             is_foreach=all(bool(group.get("foreach")) for group in groups),
             unused_gradients=unused_gradients(self.modules, self.optimizers),
         )
-
-
-class CpuUse(NamedTuple):
-    """Of a rank, in all profiled steps."""
-
-    waited_s: float
-    """How long it waited for a CPU."""
-    ran_s: float
-    """How long the thread that takes the steps ran on one."""
-
-
-class CpuWait:
-    """How long a rank waited for a CPU: the thread that takes the steps, and the one that waited
-    longest of those that it waits for (autograd's, gloo's, those of an operation). Their waits are
-    one after the other at worst; to add those of all threads, which wait side by side, would call a
-    machine with many cores crowded."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_native_id()
-        self._before = thread_times(os.getpid())
-
-    def stop(self) -> CpuUse | None:
-        """None: the kernel does not count it."""
-        now = thread_times(os.getpid())
-        if self._thread not in now or self._thread not in self._before:
-            return None
-        waits_ns = {
-            thread: times.wait_ns - self._before.get(thread, NEW_THREAD).wait_ns
-            for thread, times in now.items()
-        }
-        of_steps_ns = waits_ns.pop(self._thread)
-        longest_ns = max(waits_ns.values(), default=0)
-        ran_ns = now[self._thread].run_ns - self._before[self._thread].run_ns
-        return CpuUse(waited_s=(of_steps_ns + longest_ns) / 1e9, ran_s=ran_ns / 1e9)
-
-
-class ChildTimes:
-    """What the processes that a rank has started use from now on: its DataLoader workers, and
-    others."""
-
-    def __init__(self) -> None:
-        self._before = self._now()
-        self._began_ns = time.monotonic_ns()
-
-    def use(self) -> tuple[WorkerUse | None, ProcessUse | None]:
-        """Of the workers, and of the other process that used most. Those that have not been there
-        from the beginning are left out."""
-        lasts_ns = time.monotonic_ns() - self._began_ns
-        uses = []
-        for pid, now in self._now().items():
-            before = self._before.get(pid, now)
-            cores = (now.run_ns - before.run_ns) / lasts_ns
-            waiting = (now.wait_ns - before.wait_ns) / lasts_ns
-            if pid in self._before:
-                uses.append(ProcessUse(_name_of(pid), cores, waiting))
-
-        workers = [use for use in uses if use.name == WORKER_NAME]
-        processes = [use for use in uses if use.name != WORKER_NAME]
-        worker_use = WorkerUse(
-            number=len(workers),
-            cores=sum(use.cores for use in workers),
-            waiting=sum(use.waiting for use in workers),
-        )
-        busiest = max(processes, key=lambda use: use.cores + use.waiting, default=None)
-        return worker_use if workers else None, busiest
-
-    def _now(self) -> dict[int, ThreadTimes]:
-        """Of the main thread of each, which makes the batches."""
-        return {
-            pid: thread_times(pid).get(pid, NEW_THREAD)
-            for pid in descendants(os.getpid())
-        }
-
-
-def _name_of(pid: int) -> str:
-    """That of a worker, a process of multiprocessing, or a command."""
-    stat = read_stat(pid)
-    if stat is None or stat.name == WORKER_NAME:
-        return WORKER_NAME
-    names = {child.pid: child.name for child in multiprocessing.active_children()}
-    with suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        names.setdefault(pid, command.replace("\0", " ")[:MOST_COMMAND].strip())
-    return names.get(pid, stat.name)
 
 
 def wait_for_collectives() -> bool:
@@ -632,76 +508,6 @@ def unused_gradients(
 
     # With none that is used, optimizers have other tensors than the model, or no rate as yet.
     return 1 - used / total if used else 0.0
-
-
-class SyncLines:
-    """Records the source lines of what makes the host wait for a CUDA device: torch warns after an
-    operation that does, and its functions that wait are wrapped. A profile with stacks would cost
-    far more."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[int, str]] = []
-        """Unix time in ns, just after the call, and the line."""
-        self._show_warning = warnings.showwarning
-        self._waits = [
-            (owner, owner.synchronize)
-            for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
-        ]
-
-    def start(self) -> None:
-        """From here on lines are recorded."""
-        self._mode = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is a prototype
-            torch.cuda.set_sync_debug_mode("warn")
-
-        warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
-        self._filter = warnings.filters[0]
-        warnings.showwarning = self._on_warning  # type: ignore[assignment]
-        for owner, wait in self._waits:
-            setattr(owner, "synchronize", self._noting(wait))  # noqa: B010 - a module or a class
-
-    def stop(self) -> None:
-        """All is as before `start`."""
-        torch.cuda.set_sync_debug_mode(self._mode)
-        # the script may have replaced them, or added some
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        # leaving it discards what Python has cached of the filters
-        with warnings.catch_warnings():
-            pass
-        warnings.showwarning = self._show_warning
-        for owner, wait in self._waits:
-            setattr(owner, "synchronize", wait)  # noqa: B010
-
-    def _noting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that waits, which then notes the line that called it."""
-
-        @functools.wraps(wait)
-        def synchronize(*args: Any, **kwargs: Any) -> Any:
-            result = wait(*args, **kwargs)
-            self._note(sys._getframe(1))
-            return result
-
-        return synchronize
-
-    def _on_warning(self, message: Any, *context: Any) -> None:
-        """Note torch's warnings of waits, and show all others as before."""
-        if SYNCHRONIZES in str(message):
-            self._note(sys._getframe(1))
-        else:
-            self._show_warning(message, *context)
-
-    def _note(self, frame: FrameType | None) -> None:
-        """Record the innermost line that is not torch's or Python's own."""
-        while frame is not None and frame.f_code.co_filename.startswith(
-            (TORCH, __file__, warnings.__file__)
-        ):
-            frame = frame.f_back
-        if frame is not None and len(self.found) < MOST_SYNC_LINES:
-            self.found.append(
-                (time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            )
 
 
 def file_version(path: Path) -> list[int] | None:

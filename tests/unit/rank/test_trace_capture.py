@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
-import time
-import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,12 +24,7 @@ from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.torch_hooks import ScriptProfile
 from drumline.rank.watched import trace_capture
 from drumline.rank.watched.slow_modes import ANOMALY, ANOMALY_CALLS, TRACER
-from drumline.rank.watched.trace_capture import (
-    ChildTimes,
-    SyncLines,
-    TraceCapture,
-    unused_gradients,
-)
+from drumline.rank.watched.trace_capture import TraceCapture, unused_gradients
 from drumline.runs.profile_files import (
     FIRST_WITH_COST,
     JobFacts,
@@ -420,8 +412,7 @@ def test_the_backend_is_the_one_at_the_first_profiled_step(
         patch.setattr("torch.distributed.is_initialized", lambda: True)
         capture.begin_step(2)
     capture._range.__exit__(None, None, None)
-    assert capture._sampler is not None
-    capture._sampler.stop()
+    capture._observation.stop()
     assert capture._facts().backend == "gloo"
 
 
@@ -547,26 +538,6 @@ def test_what_torch_does_not_record_of_a_collective_counts_as_ended(
     assert trace_capture.has_open_collectives() == is_open
 
 
-def test_modes_and_warnings_are_as_before_after_the_profiled_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    modes: list[int | str] = [2]
-    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
-    before = list(warnings.filters)
-    show = warnings.showwarning
-    lines = SyncLines()
-    lines.start()
-    warnings.filterwarnings("ignore", message="of the script")
-    added = warnings.filters[0]
-    lines.stop()
-    assert modes == [2, "warn", 2]
-    assert list(warnings.filters) == [added, *before], (
-        "what the script added meanwhile is kept"
-    )
-    assert warnings.showwarning == show
-
-
 def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
     assert where_to_look(Path("run"), 64).startswith(
         "the trace of all ranks: run/profile/merged"
@@ -574,25 +545,6 @@ def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
     assert where_to_look(Path("run"), 65).startswith(
         "the trace of the first 64 of 65 ranks: run/profile/merged"
     )
-
-
-def test_processes_of_a_rank_are_workers_or_others() -> None:
-    command = "import time\nwhile True: pass"
-    data: Any = torch.utils.data.DataLoader(range(1000), num_workers=2)  # type: ignore[arg-type]
-    with subprocess.Popen([sys.executable, "-c", command]) as process:
-        batches = iter(data)
-        next(batches)
-        time.sleep(0.1)  # until the workers have their name
-        times = ChildTimes()
-        time.sleep(0.3)
-        workers, busiest = times.use()
-        process.kill()
-    assert workers is not None
-    assert workers.number == 2
-    assert busiest is not None
-    assert busiest.name.endswith(f"-c {command}")
-    assert busiest.cores + busiest.waiting > 0.5
-    del batches
 
 
 def test_half_of_the_steps_before_are_without_what_slows_each_operation(
