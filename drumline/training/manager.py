@@ -130,8 +130,8 @@ class DDPManager:
         )
         self._start_timeout_s = start_timeout_s
         self._train_timeout_s = max(train_timeout_s, least_s)
-        self._wanted_device = device
-        self._wanted_backend = backend
+        self._device_setting = device
+        self._backend_setting = backend
         self._seed = seed
         self._deterministic = deterministic
         self._threads = threads
@@ -174,7 +174,7 @@ class DDPManager:
             determinism.use_deterministic_kernels()
 
         self._device = choose_device(
-            self._wanted_device, local_rank=self._topology.local_rank
+            self._device_setting, local_rank=self._topology.local_rank
         )
         with self._connection.node_watch(
             self._watch,
@@ -529,7 +529,7 @@ class DDPManager:
     ) -> Rendezvous:
         """Collective: join the other ranks, which compare what has to be the same."""
         device = self.device
-        backend = choose_backend(self._wanted_backend, device=device)
+        backend = choose_backend(self._backend_setting, device=device)
         options = {
             "number of ranks": topology.world_size,
             "seed": self._seed,
