@@ -32,7 +32,12 @@ from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
 from drumline.tools.scale.network_model import Network, Transfer, all_reduce
 
 Gradients = TypeVar("Gradients", Bucket, GradientTensor)
-SMALL_BYTES = 4096
+
+
+# The shape of a step, from a profile
+
+SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
+"""The settings with which DDP reduces all gradients in each step."""
 MAX_PACES = 64
 """Of more steps of ranks, as many even quantiles are kept."""
 STALL = 1.5
@@ -40,22 +45,6 @@ STALL = 1.5
 STEPS_PER_STALL = 4
 """More stalls are a part of the job. One may be seen in two steps: in that of the rank which
 stalled, and in the next one of a rank that waited for it."""
-SIMULATED = {"dist.mode": "ddp", "dist.sync": "step", "train.exact": "world"}
-"""The settings with which DDP reduces all gradients in each step."""
-MODEL_ERROR = 0.074
-"""The worst error of the grid in docs/scaling.md (`make bench-scale`), which is over gloo."""
-NCCL_ERROR = 0.15
-"""Assumed, since NCCL's model was not compared with a cluster: published predictors of training
-steps are 2 to 15% off."""
-BUCKET_CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
-ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
-WANTED_EFFICIENCY = 0.90
-MAX_BUCKETS = 2000
-REPLICATES = 40
-MOST_CPU_WAIT = 0.25
-"""Of a step. With more, the interval would be a third of the step wide on both sides, and decide
-nothing."""
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +369,11 @@ def _check_buckets(profile: ProfileResult) -> None:
     )
 
 
+# A step, simulated
+
+SMALL_BYTES = 4096
+
+
 def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
     """The mean length of a step on `nodes` times `per_node` ranks: a step for each measured pace,
     weighted by how often it is that of the slowest rank."""
@@ -484,6 +478,17 @@ def _shared(limits: Mapping[int, float]) -> dict[int, float]:
 
 
 # The prediction
+
+MODEL_ERROR = 0.074
+"""The worst error of the grid in docs/scaling.md (`make bench-scale`), which is over gloo."""
+NCCL_ERROR = 0.15
+"""Assumed, since NCCL's model was not compared with a cluster: published predictors of training
+steps are 2 to 15% off."""
+MOST_CPU_WAIT = 0.25
+"""Of a step. With more, the interval would be a third of the step wide on both sides, and decide
+nothing."""
+REPLICATES = 40
+DAY_S = 86400.0
 
 
 def predict(
@@ -642,6 +647,11 @@ def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
 
 
 # What to change
+
+BUCKET_CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
+MAX_BUCKETS = 2000
+ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
+WANTED_EFFICIENCY = 0.90
 
 
 def _best_bucket(
