@@ -3,6 +3,7 @@ right in public repositories (`benchmarks/judged`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -61,9 +62,14 @@ _WITH_LESS_EVIDENCE = {
     "DL061": Ceiling(Severity.NOTE, Severity.WARNING, Severity.WARNING),
 }
 _SET_ASIDE = set(
-    "archive archived backup backups deprecated legacy obsolete old rubbish".split()
+    "archive archived backup backups deprecated legacy obsolete old rubbish "
+    "3rdparty external externals submodules third_party thirdparty vendor vendored".split()
 )
-"""Folders of code that nobody runs any more."""
+"""Folders of code that nobody runs any more, or that is of other projects."""
+_LIBRARIES = set(
+    "accelerate apex deepspeed detectron2 diffusers fairseq megatron-lm mmcv mmdetection "
+    "mmsegmentation peft pytorch-image-models transformers trl".split()
+)
 
 
 def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
@@ -78,6 +84,18 @@ def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
 
 def is_set_aside(path: Path) -> bool:
     return not _SET_ASIDE.isdisjoint(part.lower() for part in path.parts[-6:-1])
+
+
+def copied_libraries(paths: Sequence[Path]) -> list[Path]:
+    """Folders with a library's whole repository, below the folder of all these files."""
+    roots = {
+        path.parent
+        for path in paths
+        if path.name == "setup.py" and path.parent.name.lower() in _LIBRARIES
+    }
+    return [
+        root for root in roots if not all(path.is_relative_to(root) for path in paths)
+    ]
 
 
 def evidence_of(program: Program, source: Source) -> Evidence:

@@ -29,7 +29,14 @@ from drumline_lint.flow.distributed import (
     projects,
     speaks_of_ranks,
 )
-from drumline_lint.levels import Evidence, evidence_of, is_run, is_set_aside, limited
+from drumline_lint.levels import (
+    Evidence,
+    copied_libraries,
+    evidence_of,
+    is_run,
+    is_set_aside,
+    limited,
+)
 from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
@@ -190,7 +197,16 @@ def run_rules(
     for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
         results.extend(part)
     _check_scripts(results, scripts, chosen)
+    copies = copied_libraries([reading.path for reading in readings])
+    results.findings = [_as_of_copy(finding, copies) for finding in results.findings]
     return results
+
+
+def _as_of_copy(finding: Finding, copies: Sequence[Path]) -> Finding:
+    """The examples and tools of a library are not run for having a copy of it."""
+    path = Path(finding.place.path)
+    is_copied = any(path.is_relative_to(copy) for copy in copies)
+    return replace(finding, severity=Severity.NOTE) if is_copied else finding
 
 
 def sift(

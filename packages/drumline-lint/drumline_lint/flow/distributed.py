@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.flow.conditions import conditions, is_dead
+from drumline_lint.program.calls import argument
 from drumline_lint.program.files import Files, package_of
 from drumline_lint.program.imports import (
     connected,
@@ -27,6 +29,7 @@ from drumline_lint.program.names import (
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.allocation import (
     processes_per_node,
     started_on_nodes,
@@ -99,9 +102,25 @@ def starts_ranks(program: Program, source: Source) -> bool:
 
 
 def _is_for_one(program: Program, source: Source) -> bool:
-    return _FOR_ONE.search(source.path.stem.lower()) is not None or _is_started_alone(
-        program, source
+    is_named = _FOR_ONE.search(source.path.stem.lower()) is not None
+    return (
+        is_named
+        or _spawns_one_process(program, source)
+        or _is_started_alone(program, source)
     )
+
+
+def _spawns_one_process(program: Program, source: Source) -> bool:
+    """`spawn(train, nprocs=1)`"""
+    counts = [argument(call, 2, "nprocs") for call in _spawns(program, source)]
+    return bool(counts) and all(
+        ConstantValue(1) in program.values(count) for count in counts
+    )
+
+
+def _spawns(program: Program, source: Source) -> list[ast.Call]:
+    calls = program.index(source).calls
+    return [call for name in _SPAWNS for call in calls.get(name, ())]
 
 
 _JOINS = re.compile(
@@ -205,8 +224,11 @@ def has_several_nodes(program: Program, source: Source) -> bool:
 
 # Code that may start its ranks itself, or take their numbers from a scheduler.
 _MAY_START_RANKS = re.compile(
-    r"\bspawn\(|Process\(|start_processes|subprocess|submitit|launcher\(|\blaunch\(|SLURM_|OMPI_|MPI"
+    r"\bspawn\(|Process\(|start_processes|Popen|(?:check_)?call\(|subprocess\.run|submitit\.|launcher\(|\blaunch\("
 )
+_OF_SCHEDULERS = re.compile(r"SLURM_|OMPI_|MPI")
+# `args.rank, args.gpu, args.world_size = 0, 0, 1`, where no launcher has set the variables.
+_GOES_ALONE = re.compile(r"world_size\s*=(?:[^=\n]*,)?\s*1\s*$", re.MULTILINE)
 _SPAWNS = ("spawn", "start_processes")
 _OF_LAUNCHERS = (
     "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
@@ -217,9 +239,13 @@ def _is_started_alone(program: Program, source: Source) -> bool:
     """Whether scripts or a README start it, and each with one process."""
     started = program.starts_of(source)
     spawns = next(program.calls(source, _SPAWN), None) is not None
-    is_plain = bool(started) and not any(
-        _MAY_START_RANKS.search(file.text) or _starts_ranks(program, file)
-        for file in connected(program, source)
+    files = connected(program, source)
+    needs_launcher = not any(_GOES_ALONE.search(file.text) for file in files) and any(
+        _OF_SCHEDULERS.search(file.text) or _starts_ranks(program, file)
+        for file in files
+    )
+    is_plain = not needs_launcher and not any(
+        _MAY_START_RANKS.search(file.text) for file in files
     )
     return bool(started) and all(
         _is_of_one_process(launch, spawns, is_plain) for launch in started
@@ -229,9 +255,7 @@ def _is_started_alone(program: Program, source: Source) -> bool:
 @cached_query
 def _starts_ranks(program: Program, source: Source) -> bool:
     """Whether a file surely starts ranks, or cannot run without a launcher."""
-    starts = (
-        call for name in _SPAWNS for call in program.index(source).calls.get(name, ())
-    )
+    starts = _spawns(program, source)
     if any(
         is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)
     ):
@@ -383,18 +407,43 @@ _NAME = re.compile(r"(?<!\bas )[.\w]+")
 
 
 def projects(sources: Sequence[Source]) -> list[list[Source]]:
-    """Groups of files that import each other, in the order in which they were given."""
+    """Groups of files that import each other, or read what another saves, in the order in which
+    they were given."""
     everything = Files(sources)
     group = {source: {source} for source in sources}
+    savers = _savers(sources)
     for source in sources:
-        for imported in _imported(everything, source):
-            if group[imported] is not group[source]:
-                smaller, larger = sorted((group[source], group[imported]), key=len)
+        for related in (*_imported(everything, source), *_saving_for(source, savers)):
+            if group[related] is not group[source]:
+                smaller, larger = sorted((group[source], group[related]), key=len)
                 larger |= smaller
                 group.update(dict.fromkeys(smaller, larger))
     number = {source: place for place, source in enumerate(sources)}
     groups = {id(members): members for members in group.values()}
     return [sorted(members, key=number.__getitem__) for members in groups.values()]
+
+
+_CHECKPOINT = re.compile(r"[\w.-]+\.(?:pth?|ckpt|pkl|bin|tar)\b(?=[\"'])")
+
+
+def _savers(sources: Sequence[Source]) -> dict[tuple[str, str], list[Source]]:
+    """The files that save a checkpoint, by their folder and by how its name ends."""
+    savers: dict[tuple[str, str], list[Source]] = defaultdict(list)
+    for source in sources:
+        if "torch.save(" in source.text:
+            for name in set(_CHECKPOINT.findall(source.text)):
+                savers[source.folder, name].append(source)
+    return savers
+
+
+def _saving_for(
+    source: Source, savers: dict[tuple[str, str], list[Source]]
+) -> list[Source]:
+    """The files beside it that save a checkpoint of the name that this one loads."""
+    if "load_state_dict(" not in source.text:
+        return []
+    names = set(_CHECKPOINT.findall(source.text))
+    return [saver for name in names for saver in savers.get((source.folder, name), ())]
 
 
 def _imported(everything: Files, source: Source) -> Iterator[Source]:

@@ -20,7 +20,9 @@ Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def unused_lines(program: Program, source: Source) -> list[range]:
     """The lines of definitions in a file that other files import: copied code that this program does
     not run."""
-    if not importers(program, source) or source.is_notebook:
+    if source.is_notebook:
+        return _replaced(program, source)
+    if not importers(program, source):
         return []
     return [
         _lines(definition)
@@ -39,6 +41,18 @@ def lines_of_one_process(program: Program, source: Source) -> list[range]:
     definitions = _definitions(program, source)
     return [
         _lines(definition) for definition in definitions if definition not in reached
+    ]
+
+
+def _replaced(program: Program, source: Source) -> list[range]:
+    """The lines of definitions of a notebook that a later cell has again: a part of another
+    example, which ends before that cell."""
+    definitions = _definitions(program, source)
+    last = {definition.name: definition for definition in definitions}
+    return [
+        _lines(definition)
+        for definition in definitions
+        if last[definition.name] is not definition
     ]
 
 

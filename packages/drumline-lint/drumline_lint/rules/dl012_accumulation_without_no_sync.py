@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import calls_in, loop_around
-from drumline_lint.program.origins import constants
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
     ancestors,
     enclosing_function,
     end_position,
-    nodes_in,
     parent_of,
     position,
 )
@@ -79,26 +77,7 @@ def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Findin
                 f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
                 f"{program.source_of(step).code(step)} comes only after several"
             )
-            severity = None if _is_of_several(program, step) else Severity.NOTE
-            yield RULE.at(source, call, message, severity=severity)
-
-
-def _is_of_several(program: Program, step: ast.Call) -> bool:
-    """Whether `if i % args.accumulate == 0:` is known to accumulate several by default."""
-    tests = [test for test, _ in conditions(program, step, with_exits=False)]
-    divisions = [part for test in tests for part in nodes_in(test, ast.BinOp)]
-    numbers = [part.right for part in divisions if isinstance(part.op, ast.Mod)]
-    numbers += [
-        part.comparators[0]
-        for test in tests
-        for part in nodes_in(test, ast.Compare)
-        if isinstance(part.ops[0], ast.Eq | ast.GtE)
-        and not nodes_in(part.left, ast.BinOp)
-    ]
-    counts = [value for number in numbers for value in constants(program, number)]
-    return not numbers or any(
-        isinstance(value, int | float) and value > 1 for value in counts
-    )
+            yield RULE.at(source, call, message)
 
 
 def _rare_step(program: Program, loop: Loop) -> ast.Call | None:

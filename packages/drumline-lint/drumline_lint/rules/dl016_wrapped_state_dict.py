@@ -127,9 +127,26 @@ def _key_of(call: ast.Call) -> str:
 
 @cached_query
 def _is_read(program: Program, key: str) -> bool:
-    """Whether some file takes a state out by this key."""
+    """Whether some file takes a state out by this key, or loads a file as it is."""
+    if not key:
+        return any(_is_whole_file(program, call) for call in _loads(program))
     reading = re.compile(rf"[\[(]\s*[\"']{re.escape(key)}[\"']")
-    return not key or any(reading.search(source.text) for source in program.sources)
+    return any(reading.search(source.text) for source in program.sources)
+
+
+def _is_whole_file(program: Program, load: ast.Call) -> bool:
+    """Whether what is loaded is no part of a file, and not written anew key by key."""
+    states = [
+        origin for state in load.args for origin in written_values(program, state)
+    ]
+    return any(
+        not isinstance(state, ast.Subscript | ast.Dict | ast.DictComp)
+        and not (
+            isinstance(state, ast.Call)
+            and called_name(state) not in ("load", "load_file")
+        )
+        for state in states
+    )
 
 
 def _loads_plain(program: Program) -> bool:

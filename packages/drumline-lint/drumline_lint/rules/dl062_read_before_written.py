@@ -27,6 +27,7 @@ _READING = re.compile(
 _OF_FILES = re.compile(
     r"path|file|dir|folder|ckpt|checkpoint|cache|dest|archive|[\"'][^\"']+\.\w+[\"']"
 )
+_FROM_ELSEWHERE = re.compile(r"pretrained|base_model")
 _WAITING = re.compile(r"barrier|wait|sync|broadcast|gather|reduce|backward")
 
 
@@ -128,4 +129,9 @@ def _paths(call: ast.Call) -> set[str]:
     owner = [call.func.value] if isinstance(call.func, ast.Attribute) else []
     texts = {ast.unparse(value) for value in (*arguments, *owner)}
     is_whole = called_name(call) in ("save", "load")
-    return {text for text in texts if is_whole or _OF_FILES.search(text.lower())}
+    return {
+        text
+        for text in texts
+        if (is_whole or _OF_FILES.search(text.lower()))
+        and not _FROM_ELSEWHERE.search(text.lower())
+    }

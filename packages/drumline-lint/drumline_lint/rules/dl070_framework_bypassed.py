@@ -251,10 +251,13 @@ def _short_schedules(
     ]
     prepared = {dotted(target) for call in prepares for target in _targets(call)}
     for schedule in (part for value in prepare.args for part in parts(program, value)):
-        is_schedule = (
-            isinstance(schedule, ast.Call) and "sched" in called_name(schedule).lower()
-        )
-        every = list(parts(program, schedule)) if is_schedule else []
+        if not (
+            isinstance(schedule, ast.Call)
+            and "sched" in called_name(schedule).lower()
+            and program.source_of(schedule) is source
+        ):
+            continue
+        every = list(parts(program, schedule))
         lengths = {
             dotted(part.args[0])
             for part in every
@@ -271,4 +274,14 @@ def _short_schedules(
                 "every rank: it ends far too early"
             )
             fix = "multiply the number of steps by accelerator.num_processes"
-            yield RULE.at(source, schedule, message, fix=fix, severity=Severity.WARNING)
+            severity = Severity.NOTE if _may_be_constant(schedule) else Severity.WARNING
+            yield RULE.at(source, schedule, message, fix=fix, severity=severity)
+
+
+def _may_be_constant(schedule: ast.Call) -> bool:
+    """`get_scheduler(args.lr_scheduler, ...)`: a constant rate, which scripts often choose, has no
+    end."""
+    name = argument(schedule, 0, "name")
+    return called_name(schedule) == "get_scheduler" and not isinstance(
+        name, ast.Constant
+    )
