@@ -21,7 +21,7 @@ from drumline.launch.aws.cluster_settings import (
     ClusterSettings,
     settings_from,
 )
-from drumline.launch.aws.install import THIS_INSTALLATION
+from drumline.launch.aws.install import other_packages
 from drumline.launch.aws.own_wheels import EXTRAS, build_wheel
 from drumline.launch.hosts import least_nodes
 
@@ -134,6 +134,4 @@ def _folder_requirements(settings: ClusterSettings) -> list[str]:
     print_message(
         f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here"
     )
-    words = (settings.install or "").split()
-    further_words = [word for word in words if word != THIS_INSTALLATION]
-    return [f"./{path}[{','.join(EXTRAS)}]", *further_words]
+    return [f"./{path}[{','.join(EXTRAS)}]", *other_packages(settings.install)]

@@ -4,7 +4,7 @@ as a sentence."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,11 +94,8 @@ class Account:
 
     def call(self, service: str, operation: str, **arguments: Any) -> Described:
         """One request; a refusal is an AwsError."""
-        return dict(
-            self._explained(
-                service, lambda client: getattr(client, operation)(**arguments)
-            )
-        )
+        with self._explained(service) as client:
+            return dict(getattr(client, operation)(**arguments))
 
     def all(
         self, service: str, operation: str, what: str, **arguments: Any
@@ -106,7 +103,7 @@ class Account:
         """The items of all pages of an answer. `what`: which, as JMESPath."""
         import jmespath
 
-        def read_pages(client: Any) -> list[Any]:
+        with self._explained(service) as client:
             if client.can_paginate(operation):
                 pages = client.get_paginator(operation).paginate(**arguments)
             else:
@@ -115,21 +112,19 @@ class Account:
                 item for page in pages for item in jmespath.search(what, page) or ()
             ]
 
-        items: list[Any] = self._explained(service, read_pages)
-        return items
-
     def identity(self) -> str:
         """The user or role that makes the calls, as the value of a tag."""
         name = str(self.call("sts", "get_caller_identity")["Arn"])
         return _NOT_IN_A_TAG.sub("_", _GENERATED_SESSION.sub("", name))[:_TAG_LENGTH]
 
-    def _explained(self, service: str, request: Callable[[Any], Any]) -> Any:
-        """What the request answers; its failure becomes an AwsError."""
+    @contextmanager
+    def _explained(self, service: str) -> Iterator[Any]:
+        """The client of this service; the failure of a request becomes an AwsError."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             client = self.client(service)
-            return request(client)
+            yield client
         except ClientError as error:
             right = f"{client.meta.service_model.signing_name}:{error.operation_name}"
             raise _refused(error.response.get("Error", {}), right) from error
@@ -211,10 +206,11 @@ def connect(region: str | None, profile: str | None) -> Account:
             "no region is set", next_step="give --region, such as --region us-east-1"
         )
 
-    regions = []
-    for partition in session.get_available_partitions():
-        regions += session.get_available_regions("ec2", partition)
-
+    regions = [
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("ec2", partition)
+    ]
     if chosen not in regions:
         what = f"there is no region {chosen!r}; {did_you_mean(chosen, regions)}"
         raise UsageError(what, next_step="correct --region")

@@ -11,6 +11,7 @@ from drumline.launch.aws import stack as stacks
 from drumline.launch.aws.account import Account, AwsError, Described
 from drumline.launch.aws.cluster_plan import ClusterPlan
 from drumline.launch.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws.install import THIS_INSTALLATION
 from drumline.launch.aws.stack_template import template_text
 from drumline.launch.aws.teardown import take_down
 
@@ -87,7 +88,9 @@ def _check_same(stack: Described, plan: ClusterPlan) -> None:
     """Raise if the cluster that exists was made with other settings."""
     before = stacks.parameters_of(stack)
     # By default these are the versions that are installed here, which may have been updated since.
-    moving = MOVING if plan.settings.install is not None else (*MOVING, "Requirements")
+    moving = MOVING
+    if plan.settings.install == THIS_INSTALLATION:
+        moving += ("Requirements",)
     changed = [
         f"{name}: {before[name]} -> {value}"
         for name, value in plan.parameters.items()
@@ -199,21 +202,17 @@ def _refused_launch(account: Account, stack: Described) -> str:
 
 def _cause_of_failure(account: Account, stack: str) -> str:
     """The first resource that failed, and why."""
-    what = "StackEvents[?ends_with(ResourceStatus, '_FAILED')]"
+    not_cancelled = f"ResourceStatusReason != '{CANCELLED}'"
+    what = f"StackEvents[?ends_with(ResourceStatus, '_FAILED') && {not_cancelled}]"
     newest_first = account.all(
         "cloudformation", "describe_stack_events", what, StackName=stack
     )
-    failed = newest_first[::-1]
-    causes = [
-        event for event in failed if event.get("ResourceStatusReason") != CANCELLED
-    ] or failed
-    if not causes:
+    if not newest_first:
         return "for an unknown reason"
 
-    reason = causes[0].get("ResourceStatusReason", "no reason given")
-    return (
-        f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
-    )
+    cause = newest_first[-1]
+    reason = cause.get("ResourceStatusReason", "no reason given")
+    return f"at {cause['LogicalResourceId']} ({cause['ResourceType']}): {reason}"
 
 
 def _remove(

@@ -18,6 +18,7 @@ from drumline.config.flags import REPEATED, FlagTable
 from drumline.config.schema import Count, CountOrZero, Positive
 from drumline.launch.aws.account import Account, connect
 from drumline.launch.aws.install import (
+    THIS_INSTALLATION,
     copies_drumline,
     node_requirements,
     wrong_install,
@@ -120,9 +121,9 @@ class ClusterSettings:
     disk: Count = _flag(
         "cluster", 150, "GIB", "The encrypted disk of each instance [150]."
     )
-    install: str | None = _flag(
+    install: str = _flag(
         "cluster",
-        None,
+        THIS_INSTALLATION,
         "REQUIREMENTS",
         "What the nodes get, pinned; `drumline` is this installation, copied to them [drumline].",
     )
@@ -204,18 +205,26 @@ class ClusterSettings:
         return "spot" if self.spot else "on-demand"
 
 
+KINDS = {
+    name: without_none(kind)
+    for name, kind in get_type_hints(ClusterSettings, include_extras=True).items()
+}
+
+
 def _flags(group: str) -> FlagTable:
     """The flags of one group of the help."""
-    kinds = get_type_hints(ClusterSettings, include_extras=True)
-    table = {}
-    for setting in fields(ClusterSettings):
-        if setting.metadata["group"] == group:
-            kind = (
-                REPEATED if setting.name == "tag" else without_none(kinds[setting.name])
-            )
-            table[setting.name.replace("_", "-")] = (kind, *setting.metadata["texts"])
+    return {
+        _flag_of(setting.name): (
+            REPEATED if setting.name == "tag" else KINDS[setting.name],
+            *setting.metadata["texts"],
+        )
+        for setting in fields(ClusterSettings)
+        if setting.metadata["group"] == group
+    }
 
-    return table
+
+def _flag_of(name: str) -> str:
+    return name.replace("_", "-")
 
 
 WHERE: FlagTable = {
@@ -238,16 +247,14 @@ def settings_from(
     """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get
     this folder before they install anything."""
     values = _from_file(Path(flags["config"]), problems) if "config" in flags else {}
-    for setting in fields(ClusterSettings):
-        flag = setting.name.replace("_", "-")
-        if flag in flags:
-            values[setting.name] = flags[flag]
+    for name in KINDS:
+        if _flag_of(name) in flags:
+            values[name] = flags[_flag_of(name)]
     values["tag"] = tuple(values.get("tag", ()))
 
     settings = ClusterSettings(**values)
     problems += _wrong_settings(settings)
-    if settings.install is not None:
-        problems += wrong_install(settings.install, copies_folder=copies_folder)
+    problems += wrong_install(settings.install, copies_folder=copies_folder)
     return settings
 
 
@@ -276,13 +283,12 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path}: there is no section [{CLUSTER_SECTION}]")
         return {}
 
-    kinds = get_type_hints(ClusterSettings, include_extras=True)
     values = {}
     for name, value in section.items():
         try:
-            if name not in kinds:
-                raise Mismatch(f"unknown setting; {did_you_mean(name, kinds)}")
-            values[name] = from_value(without_none(kinds[name]), value)
+            if name not in KINDS:
+                raise Mismatch(f"unknown setting; {did_you_mean(name, KINDS)}")
+            values[name] = from_value(KINDS[name], value)
         except Mismatch as mismatch:
             problems.append(f"{path}: {CLUSTER_SECTION}.{name}: {mismatch}")
 

@@ -27,16 +27,15 @@ LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?|.*\bfile:.*")
 NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?(@|==)")
 
 
-def copies_drumline(install: str | None) -> bool:
+def copies_drumline(install: str) -> bool:
     """Whether the nodes get this installation, over ssh."""
-    return install is None or THIS_INSTALLATION in install.split()
+    return THIS_INSTALLATION in install.split()
 
 
-def node_requirements(install: str | None) -> list[str]:
+def node_requirements(install: str) -> list[str]:
     """What pip gets on a node; if drumline is copied to it, what that needs from a package
     index."""
-    words = (install or "").split()
-    packages = [word for word in words if word != THIS_INSTALLATION]
+    packages = other_packages(install)
     if not copies_drumline(install):
         return packages
 
@@ -44,6 +43,11 @@ def node_requirements(install: str | None) -> list[str]:
     return [
         word for word in third_party_requirements() if name_of(word) not in names
     ] + packages
+
+
+def other_packages(install: str) -> list[str]:
+    """Those beside this installation."""
+    return [word for word in install.split() if word != THIS_INSTALLATION]
 
 
 def name_of(word: str) -> str | None:
@@ -74,7 +78,7 @@ def _project_name(folder: Path) -> str:
 def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
     """The first mistake. `copies_folder`: nodes get this folder before they install anything."""
     words = install.split()
-    packages = [word for word in words if word != THIS_INSTALLATION]
+    packages = other_packages(install)
     local = [word for word in packages if LOCAL.fullmatch(word)]
     unpinned = [
         word for word in packages if word not in local and not PINNED.fullmatch(word)
@@ -89,10 +93,10 @@ def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
         yield f"--install: {local[0]!r} is of this machine; give the URL at which the nodes find it"
     else:
         yield from _wrong_source(packages, is_copied=copies_drumline(install))
-        yield from (
-            f"--install: {path} is not in this folder, which is all that the nodes get"
-            for path in _outside_folder(local)
-        )
+        for word in local:
+            path = Path(word.partition("[")[0])
+            if path.is_absolute() or ".." in path.parts or not path.exists():
+                yield f"--install: {path} is not in this folder, which is all that the nodes get"
 
 
 def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
@@ -111,10 +115,3 @@ def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
             f"--install: without {THIS_INSTALLATION} the nodes cannot train; add {THIS_INSTALLATION} for this "
             "installation, or NAME@URL"
         )
-
-
-def _outside_folder(local: list[str]) -> Iterator[Path]:
-    """Paths that are not in this folder."""
-    for path in (Path(word.partition("[")[0]) for word in local):
-        if path.is_absolute() or ".." in path.parts or not path.exists():
-            yield path

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drumline.base.errors import UsageError
 from drumline.base.text import join_names, plural
@@ -31,6 +31,14 @@ _QUOTAS: Mapping[tuple[str, str], str] = {
     ("p5", "spot"): "L-C4BD4855",
 }
 _DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_HARDWARE = """InstanceTypes[].{
+    arch: contains(ProcessorInfo.SupportedArchitectures, 'arm64') && 'arm64' || 'x86_64',
+    num_vcpus: VCpuInfo.DefaultVCpus,
+    num_gpus: sum(GpuInfo.Gpus[].Count || `[0]`),
+    gpu: GpuInfo.Gpus[0].Name,
+    num_efas: NetworkInfo.EfaInfo.MaximumEfaInterfaces || `0`,
+    num_cards: NetworkInfo.MaximumNetworkCards
+}"""
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 
 
@@ -41,7 +49,7 @@ class Hardware:
     arch: str
     num_vcpus: int
     num_gpus: int
-    gpu: str
+    gpu: str | None
     num_efas: int
     """EFA interfaces at most; 0: it has none, or it is turned off."""
     num_cards: int
@@ -56,9 +64,9 @@ def find_hardware(account: Account, settings: ClusterSettings) -> Hardware:
             next_step="give --type, such as --type g6.12xlarge",
         )
 
-    types = [settings.type]
+    request = {"InstanceTypes": [settings.type]}
     try:
-        answer = account.call("ec2", "describe_instance_types", InstanceTypes=types)
+        types = account.all("ec2", "describe_instance_types", _HARDWARE, **request)
     except AwsError as refused:
         if refused.code not in ("InvalidInstanceType", "InvalidParameterValue"):
             raise
@@ -67,26 +75,16 @@ def find_hardware(account: Account, settings: ClusterSettings) -> Hardware:
             next_step="correct it, or give another --region; aws.amazon.com/ec2/instance-types has all types",
         ) from refused
 
-    described = answer["InstanceTypes"][0]
-    network = described["NetworkInfo"]
-    num_efas = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
-    if settings.efa and not num_efas:
+    hardware = Hardware(**types[0])
+    if settings.efa and not hardware.num_efas:
         raise UsageError(
             f"{settings.type} has no EFA",
             next_step="leave --efa out, or give another --type",
         )
 
-    has_efa = num_efas > 0 and settings.efa is not False
-    gpus = described.get("GpuInfo", {}).get("Gpus", [])
-    archs = described["ProcessorInfo"]["SupportedArchitectures"]
-    return Hardware(
-        arch="arm64" if "arm64" in archs else "x86_64",
-        num_vcpus=described["VCpuInfo"]["DefaultVCpus"],
-        num_gpus=sum(gpu["Count"] for gpu in gpus),
-        gpu=gpus[0]["Name"] if gpus else "",
-        num_efas=num_efas if has_efa else 0,
-        num_cards=network["MaximumNetworkCards"] if has_efa else 1,
-    )
+    if settings.efa is False or not hardware.num_efas:
+        return replace(hardware, num_efas=0, num_cards=1)
+    return hardware
 
 
 def check_quota(account: Account, settings: ClusterSettings, num_vcpus: int) -> str:

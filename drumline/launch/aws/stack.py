@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from drumline.base.errors import UsageError, as_list
+from drumline.base.errors import UsageError
 from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import STACK_PREFIX, ClusterSettings
 from drumline.launch.aws.prices import UNKNOWN, Cost, dollars
@@ -127,33 +127,14 @@ def polls(
         time.sleep(POLL_S)
 
 
-def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None:
-    """An AwsError names each resource that AWS cannot delete."""
+def was_deleted(account: Account, stack: str, progress: Progress) -> bool:
+    """Once it is decided; not if AWS cannot delete a resource."""
     for described in polls(account, stack, progress):
-        if described is None or described["StackStatus"] == "DELETE_COMPLETE":
-            return
-        if described["StackStatus"] == "DELETE_FAILED":
-            raise _not_deleted(account, stack)
+        status = described["StackStatus"] if described else "DELETE_COMPLETE"
+        if status in ("DELETE_COMPLETE", "DELETE_FAILED"):
+            return status == "DELETE_COMPLETE"
 
-
-def _not_deleted(account: Account, stack: str) -> AwsError:
-    """Names what is left, and why."""
-    resources = account.all(
-        "cloudformation",
-        "list_stack_resources",
-        "StackResourceSummaries[?ResourceStatus == 'DELETE_FAILED']",
-        StackName=stack,
-    )
-    left = []
-    for resource in resources:
-        name = f"{resource['LogicalResourceId']} ({resource.get('PhysicalResourceId')})"
-        left.append(f"{name}: {resource.get('ResourceStatusReason')}")
-
-    return AwsError(
-        as_list("AWS could not delete:", left),
-        next_step="remove what of yours uses it, such as an interface in its security group; then run down again",
-        code="DeleteFailed",
-    )
+    return False
 
 
 def price_tags(costs: Sequence[Cost]) -> dict[str, str]:

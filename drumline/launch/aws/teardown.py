@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
+from drumline.base.errors import as_list
 from drumline.base.text import file_size
 from drumline.launch.aws import stack as stacks
 from drumline.launch.aws.account import Account, AwsError, Described, filters
@@ -17,15 +16,6 @@ from drumline.launch.aws.stack import TAG, kept_volumes
 
 _DELETE_ATTEMPTS = 2
 _LAST_CHECKS = 12
-
-
-@dataclass(frozen=True)
-class Billed:
-    """Something of a cluster that costs money."""
-
-    kind: str
-    id: str
-    size: int = 0
 
 
 # By kind: how EC2 lists those with a tag, and where an answer has the id and the state.
@@ -48,8 +38,8 @@ def take_down(
     *,
     delete_data: bool,
     stack_id: str = "",
-) -> list[Billed]:
-    """What is kept. The same again, or after an `up` that was killed, does what is left to do.
+) -> list[Described]:
+    """The volumes that are kept. The same again, or after an `up` that was killed, does what is left to do.
     `stack_id`: only this stack, whichever has its name now."""
     stack = stacks.find_cluster(account, settings, stack_id)
     if stack is not None and stack["StackStatus"] != "DELETE_COMPLETE":
@@ -59,7 +49,12 @@ def take_down(
         if delete_data or _never_came_up(stack, volume):
             _delete_volume(account, str(volume["FileSystemId"]), progress)
 
-    return _kept(account, settings.name, progress)
+    _wait_for_rest(account, settings.name, progress)
+    return [
+        volume
+        for volume in kept_volumes(account, settings.name)
+        if volume["LifeCycleState"] not in _FREE_STATES
+    ]
 
 
 def made_by_others(
@@ -83,15 +78,12 @@ def made_by_others(
     ]
 
 
-def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed]:
-    """What is left, which may only be the volume. A disk ends a moment after its instance."""
+def _wait_for_rest(account: Account, name: str, progress: stacks.Progress) -> None:
+    """Until only volumes are left. A disk ends a moment after its instance."""
     for _ in range(_LAST_CHECKS):
-        left = list(billed(account, name))
-        named = ", ".join(
-            f"{item.kind} {item.id}" for item in left if item.kind != "volume"
-        )
+        named = ", ".join(_billed(account, name))
         if not named:
-            return left
+            return
 
         progress(f"waiting for {named}")
         time.sleep(stacks.POLL_S)
@@ -111,65 +103,68 @@ def _never_came_up(stack: Described | None, volume: Described) -> bool:
 
 def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> None:
     """Twice if need be: interfaces of instances that have just ended may still block a security
-    group."""
-    for attempt in range(1, _DELETE_ATTEMPTS + 1):
+    group. An AwsError names each resource that AWS cannot delete."""
+    for _ in range(_DELETE_ATTEMPTS):
         account.call("cloudformation", "delete_stack", StackName=stack)
-        try:
-            stacks.wait_until_deleted(account, stack, progress)
+        if stacks.was_deleted(account, stack, progress):
             return
-        except AwsError as refused:
-            if refused.code != "DeleteFailed" or attempt == _DELETE_ATTEMPTS:
-                raise
+
+    resources = account.all(
+        "cloudformation",
+        "list_stack_resources",
+        "StackResourceSummaries[?ResourceStatus == 'DELETE_FAILED']",
+        StackName=stack,
+    )
+    left = [
+        f"{resource['LogicalResourceId']} ({resource.get('PhysicalResourceId')}): "
+        f"{resource.get('ResourceStatusReason')}"
+        for resource in resources
+    ]
+    raise AwsError(
+        as_list("AWS could not delete:", left),
+        next_step="remove what of yours uses it, such as an interface in its security group; then run down again",
+    )
 
 
 def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> None:
     """With its data. AWS first deletes its mount targets, which takes a while."""
-    for target in _mount_targets(account, volume):
-        account.call(
-            "efs", "delete_mount_target", MountTargetId=target["MountTargetId"]
-        )
-    while _mount_targets(account, volume):
+    while targets := account.all(
+        "efs", "describe_mount_targets", "MountTargets", FileSystemId=volume
+    ):
+        for target in targets:
+            if target["LifeCycleState"] == "available":
+                name = target["MountTargetId"]
+                account.call("efs", "delete_mount_target", MountTargetId=name)
         progress(f"waiting for the mount targets of {volume}")
         time.sleep(stacks.POLL_S)
+
     account.call("efs", "delete_file_system", FileSystemId=volume)
 
 
-def _mount_targets(account: Account, volume: str) -> list[Any]:
-    answer = account.call("efs", "describe_mount_targets", FileSystemId=volume)
-    return list(answer["MountTargets"])
-
-
-def billed(account: Account, name: str) -> Iterator[Billed]:
-    """All that has the cluster's tag and costs money, asked from each service itself."""
+def _billed(account: Account, name: str) -> Iterator[str]:
+    """What has the cluster's tag and costs money, beside volumes, asked from EC2 itself."""
     tagged = filters({f"tag:{TAG}": name})
-    for kind, (operation, id_and_state) in _BILLED_KINDS.items():
-        for resource, state in account.all(
-            "ec2", operation, id_and_state, Filters=tagged
-        ):
+    for kind, (operation, what) in _BILLED_KINDS.items():
+        for resource, state in account.all("ec2", operation, what, Filters=tagged):
             if state not in _FREE_STATES:
-                yield Billed(kind, str(resource))
-
-    for volume in kept_volumes(account, name):
-        if volume["LifeCycleState"] not in _FREE_STATES:
-            size = int(volume["SizeInBytes"]["Value"])
-            yield Billed("volume", str(volume["FileSystemId"]), size)
+                yield f"{kind} {resource}"
 
 
 def kept_lines(
-    account: Account, settings: ClusterSettings, volumes: list[Billed]
+    account: Account, settings: ClusterSettings, volumes: list[Described]
 ) -> Iterator[str]:
     """What `down` has kept, and that nothing else is left."""
     for volume in volumes:
         size = "size not counted yet"
-        if volume.size:
-            size = f"{file_size(volume.size)}, as EFS last counted"
+        if num_bytes := volume["SizeInBytes"]["Value"]:
+            size = f"{file_size(num_bytes)}, as EFS last counted"
 
         month = listed_price(account, "volume")
         cost = f"which costs {dollars(month)} for a GB a month"
         if month == UNKNOWN:
             cost = "whose price is unknown"
 
-        yield f"kept the volume {volume.id} ({size}), {cost}; up uses it again"
+        yield f"kept the volume {volume['FileSystemId']} ({size}), {cost}; up uses it again"
         yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"
 
     kinds = "no instance, disk, address or NAT gateway"

@@ -19,7 +19,7 @@ import drumline
 from drumline.base.errors import UsageError
 from drumline.launch.aws.install import name_of
 from drumline.launch.aws.own_wheels import (
-    PROJECT_NAME,
+    NOT_IN_NAME,
     build_wheel,
     is_for_nodes,
     third_party_requirements,
@@ -91,9 +91,8 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
     folder = tmp_path / "index"
     folder.mkdir()
     for requirement in requires("drumline") or ():
-        name = PROJECT_NAME.match(requirement)
-        assert name is not None
-        wheel(folder, name[0].lower().replace("-", "_"), "2999.0")
+        name = NOT_IN_NAME.split(requirement)[0]
+        wheel(folder, name.lower().replace("-", "_"), "2999.0")
     wheel(folder, "drumline", "2999.0")
     index = Index(folder)
     yield index
