@@ -49,9 +49,7 @@ Described = Mapping[str, Any]
 class AwsError(PreflightError):
     """AWS refused a call; `code` is its own word for why."""
 
-    def __init__(self, what: str, *, next_step: str, code: str = "") -> None:
-        super().__init__(what, next_step=next_step)
-        self.code = code
+    code = ""
 
 
 class Account:
@@ -85,9 +83,7 @@ class Account:
             )
             region = PRICES_REGION if service == "pricing" else self.region
             self._clients[service] = self._session.client(
-                service,
-                region_name=region,
-                config=config,
+                service, region_name=region, config=config
             )
 
         return self._clients[service]
@@ -153,7 +149,9 @@ def _refused(error: Mapping[str, str], right: str) -> AwsError:
         what = f"AWS refused {right}: {message} ({code})"
         step = "correct what it names; docs/aws.md has common cases"
 
-    return AwsError(what, next_step=step, code=code)
+    refused = AwsError(what, next_step=step)
+    refused.code = code
+    return refused
 
 
 def _not_sent(error: Exception, service: str, region: str) -> AwsError:
@@ -166,23 +164,17 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
         exceptions.TokenRetrievalError,
         exceptions.SSOError,
     )
+    what = f"{service}: {without_credentials(str(error))}"
+    step = "correct what it names"
     if isinstance(error, no_credentials):
-        return AwsError(
-            f"no usable AWS credentials: {error}",
-            next_step="run aws configure, or aws sso login",
+        what = f"no usable AWS credentials: {error}"
+        step = "run aws configure, or aws sso login"
+    elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
+        what = (
+            f"{service} in {region} is unreachable: {without_credentials(str(error))}"
         )
-
-    if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
         step = "check the network and a proxy, and run the same command again"
-        return AwsError(
-            f"{service} in {region} is unreachable: {without_credentials(str(error))}",
-            next_step=step,
-        )
-
-    return AwsError(
-        f"{service}: {without_credentials(str(error))}",
-        next_step="correct what it names",
-    )
+    return AwsError(what, next_step=step)
 
 
 def connect(region: str | None, profile: str | None) -> Account:

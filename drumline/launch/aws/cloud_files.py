@@ -52,12 +52,8 @@ def cloud_file_text(
 
 def missing_for_parallelcluster(settings: ClusterSettings) -> list[str]:
     """What its file cannot be without, as messages."""
-    needed = {
-        "type": settings.type,
-        "region": settings.region,
-        "subnet": settings.subnet,
-    }
-    absent = [f"--{name}" for name, value in needed.items() if not value]
+    needed = ("type", "region", "subnet")
+    absent = [f"--{name}" for name in needed if not getattr(settings, name)]
     problems = [f"--print parallelcluster needs {join_names(absent)}"] if absent else []
     if settings.ssh_from is None:
         problems.append(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from ipaddress import ip_network
-from typing import Any
 
 from drumline.base.errors import UsageError
 from drumline.base.text import join_names, plural
@@ -94,18 +93,22 @@ def _default_route(account: Account, subnet: Described) -> str | None:
     nowhere."""
     by_subnet = {"association.subnet-id": subnet["SubnetId"]}
     main = {"vpc-id": subnet["VpcId"], "association.main": "true"}
-    # A table always has a route: the one within its VPC.
-    for route in _routes(account, by_subnet) or _routes(account, main):
+    for table in (by_subnet, main):
+        routes = account.all(
+            "ec2",
+            "describe_route_tables",
+            "RouteTables[].Routes[]",
+            Filters=filters(table),
+        )
+        if routes:  # as of every table: there is the one within its VPC
+            break
+
+    for route in routes:
         is_default = route.get("DestinationCidrBlock") == EVERYWHERE
         if is_default and route.get("State") != "blackhole":
             return str(route.get("GatewayId") or "another gateway")
 
     return None
-
-
-def _routes(account: Account, table: Mapping[str, str]) -> list[Any]:
-    what = "RouteTables[].Routes[]"
-    return account.all("ec2", "describe_route_tables", what, Filters=filters(table))
 
 
 def s3_notes(account: Account, vpc: str) -> Iterator[str]:

@@ -88,9 +88,9 @@ def _check_same(stack: Described, plan: ClusterPlan) -> None:
     """Raise if the cluster that exists was made with other settings."""
     before = stacks.parameters_of(stack)
     # By default these are the versions that are installed here, which may have been updated since.
-    moving = MOVING
+    moving = list(MOVING)
     if plan.settings.install == THIS_INSTALLATION:
-        moving += ("Requirements",)
+        moving.append("Requirements")
     changed = [
         f"{name}: {before[name]} -> {value}"
         for name, value in plan.parameters.items()
@@ -117,25 +117,28 @@ def _follow(
     """Until it is complete. AWS replaces a node that could not be prepared; as many as the cluster has
     are no accident. A refused launch would be retried for ever, so it ends the creation too."""
     settings = plan.settings
-    reported: set[str] = set()
+    reasons: dict[str, str] = {}
     for described in stacks.polls(account, stack, progress):
-        status = None if described is None else described["StackStatus"]
+        status = described["StackStatus"]
         if status == "CREATE_COMPLETE":
             return
-        if described is None or status != "CREATE_IN_PROGRESS":
+        if status != "CREATE_IN_PROGRESS":
             what = (
                 f"the cluster could not be created, {_cause_of_failure(account, stack)}"
             )
             raise CreationError(what, next_step=AGAIN)
 
-        failed = _failed_nodes(account, described, settings.name)
-        for node in failed:
-            if node not in reported:
-                progress(f"{_reason_of(account, node)}; AWS replaces it")
-        reported.update(failed)
-        if len(failed) >= max(2, settings.nodes):
-            reason = _reason_of(account, failed[-1])
-            what = f"{len(failed)} nodes could not be prepared, the last one: {reason}"
+        ended = {"state-reason-code": ENDED_ITSELF}
+        for instance in stacks.instances(account, settings.name, ended):
+            node = instance["InstanceId"]
+            is_new = instance["LaunchTime"] >= described["CreationTime"]
+            if is_new and node not in reasons:
+                reasons[node] = _reason_of(account, node)
+                progress(f"{reasons[node]}; AWS replaces it")
+
+        if len(reasons) >= max(2, settings.nodes):
+            *_, reason = reasons.values()
+            what = f"{len(reasons)} nodes could not be prepared, the last one: {reason}"
             raise CreationError(what, next_step=AGAIN)
 
         if refusal := _refused_launch(account, described):
@@ -144,16 +147,6 @@ def _follow(
                 f"AWS could not start the instances: {refusal}",
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
             )
-
-
-def _failed_nodes(account: Account, stack: Described, name: str) -> list[str]:
-    """Instances of this stack that ended themselves, the oldest first."""
-    ended = stacks.instances(account, name, {"state-reason-code": ENDED_ITSELF})
-    return [
-        str(instance["InstanceId"])
-        for instance in ended
-        if instance["LaunchTime"] >= stack["CreationTime"]
-    ]
 
 
 def _reason_of(account: Account, node: str) -> str:
@@ -188,16 +181,11 @@ def _refused_launch(account: Account, stack: Described) -> str:
             return ""
         raise
 
-    failed = [
-        activity
-        for activity in activities
-        if activity["StartTime"] >= stack["CreationTime"]
-    ]
-    return (
-        str(failed[-1].get("StatusMessage") or failed[-1]["Description"])
-        if failed
-        else ""
-    )
+    for activity in reversed(activities):
+        if activity["StartTime"] >= stack["CreationTime"]:
+            return str(activity.get("StatusMessage") or activity["Description"])
+
+    return ""
 
 
 def _cause_of_failure(account: Account, stack: str) -> str:

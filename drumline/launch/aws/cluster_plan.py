@@ -4,7 +4,7 @@ Nothing is touched."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
@@ -51,9 +51,9 @@ class ClusterPlan:
     volume_price: float
     notes: Sequence[str]
     """What was checked."""
-    unknowns: Sequence[str] = ()
+    unknowns: Sequence[str]
     """What cannot be known, or may not be read."""
-    other_zones: Mapping[str, float] = field(default_factory=dict)
+    other_zones: Mapping[str, float]
     """Where it is tried next if the zone has no capacity, with the price of an instance."""
 
     def lines(self) -> list[str]:
@@ -63,15 +63,13 @@ class ClusterPlan:
             sum(cost.an_hour for cost in self.costs),
             sum(cost.most_an_hour for cost in self.costs),
         )
-        text = render(
+        return render(
             "aws/plan.txt.j2",
             plan=self,
             table=columns(list(self._rows(total)), right=(1, 2)),
             total=total,
-            unknown_price=prices.UNKNOWN,
-            dollars=prices.dollars,
-        )
-        return text.splitlines()
+            prices=prices,
+        ).splitlines()
 
     def _rows(self, total: prices.Cost) -> Iterator[tuple[str, str, str]]:
         """What is made, with its price of an hour now, and until the end at most."""
@@ -149,7 +147,7 @@ def make_plan(
         parameters=parameters,
         costs=costs,
         volume_price=prices.listed_price(account, "volume"),
-        notes=[note for note in notes if note],
+        notes=list(filter(None, notes)),
         unknowns=[
             f"whether {zone} has capacity: AWS reveals it only at `up`",
             *account.warnings,
@@ -166,19 +164,19 @@ def _named_zone(
     settings: ClusterSettings, subnet: Described, reservation: Described
 ) -> str | None:
     """That of the subnet, the reservation or the flag; None: any."""
-    places = [
+    places = (
         subnet.get("AvailabilityZone"),
         reservation.get("AvailabilityZone"),
         settings.zone,
-    ]
-    zones = sorted({zone for zone in places if zone is not None})
+    )
+    zones = {zone for zone in places if zone is not None}
     if len(zones) > 1:
         raise UsageError(
-            f"--subnet, --reservation and --zone are in several zones: {join_names(zones)}",
+            f"--subnet, --reservation and --zone are in several zones: {join_names(sorted(zones))}",
             next_step="give a --subnet in the zone of the reservation, and no --zone",
         )
 
-    return zones[0] if zones else None
+    return next(iter(zones), None)
 
 
 def _zone_prices(
@@ -196,9 +194,10 @@ def _zone_prices(
         by_zone = {zone: spot_prices.get(zone, prices.UNKNOWN) for zone in zones}
         return dict(sorted(by_zone.items(), key=lambda item: item[1]))
 
-    price = 0.0
-    if not is_block:
-        price = prices.listed_price(account, "instance", instanceType=settings.type)
+    if is_block:
+        return dict.fromkeys(zones, 0.0)
+
+    price = prices.listed_price(account, "instance", instanceType=settings.type)
     return dict.fromkeys(zones, price)
 
 
@@ -210,7 +209,15 @@ def _notes(
 ) -> Iterator[str]:
     """What was checked of what exists already."""
     if reservation:
-        yield _reservation_note(reservation)
+        until = ""
+        if ends := reservation.get("EndDate"):
+            until = (
+                f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before"
+            )
+        yield (
+            f"{settings.reservation} has {reservation['AvailableInstanceCount']} of "
+            f"{reservation['TotalInstanceCount']} instances free{until}"
+        )
     if settings.bucket:
         check_bucket(account, settings.bucket)
         yield f"the nodes may read and write s3://{settings.bucket}, and no other bucket"
@@ -252,20 +259,6 @@ def find_reservation(
         )
 
     return reservation
-
-
-def _reservation_note(reservation: Described) -> str:
-    """What is left of it, and until when."""
-    ends = reservation.get("EndDate")
-    until = (
-        f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before"
-        if ends
-        else ""
-    )
-    return (
-        f"{reservation['CapacityReservationId']} has {reservation['AvailableInstanceCount']} of "
-        f"{reservation['TotalInstanceCount']} instances free{until}"
-    )
 
 
 def check_bucket(account: Account, bucket: str) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from drumline.base.errors import ConfigError, did_you_mean
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
@@ -35,15 +35,13 @@ USER_TAG = re.compile(
     r"(?!(?i:aws|drumline):|Name=)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}"
 )
 MOST_TAGS = 40
-T = TypeVar("T")
 
 
-def _flag(group: str, default: T, takes: str, help_text: str) -> T:
+def _flag(group: str, default: Any, takes: str, help_text: str) -> Any:
     """A field with this default that is a flag too, in this group of the help."""
-    declared: Any = field(
+    return field(
         default=default, metadata={"group": group, "texts": (takes, help_text)}
     )
-    return declared  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +298,12 @@ def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
     if not NAME.fullmatch(settings.name):
         yield f"--name: {settings.name!r} is not at most 30 lowercase letters, digits and dashes, a letter first"
     if settings.ssh_from not in (None, ME):
-        yield from _wrong_network(settings.ssh_from or "")
+        try:
+            network = ipaddress.IPv4Network(settings.ssh_from or "")
+            if network.prefixlen < WIDEST_PREFIX:
+                yield f"--ssh-from: {network} is open to (almost) the whole internet; give `me` or a smaller network"
+        except ValueError as error:
+            yield f"--ssh-from: {error}; give `me` or a network such as 192.0.2.7/32"
     if settings.ssm and settings.ssh_from:
         yield "--ssm and --ssh-from exclude each other: Session Manager needs no open port"
     if settings.spot and settings.reservation:
@@ -312,13 +315,3 @@ def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
             yield f"--tag: {tag!r} is not KEY=VALUE in AWS's letters, or is not yours (aws:, drumline:, Name)"
     if len(settings.tag) > MOST_TAGS:
         yield f"--tag: {len(settings.tag)} tags, and AWS takes {MOST_TAGS} beside those of drumline"
-
-
-def _wrong_network(text: str) -> Iterator[str]:
-    try:
-        network = ipaddress.IPv4Network(text)
-    except ValueError as error:
-        yield f"--ssh-from: {error}; give `me` or a network such as 192.0.2.7/32"
-        return
-    if network.prefixlen < WIDEST_PREFIX:
-        yield f"--ssh-from: {text} is open to (almost) the whole internet; give `me` or a smaller network"

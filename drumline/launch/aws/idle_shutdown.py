@@ -6,6 +6,7 @@ data, so it has nothing of drumline, which a node may not have yet.
 """
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import time
 from pathlib import Path
 
 LAST_BUSY = Path("/run/drumline-busy")
-LOAD = Path("/proc/loadavg")
 # Over the last minute, of one core; an idle node has less than 0.1.
 BUSY_LOAD = 0.5
 BUSY_GPU_PERCENT = 1
@@ -32,7 +32,7 @@ def main(instance: str, region: str, minutes: str) -> None:
 
 def is_busy() -> bool:
     """Whether its CPUs or its GPUs work."""
-    if float(LOAD.read_text(encoding="ascii").split()[0]) >= BUSY_LOAD:
+    if os.getloadavg()[0] >= BUSY_LOAD:
         return True
 
     program = shutil.which("nvidia-smi")

@@ -50,9 +50,9 @@ def other_packages(install: str) -> list[str]:
     return [word for word in install.split() if word != THIS_INSTALLATION]
 
 
-def name_of(word: str) -> str | None:
+def name_of(word: str) -> str:
     """The distribution that a requirement names, by itself or by the name of a wheel; or that a
-    folder holds."""
+    folder holds; empty: none."""
     path = word.partition("[")[0]
     if named := NAMED.match(word):
         name = named[1]
@@ -61,7 +61,7 @@ def name_of(word: str) -> str | None:
     else:
         name = _project_name(Path(path))
 
-    return re.sub(r"[-_.]+", "-", name).lower() if name else None
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _project_name(folder: Path) -> str:

@@ -4,7 +4,6 @@ and an image."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from drumline.base.errors import UsageError
@@ -12,23 +11,16 @@ from drumline.base.text import join_names, plural
 from drumline.launch.aws.account import Account, AwsError, Described, filters
 from drumline.launch.aws.cluster_settings import ClusterSettings
 
-# The family of a quota by the first letters of a type, where it is not these letters.
-_FAMILIES = {
-    "gr": "g",
-    "vt": "g",
-    **dict.fromkeys(
-        ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), "standard"
-    ),
-}
-# Quotas of running vCPUs by family and market: docs.aws.amazon.com/ec2/latest/instancetypes
-_QUOTAS: Mapping[tuple[str, str], str] = {
-    ("standard", "on-demand"): "L-1216C47A",
-    ("standard", "spot"): "L-34B43A08",
-    ("g", "on-demand"): "L-DB2E81BA",
-    ("g", "spot"): "L-3819A6DF",
-    ("p", "on-demand"): "L-417A185B",
-    ("p", "spot"): "L-7212CCBC",
-    ("p5", "spot"): "L-C4BD4855",
+# Quotas of running vCPUs by how a type begins, and market:
+# docs.aws.amazon.com/ec2/latest/instancetypes
+_QUOTAS = {
+    (r"(a|c|d|h|i|im|is|m|r|t|z)\d", "on-demand"): "L-1216C47A",
+    (r"(a|c|d|h|i|im|is|m|r|t|z)\d", "spot"): "L-34B43A08",
+    (r"(g|gr|vt)\d", "on-demand"): "L-DB2E81BA",
+    (r"(g|gr|vt)\d", "spot"): "L-3819A6DF",
+    (r"p\d", "on-demand"): "L-417A185B",
+    (r"p[2-4]", "spot"): "L-7212CCBC",
+    (r"p5", "spot"): "L-C4BD4855",
 }
 _DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 _HARDWARE = """InstanceTypes[].{
@@ -97,8 +89,10 @@ def check_quota(account: Account, settings: ClusterSettings, num_vcpus: int) -> 
 
     quota: Described = {}
     with account.optional(f"the quota of {what}"):
-        request = {"ServiceCode": "ec2", "QuotaCode": code}
-        quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
+        answer = account.call(
+            "service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code
+        )
+        quota = answer["Quota"]
     if not quota:
         return ""
 
@@ -116,11 +110,11 @@ def check_quota(account: Account, settings: ClusterSettings, num_vcpus: int) -> 
 
 def _quota_code(instance_type: str, market: str) -> str | None:
     """None: drumline does not know it."""
-    letters, number = re.findall(r"([a-z]+)(\d*)", instance_type)[0]
-    family = _FAMILIES.get(letters, letters)
-    if family == "p" and market == "spot" and int(number) >= 5:
-        family += number
-    return _QUOTAS.get((family, market))
+    for (types, of_market), code in _QUOTAS.items():
+        if market == of_market and re.match(types, instance_type):
+            return code
+
+    return None
 
 
 def find_image(account: Account, ami: str | None, hardware: Hardware) -> Described:

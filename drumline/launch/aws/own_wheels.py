@@ -21,8 +21,6 @@ EXTRAS = ("aws", "storage")
 TAG = "py3-none-any"
 WHEEL = f"Wheel-Version: 1.0\nGenerator: drumline\nRoot-Is-Purelib: true\nTag: {TAG}\n"
 COPIED_METADATA = ("METADATA", "entry_points.txt")
-# The same files give the same bytes, so that a node knows what it has installed already.
-FILE_TIME = (1980, 1, 1, 0, 0, 0)
 NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 EXTRA_MARKER = re.compile(r"""\bextra == ["']([^"']*)["']""")
 
@@ -56,9 +54,10 @@ def build_wheel() -> Wheel:
     ).encode()
 
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in contents.items():
-            entry = zipfile.ZipInfo(name, FILE_TIME)
+            # Without a time: the same files give the same bytes, by which a node knows them.
+            entry = zipfile.ZipInfo(name)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 

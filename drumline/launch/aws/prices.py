@@ -119,8 +119,10 @@ def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
             ProductDescriptions=["Linux/UNIX"],
             StartTime=datetime.now(UTC),
         )
-    newest = sorted(history, key=lambda entry: entry["Timestamp"])
-    return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in newest}
+    return {
+        entry["AvailabilityZone"]: float(entry["SpotPrice"])
+        for entry in reversed(history)  # the newest is the first
+    }
 
 
 def dollars(amount: float) -> str:

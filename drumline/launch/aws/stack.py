@@ -15,6 +15,7 @@ TAG = "drumline:cluster"
 OWNER_TAG = "drumline:owner"
 NODES_PRICE_TAG = "drumline:nodes-usd-per-hour"
 STACK_PRICE_TAG = "drumline:stack-usd-per-hour"
+HOUR = timedelta(hours=1)
 POLL_S = 5.0
 Progress = Callable[[str], None]
 
@@ -75,7 +76,7 @@ def tags_of(described: Described) -> dict[str, str]:
 def parameters_of(stack: Described) -> dict[str, str]:
     """What the stack was made with."""
     return {
-        parameter["ParameterKey"]: str(parameter["ParameterValue"])
+        parameter["ParameterKey"]: parameter["ParameterValue"]
         for parameter in stack.get("Parameters", ())
     }
 
@@ -92,9 +93,10 @@ def instances(
 
 
 def kept_volumes(account: Account, name: str | None = None) -> list[Described]:
-    """Volumes that clusters (or this one) have made."""
+    """Volumes that clusters (or this one) have made, but for those that are being deleted."""
     tag = f"Key == '{TAG}'" if name is None else f"Key == '{TAG}' && Value == '{name}'"
-    return account.all("efs", "describe_file_systems", f"FileSystems[?Tags[?{tag}]]")
+    what = f"FileSystems[?LifeCycleState != 'deleting' && Tags[?{tag}]]"
+    return account.all("efs", "describe_file_systems", what)
 
 
 def group_of(account: Account, stack: str) -> Described:
@@ -107,13 +109,11 @@ def group_of(account: Account, stack: str) -> Described:
     return dict(answer["AutoScalingGroups"][0])
 
 
-def polls(
-    account: Account, stack: str, progress: Progress
-) -> Iterator[Described | None]:
-    """The stack, again and again; its newest event is reported meanwhile. None: it is gone."""
+def polls(account: Account, stack: str, progress: Progress) -> Iterator[Described]:
+    """The stack, again and again; its newest event is reported meanwhile."""
     step = ""
     while True:
-        yield find_stack(account, stack)
+        yield find_stack(account, stack) or {"StackStatus": "DELETE_COMPLETE"}
         answer = account.call(
             "cloudformation", "describe_stack_events", StackName=stack
         )
@@ -125,16 +125,6 @@ def polls(
             progress(event)
         step = event
         time.sleep(POLL_S)
-
-
-def was_deleted(account: Account, stack: str, progress: Progress) -> bool:
-    """Once it is decided; not if AWS cannot delete a resource."""
-    for described in polls(account, stack, progress):
-        status = described["StackStatus"] if described else "DELETE_COMPLETE"
-        if status in ("DELETE_COMPLETE", "DELETE_FAILED"):
-            return status == "DELETE_COMPLETE"
-
-    return False
 
 
 def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
@@ -155,10 +145,6 @@ def price_words(stack: Described, now: datetime) -> str:
 
     made = stack["CreationTime"]
     nodes_until = min(now, datetime.fromisoformat(parameters_of(stack)["EndsAt"]))
-    nodes_price = float(tags[NODES_PRICE_TAG]) * _hours(nodes_until - made)
-    stack_price = float(tags[STACK_PRICE_TAG]) * _hours(now - made)
+    nodes_price = float(tags[NODES_PRICE_TAG]) * ((nodes_until - made) / HOUR)
+    stack_price = float(tags[STACK_PRICE_TAG]) * ((now - made) / HOUR)
     return f"at most {dollars(nodes_price + stack_price)}, beside EFS and traffic"
-
-
-def _hours(time: timedelta) -> float:
-    return time.total_seconds() / 3600

@@ -45,8 +45,10 @@ def _cards(hardware: Hardware) -> Iterator[dict[str, Any]]:
     if hardware.num_cards == 1:
         return
 
-    first = 0 if hardware.num_efas >= hardware.num_cards else 1
-    for card in range(first, min(hardware.num_cards, first + hardware.num_efas)):
+    cards = range(1, hardware.num_efas + 1)
+    if hardware.num_efas >= hardware.num_cards:
+        cards = range(hardware.num_cards)
+    for card in cards:
         yield {
             "DeviceIndex": 0 if card else 1,
             "NetworkCardIndex": card,

@@ -41,20 +41,21 @@ def take_down(
 ) -> list[Described]:
     """The volumes that are kept. The same again, or after an `up` that was killed, does what is left to do.
     `stack_id`: only this stack, whichever has its name now."""
-    stack = stacks.find_cluster(account, settings, stack_id)
-    if stack is not None and stack["StackStatus"] != "DELETE_COMPLETE":
+    stack = stacks.find_cluster(account, settings, stack_id) or {}
+    status = stack.get("StackStatus", "DELETE_COMPLETE")
+    if status != "DELETE_COMPLETE":
         _delete_stack(account, str(stack["StackId"]), progress)
 
     for volume in kept_volumes(account, settings.name):
-        if delete_data or _never_came_up(stack, volume):
+        # One that was made for a stack that was still being created has no data.
+        never_came_up = status == "CREATE_IN_PROGRESS" and (
+            volume["CreationTime"] >= stack["CreationTime"]
+        )
+        if delete_data or never_came_up:
             _delete_volume(account, str(volume["FileSystemId"]), progress)
 
     _wait_for_rest(account, settings.name, progress)
-    return [
-        volume
-        for volume in kept_volumes(account, settings.name)
-        if volume["LifeCycleState"] not in _FREE_STATES
-    ]
+    return kept_volumes(account, settings.name)
 
 
 def made_by_others(
@@ -66,9 +67,6 @@ def made_by_others(
     if delete_data:
         for volume in kept_volumes(account, settings.name):
             removed[f"the volume {volume['FileSystemId']}, with its data,"] = volume
-
-    if not removed:
-        return []
 
     identity = account.identity()
     return [
@@ -94,20 +92,16 @@ def _wait_for_rest(account: Account, name: str, progress: stacks.Progress) -> No
     )
 
 
-def _never_came_up(stack: Described | None, volume: Described) -> bool:
-    """Whether the volume was made for a stack that was still being created: it has no data."""
-    if stack is None or stack["StackStatus"] != "CREATE_IN_PROGRESS":
-        return False
-    return bool(volume["CreationTime"] >= stack["CreationTime"])
-
-
 def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> None:
     """Twice if need be: interfaces of instances that have just ended may still block a security
     group. An AwsError names each resource that AWS cannot delete."""
     for _ in range(_DELETE_ATTEMPTS):
         account.call("cloudformation", "delete_stack", StackName=stack)
-        if stacks.was_deleted(account, stack, progress):
-            return
+        for described in stacks.polls(account, stack, progress):
+            if described["StackStatus"] == "DELETE_COMPLETE":
+                return
+            if described["StackStatus"] == "DELETE_FAILED":
+                break
 
     resources = account.all(
         "cloudformation",

@@ -277,6 +277,8 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
         costs=(fixed_cost("nodes", 4.5),),
         volume_price=UNKNOWN,
         notes=(),
+        unknowns=(),
+        other_zones={},
     )
     request = _request(plan)
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}

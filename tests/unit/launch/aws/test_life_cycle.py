@@ -664,6 +664,8 @@ def make_a_plan() -> ClusterPlan:
         costs=(Cost("x", 1.0, UNKNOWN),),
         volume_price=UNKNOWN,
         notes=(),
+        unknowns=(),
+        other_zones={},
     )
 
 

@@ -361,8 +361,7 @@ def make_idle_node(
 ) -> list[tuple[str, str]]:
     """A node without load; what was ended."""
     ended: list[tuple[str, str]] = []
-    (tmp_path / "loadavg").write_text("0.03 0.40 9.00 1/200 77\n")
-    monkeypatch.setattr(idle_shutdown, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr("os.getloadavg", lambda: (0.03, 0.4, 9.0))
     monkeypatch.setattr(idle_shutdown, "LAST_BUSY", tmp_path / "busy")
     monkeypatch.setattr(
         idle_shutdown, "end_instance", lambda *which: ended.append(which)
@@ -390,13 +389,13 @@ def test_a_node_ends_itself_after_the_idle_minutes(
 
 
 def test_load_on_the_cpu_or_a_gpu_keeps_it(
-    ended: list[tuple[str, str]], tmp_path: Path
+    ended: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "busy").touch()
-    (tmp_path / "loadavg").write_text("0.61 0.40 0.10 1/200 77\n")
+    monkeypatch.setattr("os.getloadavg", lambda: (0.61, 0.4, 0.1))
     age(tmp_path / "busy", 99)
     idle_shutdown.main(*NODE)
-    (tmp_path / "loadavg").write_text("0.00 0.00 0.00 1/200 77\n")
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 0\necho 37\n")
     smi.chmod(0o755)

@@ -72,7 +72,8 @@ def test_a_reservation_names_the_zone_and_its_end(account: Account, stub: Stub) 
     ends = datetime(2026, 12, 2, 11, 30, tzinfo=UTC)
     reserve(stub, EndDate=ends)
     reservation = find_reservation(account, RESERVED, is_up=False)
-    assert cluster_plan._reservation_note(reservation) == (
+    (note, _) = cluster_plan._notes(account, RESERVED, {}, reservation)
+    assert note == (
         "cr-1 has 2 of 4 instances free, until 2026-12-02 11:30 UTC; AWS may end its instances before"
     )
     assert cluster_plan._named_zone(RESERVED, {}, reservation) == "us-east-1b"
