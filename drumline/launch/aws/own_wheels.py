@@ -35,8 +35,7 @@ class Wheel:
 
 def build_wheel() -> Wheel:
     """From the files of this installation; also of an editable one."""
-    installed = _installed()
-    stem = f"{DRUMLINE}-{installed.version}"
+    metadata = _metadata_folder()
     folder = Path(drumline.__file__).parent
     contents = {
         f"{DRUMLINE}/{path.relative_to(folder).as_posix()}": path.read_bytes()
@@ -44,14 +43,12 @@ def build_wheel() -> Wheel:
         if path.is_file() and "__pycache__" not in path.parts
     }
     for name in COPIED_METADATA:
-        text = installed.read_text(name) or ""
-        contents[f"{stem}.dist-info/{name}"] = text.encode()
+        contents[f"{metadata.name}/{name}"] = (metadata / name).read_bytes()
 
-    contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
-    record_name = f"{stem}.dist-info/RECORD"
-    contents[record_name] = "".join(
-        f"{name},,\n" for name in [*contents, record_name]
-    ).encode()
+    contents[f"{metadata.name}/WHEEL"] = WHEEL.encode()
+    record_name = f"{metadata.name}/RECORD"
+    record = [f"{name},,\n" for name in [*contents, record_name]]
+    contents[record_name] = "".join(record).encode()
 
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -61,15 +58,17 @@ def build_wheel() -> Wheel:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
-    return Wheel(f"{stem}-{TAG}.whl", file.getvalue())
+    return Wheel(f"{metadata.stem}-{TAG}.whl", file.getvalue())
 
 
-def _installed() -> importlib.metadata.Distribution:
-    """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the
+def _metadata_folder() -> Path:
+    """The `*.dist-info` that pip wrote. In a checkout a folder `*.egg-info` comes before it on the
     path: what setuptools left there when it built, without the metadata of a wheel."""
     for installed in importlib.metadata.distributions(name=DRUMLINE):
-        if installed.read_text("METADATA"):
-            return installed
+        name = f"{DRUMLINE}-{installed.version}.dist-info"
+        folder = Path(str(installed.locate_file(name)))
+        if (folder / "METADATA").is_file():
+            return folder
 
     raise UsageError(
         "this installation of drumline cannot be copied: no drumline-*.dist-info has its METADATA",
@@ -81,7 +80,8 @@ def third_party_requirements() -> list[str]:
     """What drumline needs from a package index, with the extras of a node: at the versions that are
     installed here."""
     pinned = {}
-    for line in _installed().requires or ():
+    installed = importlib.metadata.PathDistribution(_metadata_folder())
+    for line in installed.requires or ():
         requirement = line.partition(";")[0].strip()
         name = NOT_IN_NAME.split(requirement)[0]
         if name in OUR_NAMES or not is_for_nodes(line):
