@@ -86,17 +86,12 @@ def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
     """Where the time of these attempts went."""
     start_s = 0.0
     restart_s = 0.0
-    repeated_s = 0.0
     for before, attempt in zip([None, *attempts], attempts, strict=False):
         if before is None or not attempt.is_restart:
             start_s += max(0.0, attempt.started - attempt.begin)
         else:
             restart_s += max(0.0, attempt.started - before.last)
-        if before is not None:
-            lost_steps = before.last_step - max(attempt.resumed_at, before.resumed_at)
-            if lost_steps > 0:
-                num_steps = before.last_step - before.resumed_at
-                repeated_s += before.steps_s * lost_steps / num_steps
+    repeated_s = _repeated_s(attempts)
 
     return Goodput(
         training_s=max(0.0, sum(attempt.steps_s for attempt in attempts) - repeated_s),
@@ -106,6 +101,18 @@ def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
         restart_s=restart_s,
         repeated_s=repeated_s,
     )
+
+
+def _repeated_s(attempts: Sequence[AttemptTimes]) -> float:
+    """The seconds of steps that a later attempt took again; one that took no step repeats none."""
+    seconds = 0.0
+    with_steps = [attempt for attempt in attempts if attempt.first_step_at is not None]
+    for before, attempt in pairwise(with_steps):
+        lost_steps = before.last_step - max(attempt.resumed_at, before.resumed_at)
+        if lost_steps > 0:
+            num_steps = before.last_step - before.resumed_at
+            seconds += before.steps_s * lost_steps / num_steps
+    return seconds
 
 
 class RunClock:

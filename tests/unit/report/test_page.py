@@ -60,6 +60,25 @@ def test_a_page_has_result_goodput_faults_and_slow_ranks(tmp_path: Path) -> None
         assert words in text, f"{words}\n\n{text}"
 
 
+def test_how_a_run_failed_is_below_its_state(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=1, ended=False)
+    append(
+        run,
+        0,
+        {
+            "kind": "error",
+            "number": 99,
+            "step": 200,
+            "time": BEGIN + 99,
+            "message": "label 7",
+        },
+    )
+    text = text_of(render_page([read_run(run)]))
+    ending = "the run has ended: failed at step 200: label 7"
+    assert text.count(ending) == 1
+    assert text.index("state failed") < text.index(ending) < text.index("Curves")
+
+
 def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
     first_run = write_run(
         tmp_path / "a" / "run", settings={"lr": "0.1", "momentum": "0.9"}

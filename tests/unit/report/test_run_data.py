@@ -90,6 +90,16 @@ def test_the_parts_of_the_time_add_up_and_repeated_steps_are_lost(
     assert loss.steps == list(range(5, 201, 5)), "the repeated steps are there once"
 
 
+def test_a_command_that_was_refused_repeats_no_steps(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", ranks=1, fault_at=120)
+    before = goodput_of(read_run(folder).attempts)
+    refusal = {"kind": "error", "number": 0, "step": 0, "time": 2e9, "message": "no"}
+    append(folder, 0, refusal)
+    run = read_run(folder)
+    assert run.state == "done"
+    assert goodput_of(run.attempts) == before
+
+
 def test_the_time_between_two_commands_is_not_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", ranks=1)
     later = read_run(folder).attempts[-1].last + 86_400
