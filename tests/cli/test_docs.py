@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import markdown
 import pytest
 import yaml
 
@@ -393,6 +395,17 @@ def test_the_api_page_has_every_public_name() -> None:
         for home in map(drumline.__getattr__, drumline.__all__)
     }
     assert set(listed) == homes
+
+
+def test_the_site_shows_every_fence_as_code() -> None:
+    on_page_markdown = runpy.run_path(str(ROOT / "docs/site_pages.py"))[
+        "on_page_markdown"
+    ]
+    for page in PAGES:
+        text = on_page_markdown(page.read_text(), config={"repo_url": ""})
+        shown = markdown.markdown(text, extensions=["tables", "pymdownx.superfences"])
+        assert shown.count('<div class="highlight">') >= len(blocks(page)), page.name
+        assert "```" not in shown, page.name
 
 
 def test_every_page_is_in_the_site() -> None:
