@@ -16,8 +16,8 @@ LEFT = 56
 RIGHT = 24
 TOP = 44
 BOTTOM = 46
-HIGHEST = 1.1
-"""The efficiency at the top of the plot."""
+LEAST_TOP = 1.1
+"""The efficiency at the top of the plot, unless a point is above it."""
 COLOURS = ("#2a6f97", "#c05621")
 
 
@@ -55,16 +55,40 @@ def efficiency_lines(result: Prediction | Measurement) -> Mapping[str, Line]:
     return lines
 
 
-def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
-    """The plot; ranks are on a logarithmic axis."""
-    ranks = sorted({point.ranks for line in lines.values() for point in line})
-    low = math.log2(ranks[0])
-    high = max(math.log2(ranks[-1]), low + 1)
+class Axes(NamedTuple):
+    """Where a number of ranks and an efficiency are in the plot."""
 
-    def x(count: float) -> float:
-        """The place of a number of ranks."""
-        part = (math.log2(count) - low) / (high - low)
+    fewest: int
+    most: int
+    top: float
+    """The efficiency at the top."""
+
+    def x(self, ranks: float) -> float:
+        """On a logarithmic axis."""
+        low = math.log2(self.fewest)
+        high = max(math.log2(self.most), low + 1)
+        part = (math.log2(ranks) - low) / (high - low)
         return LEFT + part * (WIDTH - LEFT - RIGHT)
+
+    def y(self, efficiency: float) -> float:
+        part_below_top = (self.top - min(efficiency, self.top)) / self.top
+        return TOP + part_below_top * (HEIGHT - TOP - BOTTOM)
+
+    def bar(self, ranks: int, low: float, high: float, colour: str, width: int) -> str:
+        """A vertical line from one efficiency to another."""
+        x = self.x(ranks)
+        ends = (
+            f'x1="{x:.1f}" x2="{x:.1f}" y1="{self.y(low):.1f}" y2="{self.y(high):.1f}"'
+        )
+        return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'
+
+
+def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
+    """The plot."""
+    points = [point for line in lines.values() for point in line]
+    ranks = sorted({point.ranks for point in points})
+    top = max(LEAST_TOP, *(point.efficiency for point in points))
+    axes = Axes(ranks[0], ranks[-1], top)
 
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
     parts = [
@@ -74,34 +98,28 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
         _label(WIDTH / 2, HEIGHT - 8, "ranks; grey: usual"),
     ]
 
-    for percent in range(0, 101, 20):
-        y = _y(percent / 100) + 4
+    for percent in range(0, round(100 * top) + 1, 20 * math.ceil(top / 2)):
+        y = axes.y(percent / 100) + 4
         parts.append(_label(LEFT - 10, y, f"{percent}%", 'text-anchor="end"'))
     for count in ranks:
-        parts.append(_label(x(count), HEIGHT - 26, f"{count:,}"))
+        parts.append(_label(axes.x(count), HEIGHT - 26, f"{count:,}"))
 
     for count, usual in USUAL.items():
         if ranks[0] <= count <= ranks[-1]:
-            parts.append(_bar(x(count), *usual, "#bbb", 12))
+            parts.append(axes.bar(count, *usual, "#bbb", 12))
 
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
-        places = [(x(point.ranks), _y(point.efficiency)) for point in line]
-        path = " ".join(f"{place_x:.1f},{place_y:.1f}" for place_x, place_y in places)
+        places = [(axes.x(point.ranks), axes.y(point.efficiency)) for point in line]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         )
         for point in line:
-            parts.append(_bar(x(point.ranks), point.low, point.high, colour, 2))
+            parts.append(axes.bar(point.ranks, point.low, point.high, colour, 2))
         parts.append(_label(LEFT + 200 * number, 36, name, f'fill="{colour}"'))
 
     return "\n".join([*parts, "</svg>", ""])
-
-
-def _y(efficiency: float) -> float:
-    """The height of an efficiency in the plot."""
-    part_below_top = (HIGHEST - min(efficiency, HIGHEST)) / HIGHEST
-    return TOP + part_below_top * (HEIGHT - TOP - BOTTOM)
 
 
 def _label(
@@ -109,9 +127,3 @@ def _label(
 ) -> str:
     """A text in the plot."""
     return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(label)}</text>'
-
-
-def _bar(x: float, low: float, high: float, colour: str, width: int) -> str:
-    """A vertical line from one efficiency to another."""
-    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{_y(low):.1f}" y2="{_y(high):.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'

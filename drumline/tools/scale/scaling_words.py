@@ -21,6 +21,8 @@ WORTH = 0.02
 WORTH_A_BATCH = 0.05
 """A change is mentioned when it saves this part of a step; one of the batch when it raises the
 efficiency by this."""
+MOST_SPREAD = 0.5
+"""The standard deviation of steps, as a part of a step, from which on efficiencies are not reliable."""
 
 
 def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> list[str]:
@@ -152,6 +154,7 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
             yield from (
                 line for size in sizes if (line := why_below_usual(size, sizes[0]))
             )
+            yield from map(_noise, filter(_is_noisy, sizes))
 
 
 def _measured_row(size: MeasuredSize) -> list[str]:
@@ -178,6 +181,17 @@ def _measured_row(size: MeasuredSize) -> list[str]:
         step_text(size.hidden_communication_s),
         waiting,
     ]
+
+
+def _is_noisy(size: MeasuredSize) -> bool:
+    return size.spread_s > MOST_SPREAD * size.step_s
+
+
+def _noise(size: MeasuredSize) -> str:
+    return (
+        f"{plural(size.ranks, 'rank')}: steps vary by {step_text(size.spread_s)} around {step_text(size.step_s)}, so "
+        "efficiencies with them are not reliable: measure again when nothing else runs there, or with more --steps"
+    )
 
 
 def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:

@@ -9,7 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from drumline.report.scaling_plot import efficiency_lines, efficiency_svg
+from drumline.report.scaling_plot import (
+    BOTTOM,
+    HEIGHT,
+    TOP,
+    EfficiencyPoint,
+    efficiency_lines,
+    efficiency_svg,
+)
 from drumline.runs.profile_result import ProfileResult
 from drumline.tools.prove.killed_run import Leg
 from drumline.tools.scale.measure import MeasureOptions, SizedRuns, measure
@@ -99,6 +106,28 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         "measured, strong scaling",
         "100%",
     } <= {*names}
+
+
+def test_steps_that_vary_too_much_are_reported(tmp_path: Path) -> None:
+    measurement = measure(known_runs(tmp_path, 1, 2), cores=2, gpus=8)
+    assert "steps vary" not in "\n".join(measurement_lines(measurement))
+    first, *others = measurement.sizes
+    noisy = replace(
+        measurement, sizes=(replace(first, step_s=0.145, spread_s=0.14), *others)
+    )
+    text = "1 rank: steps vary by 140 ms around 145 ms, so efficiencies with them are not reliable: measure again"
+    assert text in "\n".join(measurement_lines(noisy))
+
+
+def test_an_efficiency_above_one_is_in_the_plot() -> None:
+    line = [EfficiencyPoint(1, 1.0, 1.0, 1.0), EfficiencyPoint(2, 2.2, 2.4, 2.6)]
+    plot = ElementTree.fromstring(efficiency_svg("digits", {"weak": line}))
+    names = [text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"0%", "80%", "240%"} <= {*names}
+    (path,) = plot.iter("{http://www.w3.org/2000/svg}polyline")
+    heights = [float(place.split(",")[1]) for place in path.attrib["points"].split()]
+    parts = [(HEIGHT - BOTTOM - y) / (HEIGHT - BOTTOM - TOP) for y in heights]
+    assert parts == pytest.approx([1 / 2.4, 1.0], abs=1e-3)
 
 
 def test_ranks_on_the_cpu_share_its_cores_however_many_gpus_there_are(
