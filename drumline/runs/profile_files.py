@@ -39,6 +39,9 @@ the buffers of the model from one. The last is of hooks on gradients and on thei
 
 GRADIENTS = "torch.autograd.grad"
 
+ALLOCATIONS = frozenset({"cudaMalloc", "cudaFree"})
+"""Calls that take memory from CUDA and return it, which torch's allocator needs at first only."""
+
 WasteKind = Literal[
     "padding",
     "repeated_work",

@@ -4,7 +4,7 @@ bottleneck first, each with a prediction, its band and how it was derived. No to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -31,11 +31,18 @@ from drumline.report.profile.bottleneck import (
 )
 from drumline.report.profile.communication_advice import communication_rules
 from drumline.report.profile.data_advice import data_rules
-from drumline.report.profile.host_advice import host_rules
-from drumline.runs.profile_files import FIRST_WITH_COST
-from drumline.runs.profile_result import ProfileResult, RankSteps
+from drumline.report.profile.host_advice import host_rules, loops_between_phases_s
+from drumline.runs.profile_files import ALLOCATIONS, CLIPPING, FIRST_WITH_COST
+from drumline.runs.profile_result import HostSync, ProfileResult, RankSteps
 
+MOST_SYNCS = 3
 WITHOUT_MODES = "leave it out, or use it for some steps only"
+CAPTURED = ("forward", "backward", CLIPPING, "optimizer", "rest")
+"""The phases that a graph has."""
+ALLOCATION_REMEDY = (
+    "leave torch.cuda.empty_cache() out of the step: torch keeps memory for the next one; where it is short of "
+    "memory, use smaller micro-batches"
+)
 
 
 def advise(result: ProfileResult) -> tuple[Advice, ...]:
@@ -203,6 +210,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
 
     step_s = result.step_s
     gaps = result.parts_s["gaps"]
+    capturable_s = gaps * _capturable_part(result)
     idle = gaps + result.parts_s["host_sync"]
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
     of_torch = ("unknown", "cudaEventSynchronize")
@@ -212,13 +220,12 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
 
     if gained > max(MIN_GAIN * step_s, idle / 4):
-        lines = ", ".join(
-            f"{sync.source} ({sync.call}, {sync.calls:.3g} times)" for sync in syncs[:3]
-        )
         yield Advice(
             bottleneck="host_sync",
-            text=f"the device is idle {of_step(result, idle)}, and the host waits for it at {lines}",
-            remedy="leave numbers on the device there, and read them every so many steps",
+            text=f"the device is idle {of_step(result, idle)}, {_what_the_host_does(result, syncs)}",
+            remedy=ALLOCATION_REMEDY
+            if syncs[0].call in ALLOCATIONS
+            else "leave numbers on the device there, and read them every so many steps",
             cost_s=idle,
             saved_s=Savings(gained, idle, max(idle - gaps, gained / 3)),
             derivation=f"the device is busy for {latency(step_s - idle)} and the host for "
@@ -230,13 +237,39 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     ):
         yield Advice(
             bottleneck="launches",
-            text=f"the device waits {of_step(result, gaps)} for the host to launch kernels",
+            text=f"the device waits {of_step(result, capturable_s)} for the host to launch kernels",
             **by_setting(
                 result,
                 {"train.step": "graph"},
                 script='capture the step: torch.compile(mode="reduce-overhead")',
             ),
-            cost_s=gaps,
-            saved_s=Savings(0.8 * gaps, gaps, gaps / 2),
+            cost_s=capturable_s,
+            saved_s=Savings(0.8 * capturable_s, capturable_s, capturable_s / 2),
             derivation="a captured step has few gaps between its kernels",
         )
+
+
+def _capturable_part(result: ProfileResult) -> float:
+    """How much of the host's time in a step is in what a graph has; 1 if phases are not known."""
+    all_s = sum(result.phases_s.values())
+    captured_s = sum(result.phases_s.get(phase, 0.0) for phase in CAPTURED)
+    captured_s = max(0.0, captured_s - loops_between_phases_s(result))
+    return captured_s / all_s if all_s else 1.0
+
+
+def _what_the_host_does(result: ProfileResult, syncs: Sequence[HostSync]) -> str:
+    """While the device is idle."""
+    longest = syncs[:MOST_SYNCS]
+    if longest[0].call in ALLOCATIONS:
+        calls = " and ".join(
+            f"{sync.call} ({sync.calls:.3g} times)"
+            for sync in longest
+            if sync.call in ALLOCATIONS
+        )
+        returned = [line for line in result.lines if "empty_cache" in line.text]
+        return (
+            f"and the host takes memory from CUDA and returns it: {calls}"
+            f"{mostly_at(next(iter(returned), None))}"
+        )
+    lines = [f"{sync.source} ({sync.call}, {sync.calls:.3g} times)" for sync in longest]
+    return f"and the host waits for it at {', '.join(lines)}"

@@ -117,6 +117,7 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
     """Python of the user's inside the step, or a wait in it."""
     slow = find_slow_rank(result)
     slower = None if slow is None else slower_line(slow)
+    slower_s = 0.0 if slow is None else slow.cost_s
     for line in result.lines:
         # A line that cannot run while another thread computes waits for the GIL.
         cost_s = line.cpu_s if busy_threads(result) else line.own_s
@@ -130,6 +131,7 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
             phase,
             line.function,
         )
+        is_named &= cost_s <= slower_s  # all ranks run it, this one for longer
         if is_named or phase not in PYTHON_PHASES:
             continue
         where = "between the phases of the step" if phase == "rest" else f"in {phase}"
@@ -177,6 +179,15 @@ def _is_loop(result: ProfileResult, line: LineCost) -> bool:
     # parameter.
     least = max(LOOPED, OPERATIONS_PER_TENSOR * result.optimizer.num_tensors)
     return max(operations, library_operations) >= least
+
+
+def loops_between_phases_s(result: ProfileResult) -> float:
+    """As clipping by hand, tensor by tensor: they have advice of their own."""
+    return sum(
+        line.seconds
+        for line in result.lines
+        if line.phase == "rest" and _is_loop(result, line)
+    )
 
 
 def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
@@ -435,7 +446,8 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
         or phase.startswith("hook ")
     )
     host_s = max(passes_s + others_s, 1e-12)
-    gaps_s = result.parts_s["gaps"] * (passes_s + optimizer_s) / host_s
+    small_s = max(0.0, passes_s - loops_between_phases_s(result)) + optimizer_s
+    gaps_s = result.parts_s["gaps"] * small_s / host_s
     # Of the optimizer's time, as much is gaps as of what the host does otherwise.
     computes = result.parts_s["compute"] / max(
         result.parts_s["compute"] + gaps_s, 1e-12

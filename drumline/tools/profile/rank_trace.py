@@ -19,7 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drumline.base.untrusted import whole_number
-from drumline.runs.profile_files import DATA_MARK, END_MARK, STEP_MARK
+from drumline.runs.profile_files import (
+    ALLOCATIONS,
+    DATA_MARK,
+    END_MARK,
+    STEP_MARK,
+)
 from drumline.tools.profile.intervals import Intervals, contains, difference, union
 from drumline.tools.profile.trace_file import ON_DEVICE, Event, EventColumns, Mask
 
@@ -30,6 +35,7 @@ WAITS = frozenset(
         "cudaDeviceSynchronize",
         "cudaEventSynchronize",
         "cudaMemcpy",
+        *ALLOCATIONS,
     }
 )
 BLOCKING_COPY_S = 50e-6

@@ -471,6 +471,43 @@ def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
     assert advise(replace(result, device="cpu")) == ()
 
 
+def test_a_graph_has_no_gaps_of_other_phases() -> None:
+    """Numpy in on_device(): it cannot be captured, and the device waits for it."""
+    result = profile(
+        parts={"gaps": 0.08},
+        device="NVIDIA H200",
+        phases_s={"on_device": 0.075, "forward": 0.02, "backward": 0.005},
+    )
+    (advice,) = (item for item in advise(result) if item.bottleneck == "launches")
+    assert advice.cost_s == pytest.approx(0.02), "a quarter of the host's time"
+
+
+def test_memory_that_is_returned_in_each_step_is_not_read_by_the_host() -> None:
+    syncs = (
+        HostSync(source="unknown", call="cudaMalloc", seconds=0.03, calls=190.0),
+        HostSync(source="unknown", call="cudaFree", seconds=0.02, calls=190.0),
+    )
+    emptied = LineCost(
+        phase="rest",
+        source="train.py:45",
+        function="main",
+        text="torch.cuda.empty_cache()",
+        seconds=0.02,
+    )
+    result = profile(
+        parts={"gaps": 0.01, "host_sync": 0.05},
+        device="NVIDIA H200",
+        syncs=syncs,
+        lines=(emptied,),
+    )
+    advice = first(result)
+    assert advice.text == (
+        "the device is idle 60 ms of each 100 ms step, and the host takes memory from CUDA and returns it: cudaMalloc "
+        "(190 times) and cudaFree (190 times), mostly at train.py:45, in main: torch.cuda.empty_cache()"
+    )
+    assert advice.remedy.startswith("leave torch.cuda.empty_cache() out of the step")
+
+
 def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:
     """An eager GPT on an H200, in milliseconds: compute 15.6, data 1.3 and gaps 26.8 of 43.7, but
     21.7 unprofiled."""

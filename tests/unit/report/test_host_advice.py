@@ -130,6 +130,23 @@ def test_a_line_that_runs_the_layers_of_a_model_is_no_loop(
     assert advise(sampled({phase: 0.09}, layers, optimizer=facts)) == ()
 
 
+def test_a_line_that_all_ranks_run_is_named_beside_the_slowest_rank() -> None:
+    clipping = line("rest", 0.06, cpu=1.0)
+    longer = line("rest", 0.09, cpu=1.0)
+    by_rank = [{"waiting_for_rank": 0.02, "gaps": 0.06}, {"gaps": 0.09}]
+    result = profile(critical=(0, 10), by_rank=by_rank, phases_s={"rest": 0.09})
+    ranks = [
+        replace(rank, lines=(rank_line,))
+        for rank, rank_line in zip(result.ranks, (clipping, longer), strict=True)
+    ]
+    slow = replace(result, ranks=tuple(ranks), lines=(line("rest", 0.075, cpu=1.0),))
+    assert [advice.bottleneck for advice in advise(slow)] == ["python", "slow_rank"]
+    alone = replace(slow, lines=(line("rest", 0.015, cpu=1.0),))
+    assert [advice.bottleneck for advice in advise(alone)] == ["slow_rank"], (
+        "its own line is in that advice"
+    )
+
+
 def test_what_has_no_gradient_is_named_with_the_line_that_runs_it() -> None:
     metric = replace(line("forward", 0.03, own=0.0), caller="train.py:50")
     advice = only(sampled({"forward": 0.09}, undifferentiated=(metric,)))
@@ -298,6 +315,10 @@ def test_many_small_parameters_are_counted() -> None:
     phases = {"optimizer": 0.01, "forward": 0.04, "hook Average": 0.05}
     hooked = advise(sampled(phases, line("hook Average", 0.05), optimizer=small))
     assert hooked[0].bottleneck == "hook", "half of the gaps are the hook's"
+    clipped = replace(line("rest", 0.04, cpu=1.0), operations=18_000.0)
+    phases = {"optimizer": 0.01, "forward": 0.03, "rest": 0.06}
+    clipping = advise(sampled(phases, clipped, optimizer=small))
+    assert clipping[0].bottleneck == "python", "a loop over the gradients"
     own = replace(small, name="Signed")
     phases = {"optimizer": 0.05, "forward": 0.05}
     looped = advise(sampled(phases, line("optimizer", 0.05), optimizer=own))
