@@ -232,11 +232,12 @@ def load_checkpoint(
     snapshot = store.read(folder)
     if name not in snapshot.tensors:
         models = sorted(snapshot.tensors.keys() - {"rng"})
+        next_step = "give another checkpoint"
+        if models:
+            next_step = f"load_checkpoint(..., name={models[0]!r})"
         raise CheckpointError(
             f"the checkpoint {folder} holds no {name}, but {join_names(models)}",
-            next_step=f"load_checkpoint(..., name={models[0]!r})"
-            if models
-            else "give another checkpoint",
+            next_step=next_step,
         )
 
     return restore(snapshot, model, optimizer, name=name)

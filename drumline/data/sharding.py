@@ -331,18 +331,21 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     for shard_range in own_shards:
         spans += _spans(start, stop, shard_range, largest, sharding)
 
+    local_range = (stop, stop)
+    if own_shards:
+        local_range = (own_shards[0].low, own_shards[-1].high)
+    next_cursor = Cursor(cursor.epoch, stop)
+    if stop >= length:
+        next_cursor = Cursor(cursor.epoch + 1, 0)
+
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
         stop=stop,
-        local_range=(own_shards[0].low, own_shards[-1].high)
-        if own_shards
-        else (stop, stop),
+        local_range=local_range,
         spans=tuple(spans),
         num_shards=count,
-        next_cursor=Cursor(cursor.epoch, stop)
-        if stop < length
-        else Cursor(cursor.epoch + 1, 0),
+        next_cursor=next_cursor,
     )
 
 

@@ -352,14 +352,16 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
     drawn = []
     for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
         for curve in run.curves:
-            is_divided = len(labels[curve.chart]) > MAX_KINDS_IN_CHART
+            title = curve.chart
+            label = f"{name} {curve.label}"
+            if len(labels[curve.chart]) > MAX_KINDS_IN_CHART:
+                title = f"{curve.chart}: {curve.label}"
+                label = name
             drawn.append(
                 DrawnCurve(
                     curve,
-                    title=f"{curve.chart}: {curve.label}"
-                    if is_divided
-                    else curve.chart,
-                    label=name if is_divided else f"{name} {curve.label}",
+                    title=title,
+                    label=label,
                     colour=colour,
                     dash=int(curve.label != TRAINING),
                 )

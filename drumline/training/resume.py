@@ -231,6 +231,9 @@ def report_recovery(
     failure: Mapping[str, Any], reporter: Reporter, *, step: int
 ) -> None:
     """Called after `step`, the first of this start, when the device has finished it."""
+    lost_steps = None
+    if failure["step"] is not None:
+        lost_steps = max(0, failure["step"] - (step - 1))
     reporter.report(
         "recovered",
         step=step,
@@ -239,9 +242,7 @@ def report_recovery(
         about_host=failure["host"],
         seconds=max(0.0, time.time() - failure["failed_at"]),
         seconds_to_diagnosis=max(0.0, failure["diagnosed_at"] - failure["failed_at"]),
-        lost_steps=None
-        if failure["step"] is None
-        else max(0, failure["step"] - (step - 1)),
+        lost_steps=lost_steps,
     )
 
 

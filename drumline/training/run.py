@@ -317,13 +317,14 @@ class TrainingRun:
                 self.context, self.non_finite, self.ranks, self.facts, saved
             )
 
+        positions: list[Mapping[str, Any]] = []
+        if isinstance(self.start, GroupState):
+            positions = list(self.start.positions.values())
         self.saver = Saver(
             self.context,
             facts=self.facts,
             check_state=self.non_finite.check_state,
-            before=list(self.start.positions.values())
-            if isinstance(self.start, GroupState)
-            else [],
+            before=positions,
         )
         self.resources.callback(self._close_saver)
         writer = self.saver.writer

@@ -485,7 +485,7 @@ class NodeRendezvous(AgentRendezvous):
         return True
 
     def _raise_if_over(self) -> None:
-        """Whether another node has ended the job, or taken the place of this one."""
+        """Raise if another node has ended the job, or taken the place of this one."""
         if failure := self.membership.failure():
             self.membership.set_state(DONE)
             raise self._error(failure["sentence"], "read its output")

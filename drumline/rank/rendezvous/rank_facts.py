@@ -56,6 +56,7 @@ def rank_facts(
     """This rank's facts by group, in JSON's types. `own`: the manager's options; `settings`: the
     user's own."""
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
+    hashes = code_hashes() if same_code else {}
     return {
         "versions": versions(device),
         "variables": {
@@ -74,11 +75,7 @@ def rank_facts(
                 if name not in OWN_TO_A_RANK
             },
         },
-        "code": {
-            f"the code of {name}": digest for name, digest in code_hashes().items()
-        }
-        if same_code
-        else {},
+        "code": {f"the code of {name}": digest for name, digest in hashes.items()},
         "machine": gpu_facts(device),
     }
 

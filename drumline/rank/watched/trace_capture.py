@@ -393,6 +393,9 @@ class TraceCapture:
         """What this rank knows of its steps that is not in the trace."""
         data = ddp_data(self.modules)
         num_steps = self._number - self._steps.start
+        loading_cores = None
+        if self._loading_s:
+            loading_cores = self._loading_cpu_s / self._loading_s
         use = self._use
         job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
@@ -414,9 +417,7 @@ class TraceCapture:
             slow_modes_s=self._slow_modes_s(),
             cpus=tuple(os.sched_getaffinity(0)),
             host_cpus=os.cpu_count(),
-            loading_cores=self._loading_cpu_s / self._loading_s
-            if self._loading_s
-            else None,
+            loading_cores=loading_cores,
             cpu_wait_s=None if use.cpu is None else use.cpu.waited_s / num_steps,
             cpu_run_s=None if use.cpu is None else use.cpu.ran_s / num_steps,
             pauses=tuple(self._pauses),

@@ -144,14 +144,15 @@ def measure_range(
     finally:
         job.close()
 
+    own_optimizer = None
+    if type(task).optimizer is not Task.optimizer:
+        own_optimizer = f"{task_class.__name__}.optimizer()"
     return RangeTest(
         [options.rate(step) for step in range(len(losses))],
         losses,
         diverges(losses),
         config.optim.lr / job.rates.peak,
-        None
-        if type(task).optimizer is Task.optimizer
-        else f"{task_class.__name__}.optimizer()",
+        own_optimizer,
     )
 
 

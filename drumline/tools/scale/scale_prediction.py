@@ -600,6 +600,9 @@ def _size(
     best_bucket = _best_bucket(shape, typical_s)
     best_accumulation = _best_accumulation(shape, typical_s)
     useful = goodput(mean_s, nodes, options)
+    samples_per_day = None
+    if batch is not None:
+        samples_per_day = DAY_S / mean_s * useful * batch * ranks
 
     return PredictedSize(
         nodes=nodes,
@@ -613,9 +616,7 @@ def _size(
         goodput=useful,
         communication_s=max(0.0, mean_s - alone_s - waiting_s),
         waiting_s=waiting_s,
-        samples_per_day=None
-        if batch is None
-        else DAY_S / mean_s * useful * batch * ranks,
+        samples_per_day=samples_per_day,
         cost_per_day=None if options.price is None else options.price * nodes * 24,
         best_bucket_cap_mb=best_bucket.bucket_cap_mb,
         best_bucket_step_s=typical_s(best_bucket),

@@ -292,6 +292,9 @@ def build_job(
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
+    uncapturable = None
+    if in_graph:
+        uncapturable = find_uncapturable(optimizer, config.train.on_nan)
     return Job(
         task=task,
         ddp=ddp,
@@ -317,9 +320,7 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
         step_kind=step_kind,
-        uncapturable=find_uncapturable(optimizer, config.train.on_nan)
-        if in_graph
-        else None,
+        uncapturable=uncapturable,
         group_settings=group_settings(optimizer),
         comm=_power_sgd(config.dist, applied),
         sync=None if groups is None else make_sync(config.dist, model, groups),
@@ -466,12 +467,11 @@ def _build_data(
     train_data = task.train_data()
     eval_sets = evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
+    ranks_of_a_model = 1 if plan is None else plan.num_shards
     facts = {
         "the training data": data_fingerprint,
         **evaluation_facts(eval_sets),
-        "the number of ranks that hold one model": 1
-        if plan is None
-        else plan.num_shards,
+        "the number of ranks that hold one model": ranks_of_a_model,
     }
     if config.train.exact == "elastic":
         facts |= {

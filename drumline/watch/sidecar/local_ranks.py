@@ -338,6 +338,9 @@ class RankObserver:
 
     def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
         """The part of the state that the heartbeat shows."""
+        moved_s = None
+        if heartbeat.num_moves:
+            moved_s = max(0.0, now_s - heartbeat.moved_ns / 1e9)
         return RankState(
             rank=self._rank,
             host=self._host,
@@ -348,9 +351,7 @@ class RankObserver:
             num_marks=heartbeat.num_marks,
             collective=heartbeat.collective,
             num_moves=heartbeat.num_moves,
-            moved_s=max(0.0, now_s - heartbeat.moved_ns / 1e9)
-            if heartbeat.num_moves
-            else None,
+            moved_s=moved_s,
             age_s=max(0.0, now_s - heartbeat.since_ns / 1e9),
             failure=heartbeat.failure,
             failure_kind=heartbeat.failure_kind,
