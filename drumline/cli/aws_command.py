@@ -66,13 +66,13 @@ from drumline.launch.node_plan import task_program
 from drumline.launch.ssh.client import SSH_FAILED, last_line, not_reached, ssh_words
 from drumline.runs.run_folder import run_name
 
+FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP_FLAG}}
 MADE: Mapping[str, FlagTable] = {
-    "where": {**WHERE, **HELP_FLAG},
+    **FOUND,
     "the cluster": CLUSTER,
     "how it is reached, and what exists already": REACH,
     "when it ends  Also when this machine is off.": ENDS,
 }
-FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP_FLAG}}
 DELETE: FlagTable = {
     "delete-data": switch("Delete the volume with its data too [it is kept]."),
     "any-owner": switch("Remove it also if another identity made it [it is refused]."),
@@ -315,9 +315,7 @@ class _CloudJob:
         stack = find_cluster(account, settings)
         if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
             state = (
-                "does not exist"
-                if stack is None
-                else f"is in the state {stack['StackStatus']}"
+                f"is in the state {stack['StackStatus']}" if stack else "does not exist"
             )
             raise UsageError(
                 f"the cluster {settings.name} {state} in {account.region}",
@@ -428,7 +426,7 @@ class _CloudJob:
     def _report_lost(self) -> bool:
         """Have AWS replace nodes that do not answer, which it notices late. If none answers, the
         fault may be here."""
-        failed, _ = self._prepare(self._nodes)
+        failed, _ = self._prepare()
         lost = [node for node, code in failed.items() if code == SSH_FAILED]
         if len(lost) == len(self._nodes):
             return False
@@ -446,22 +444,24 @@ class _CloudJob:
 
         return bool(lost)
 
-    def find_nodes(self) -> Sequence[CloudNode]:
+    def find_nodes(self) -> None:
         """Those that the cluster has now, and how ssh reaches them."""
-        nodes = nodes_of(self._account, self._settings.name)
+        self._nodes = nodes_of(self._account, self._settings.name)
         config = ssh_config(
-            self._account, nodes, by_ssm=self._by_ssm, profile=self._settings.profile
+            self._account,
+            self._nodes,
+            by_ssm=self._by_ssm,
+            profile=self._settings.profile,
         )
         self._config.write_text(config, encoding="utf-8")
-        self._nodes = nodes
-        return nodes
 
     def await_nodes(self) -> None:
         """Until all nodes of the cluster run, and each has this folder and everything installed."""
         deadline = time.monotonic() + READY_S
         while True:
-            nodes = self.find_nodes()
-            waiting, reason = self._prepare(nodes)
+            self.find_nodes()
+            nodes = self._nodes
+            waiting, reason = self._prepare()
             if len(nodes) == self._num_nodes and not waiting:
                 show_step("")
                 return
@@ -490,12 +490,10 @@ class _CloudJob:
             )
             time.sleep(POLL_S)
 
-    def _prepare(
-        self, nodes: Sequence[CloudNode]
-    ) -> tuple[dict[CloudNode, int], DrumlineError | None]:
+    def _prepare(self) -> tuple[dict[CloudNode, int], DrumlineError | None]:
         """Make this folder on each node, with drumline; those that are not ready, with their exit
         codes, and the last reason. Raises where drumline cannot be installed."""
-        started = [(node, self._start_preparing(node)) for node in nodes]
+        started = [(node, self._start_preparing(node)) for node in self._nodes]
         waiting: dict[CloudNode, int] = {}
         reason: DrumlineError | None = None
 

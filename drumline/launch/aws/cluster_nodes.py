@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from drumline.base.text import duration, file_size, plural
-from drumline.launch.aws.account import Account, Described
+from drumline.launch.aws.account import Account
 from drumline.launch.aws.stack import (
     TAG,
     instances,
@@ -56,7 +56,19 @@ def status_lines(account: Account) -> Iterator[str]:
         filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"]
     )
     for stack in clusters:
-        yield from _cluster_lines(account, stack)
+        parameters = parameters_of(stack)
+        name = tags_of(stack)[TAG]
+        now = datetime.now(UTC)
+        age = duration((now - stack["CreationTime"]).total_seconds())
+        nodes = nodes_of(account, name)
+        yield (
+            f"{name}: {stack['StackStatus']}, {len(nodes)} of {parameters.get('NodeCount')} x "
+            f"{parameters.get('InstanceType')} ({parameters.get('Market')}) run in {parameters.get('Zone')} "
+            f"since {age}; so far {price_words(stack, now)}; ends at {parameters.get('EndsAt')} at the latest"
+        )
+        yield f"  made by {owner_of(stack)} at {made_at(stack)}"
+        for node in nodes:
+            yield f"  {node.address}  {node.public_address or '-'}  {node.id}"
 
     names = {tags_of(stack)[TAG] for stack in clusters}
     for volume in kept_volumes(account):
@@ -65,24 +77,6 @@ def status_lines(account: Account) -> Iterator[str]:
             yield f"{name}: only its volume {volume['FileSystemId']} is left ({size})"
 
     yield f"{plural(len(clusters), 'cluster')} in {account.region}"
-
-
-def _cluster_lines(account: Account, stack: Described) -> Iterator[str]:
-    """One cluster: its state, what it has cost, who made it, and its nodes."""
-    parameters = parameters_of(stack)
-    name = tags_of(stack)[TAG]
-    now = datetime.now(UTC)
-    age = duration((now - stack["CreationTime"]).total_seconds())
-    nodes = nodes_of(account, name)
-    yield (
-        f"{name}: {stack['StackStatus']}, {len(nodes)} of {parameters.get('NodeCount')} x "
-        f"{parameters.get('InstanceType')} ({parameters.get('Market')}) run in {parameters.get('Zone')} since {age}; "
-        f"so far {price_words(stack, now)}; ends at {parameters.get('EndsAt')} at the latest"
-    )
-    yield f"  made by {owner_of(stack)} at {made_at(stack)}"
-    yield from (
-        f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes
-    )
 
 
 def ssh_config(

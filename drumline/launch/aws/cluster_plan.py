@@ -58,33 +58,28 @@ class ClusterPlan:
 
     def lines(self) -> list[str]:
         """What the user confirms."""
+        hours = self.settings.hours
         total = prices.Cost(
             "together, beside EFS and traffic",
             sum(cost.an_hour for cost in self.costs),
             sum(cost.most_an_hour for cost in self.costs),
         )
-        return render(
-            "aws/plan.txt.j2",
-            plan=self,
-            table=columns(list(self._rows(total)), right=(1, 2)),
-            total=total,
-            prices=prices,
-        ).splitlines()
-
-    def _rows(self, total: prices.Cost) -> Iterator[tuple[str, str, str]]:
-        """What is made, with its price of an hour now, and until the end at most."""
-        hours = self.settings.hours
-        yield "what is made", "an hour", f"{hours:g} h at most"
-        for cost in self.costs:
-            yield cost.row(hours)
+        rows = [("what is made", "an hour", f"{hours:g} h at most")]
+        rows += [cost.row(hours) for cost in self.costs]
         if not self.parameters["SubnetId"]:
-            yield "VPC with a gateway endpoint for S3", "free", "free"
+            rows.append(("VPC with a gateway endpoint for S3", "free", "free"))
         group = "security group, role, launch template, Auto Scaling group"
-        yield group, "free", "free"
+        rows.append((group, "free", "free"))
         if not self.parameters["VolumeId"]:
             price = prices.dollars(self.volume_price)
-            yield f"encrypted EFS volume, {price} for a GB a month", "by use", "by use"
-        yield total.row(hours)
+            volume = f"encrypted EFS volume, {price} for a GB a month"
+            rows.append((volume, "by use", "by use"))
+        rows.append(total.row(hours))
+
+        table = columns(rows, right=(1, 2))
+        return render(
+            "aws/plan.txt.j2", plan=self, table=table, total=total, prices=prices
+        ).splitlines()
 
 
 def make_plan(
@@ -284,7 +279,6 @@ def _parameters(
     is_public: bool,
 ) -> dict[str, str]:
     """Those of the stack that follow from the settings."""
-    has_one_card = hardware.num_cards == 1
     limit = settings.max_price if settings.spot else None
     ssh_from = own_network() if settings.ssh_from == ME else settings.ssh_from
     ends = datetime.now(UTC) + timedelta(hours=settings.hours)
@@ -295,7 +289,7 @@ def _parameters(
         "DiskGiB": settings.disk,
         "MaxPrice": f"{limit:g}" if limit else "",
         "PlacementGroup": settings.placement_group,
-        "Efa": has_one_card and hardware.num_efas > 0,
+        "Efa": hardware.num_cards == 1 and hardware.num_efas > 0,
         "Reservation": settings.reservation,
         "Bucket": settings.bucket,
         "GpuCount": hardware.num_gpus,
@@ -305,7 +299,6 @@ def _parameters(
         "VpcId": subnet.get("VpcId"),
         "SubnetId": settings.subnet,
         "PublicAddress": is_public,
-        "NatGateway": not has_one_card and not subnet,
         "EndsAt": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "IdleMinutes": settings.idle_minutes,
         "Requirements": " ".join(settings.requirements),
@@ -376,11 +369,10 @@ def _costs(
     """What is paid by the hour."""
     nodes = settings.nodes
     instances = f"{nodes} x {settings.type} ({parameters['Market']})"
+    limit = price
     if settings.spot:
         limit = settings.max_price or prices.UNKNOWN
-        yield prices.Cost(instances, price * nodes, limit * nodes)
-    else:
-        yield prices.fixed_cost(instances, price, nodes)
+    yield prices.Cost(instances, price * nodes, limit * nodes)
 
     month = prices.listed_price(account, "disk")
     disks = f"{nodes} x encrypted disk of {settings.disk} GiB"
@@ -389,8 +381,7 @@ def _costs(
     if parameters["PublicAddress"] == "true":
         address_price = prices.listed_price(account, "address")
         yield prices.fixed_cost(f"{nodes} x public address", address_price, nodes)
-
-    if parameters["NatGateway"] == "true":
+    elif not settings.subnet:
         what = "NAT gateway until `down`, without what passes through it"
         yield prices.fixed_cost(
             what, prices.listed_price(account, "nat"), ends_with_nodes=False

@@ -714,15 +714,8 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
         ),
     )
     parameters = plan.parameters
-    assert (
-        parameters["NatGateway"],
-        parameters["PublicAddress"],
-        parameters["Efa"],
-    ) == (
-        "true",
-        "false",
-        "false",
-    )
+    assert (parameters["PublicAddress"], parameters["Efa"]) == ("false", "false")
+    assert "NAT gateway until `down`" in plan.costs[-1].what
     assert (
         template_text(plan.hardware, {}).count('"InterfaceType": "efa-only"')
         == plan.hardware.num_efas
