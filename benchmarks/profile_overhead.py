@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.heartbeats import described
 from benchmarks.ranks import start_ranks
 from drumline.base.rank_environment import Topology
-from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.rank.profiled.trace_capture import TraceCapture
 from drumline.runs.profile_files import JobFacts
 
 WARM_UP = 10

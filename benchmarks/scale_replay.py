@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.rank_environment import Topology
-from drumline.rank.watched.step_observation import CpuWait
-from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.rank.profiled.step_observation import CpuWait
+from drumline.rank.profiled.trace_capture import TraceCapture
 from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 
 LAYERS = 24

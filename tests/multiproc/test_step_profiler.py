@@ -14,7 +14,7 @@ from torch import nn
 
 from drumline.base.rank_environment import Topology
 from drumline.base.text import MIB
-from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.rank.profiled.trace_capture import TraceCapture
 from drumline.report.profile.bucket_plan import filled
 from drumline.report.profile.profile_words import headline
 from drumline.runs.profile_files import JobFacts

@@ -249,7 +249,7 @@ class ScriptProfile:
         )
 
         from drumline.config.rules import profiled_steps
-        from drumline.rank.watched.trace_capture import TraceCapture
+        from drumline.rank.profiled.trace_capture import TraceCapture
         from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 
         steps = profiled_steps(self._steps)

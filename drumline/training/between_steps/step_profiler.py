@@ -11,8 +11,8 @@ from drumline.data.delivery import Delivery
 from drumline.data.loader import Step
 from drumline.data.sharding import spans_of_full_batch
 from drumline.parallel.wrap import LiveBuffers
-from drumline.rank.watched.stack_sampler import END, code_of
-from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.rank.profiled.stack_sampler import END, code_of
+from drumline.rank.profiled.trace_capture import TraceCapture
 from drumline.runs.profile_files import BUFFERS, PROFILE_FOLDER, JobFacts
 from drumline.runs.run_folder import writing_to
 from drumline.training.between_steps.saver import Saver

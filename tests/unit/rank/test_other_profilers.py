@@ -10,7 +10,7 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 
-from drumline.rank.watched.other_profilers import CALLS, OtherProfilers
+from drumline.rank.profiled.other_profilers import CALLS, OtherProfilers
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from drumline.rank.watched.slow_modes import (
+from drumline.rank.profiled.slow_modes import (
     ANOMALY,
     ANOMALY_CALLS,
     FOLLOWER,

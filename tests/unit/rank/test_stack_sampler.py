@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.rank.watched.stack_sampler import (
+from drumline.rank.profiled.stack_sampler import (
     END,
     SWITCH_INTERVAL_S,
     StackSampler,
@@ -223,7 +223,7 @@ def test_a_teacher_in_evaluation_mode_is_a_part_of_the_forward_pass() -> None:
 
 SAMPLED_AS_OFTEN_AS_POSSIBLE = """
 import time, torch
-from drumline.rank.watched import stack_sampler
+from drumline.rank.profiled import stack_sampler
 
 stack_sampler.FIRST_INTERVAL_S = 0
 stack_sampler.SAMPLES_PER_INTERVAL = 10**9

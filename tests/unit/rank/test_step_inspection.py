@@ -12,8 +12,8 @@ from torch.overrides import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from drumline.rank.watched import step_inspection
-from drumline.rank.watched.step_inspection import StepInspection, padding_of
+from drumline.rank.profiled import step_inspection
+from drumline.rank.profiled.step_inspection import StepInspection, padding_of
 from drumline.runs.profile_files import WastedWork
 
 SAMPLES = torch.rand(16, 32)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from drumline.base.processes import thread_times
-from drumline.rank.watched.step_observation import (
+from drumline.rank.profiled.step_observation import (
     SYNCHRONIZES,
     ChildTimes,
     CpuWait,
@@ -66,7 +66,7 @@ def test_nothing_is_known_where_the_kernel_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "drumline.rank.watched.step_observation.thread_times", lambda pid: {}
+        "drumline.rank.profiled.step_observation.thread_times", lambda pid: {}
     )
     wait = CpuWait()
     assert wait.stop() is None

@@ -22,9 +22,9 @@ from torch.optim.optimizer import (
 from drumline.base.errors import TrainingError
 from drumline.base.rank_environment import Topology
 from drumline.parallel.scripts.torch_hooks import ScriptProfile
-from drumline.rank.watched import trace_capture
-from drumline.rank.watched.slow_modes import ANOMALY, ANOMALY_CALLS, TRACER
-from drumline.rank.watched.trace_capture import TraceCapture, unused_gradients
+from drumline.rank.profiled import trace_capture
+from drumline.rank.profiled.slow_modes import ANOMALY, ANOMALY_CALLS, TRACER
+from drumline.rank.profiled.trace_capture import TraceCapture, unused_gradients
 from drumline.runs.profile_files import (
     FIRST_WITH_COST,
     JobFacts,

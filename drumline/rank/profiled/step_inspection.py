@@ -23,8 +23,8 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from drumline.rank.profiled.stack_sampler import line_of_user
 from drumline.rank.torch_internals import has_compiled, is_in_backward, pytree
-from drumline.rank.watched.stack_sampler import line_of_user
 from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
 
 MOST_CALLS = 10_000

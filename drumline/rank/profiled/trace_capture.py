@@ -24,15 +24,9 @@ from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB, print_message
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
-from drumline.rank.torch_internals import (
-    ddp_measurements,
-    names_ignored_by_ddp,
-    recorded_collectives,
-    uses_gloo,
-)
-from drumline.rank.watched.other_profilers import OtherProfilers
-from drumline.rank.watched.slow_modes import SlowModes, python_tracers
-from drumline.rank.watched.stack_sampler import (
+from drumline.rank.profiled.other_profilers import OtherProfilers
+from drumline.rank.profiled.slow_modes import SlowModes, python_tracers
+from drumline.rank.profiled.stack_sampler import (
     BUSY_THREAD,
     Phases,
     StackSampler,
@@ -40,8 +34,14 @@ from drumline.rank.watched.stack_sampler import (
     other_threads_ns,
     phases_of_torch,
 )
-from drumline.rank.watched.step_inspection import StepInspection
-from drumline.rank.watched.step_observation import StepObservation, StepUse
+from drumline.rank.profiled.step_inspection import StepInspection
+from drumline.rank.profiled.step_observation import StepObservation, StepUse
+from drumline.rank.torch_internals import (
+    ddp_measurements,
+    names_ignored_by_ddp,
+    recorded_collectives,
+    uses_gloo,
+)
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from drumline.base.processes import ThreadTimes, descendants, read_stat, thread_times
-from drumline.rank.watched.stack_sampler import NEW_THREAD, StackSampler
+from drumline.rank.profiled.stack_sampler import NEW_THREAD, StackSampler
 from drumline.runs.profile_files import ProcessUse, StackSamples, WorkerUse
 
 MOST_SYNC_LINES = 10_000

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch.autograd import profiler
 
-from drumline.rank.watched.stack_sampler import NO_LINE, line_of_user
+from drumline.rank.profiled.stack_sampler import NO_LINE, line_of_user
 from drumline.runs.profile_files import SampledLine
 
 CALLS: dict[str, Callable[..., Any]] = {
