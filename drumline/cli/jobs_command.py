@@ -69,8 +69,8 @@ def run(argv: Sequence[str]) -> int:
         show_json(jobs, indent=1)
     elif jobs:
         show_lines(columns([HEADINGS, *map(_cells, jobs)]))
-    else:
-        where = ", ".join(host.address for host in answers.job.hosts)
+    elif reached := [host for host in answers.job.hosts if host not in answers.errors]:
+        where = ", ".join(host.address for host in reached)
         show_lines([f"there are no detached jobs on {where}"])
 
     for error in answers.errors.values():

@@ -76,6 +76,7 @@ def test_a_job_runs_on_without_the_laptop(make_cluster: Callable[..., Cluster]) 
     shown.send(signal.SIGINT)
     assert shown.wait() == 0
     assert f"detached; {name} continues" in shown.text()
+    assert "was lost" not in shown.text()
 
     shown = cluster.start("attach", name, "--hosts", "a,b")
     shown.wait_for("[b 1] rank 1 of 2")

@@ -216,6 +216,8 @@ class _Attached(Conversation):
 
     def _lost(self, remote: Remote) -> None:
         super()._lost(remote)
+        if self.is_detached:
+            return
         what = self.errors[remote.host].what
         self.warn(
             f"{what}; what its ranks write is not shown, and the job continues without this command"
