@@ -239,7 +239,7 @@ def test_an_interrupted_check_has_no_result_on_the_other_nodes(tmp_path: Path) -
         text=True,
     )
     deadline = time.monotonic() + 60
-    while "2 of 2 hosts answer" not in log.read_text():
+    while "2 of 2 hosts answered" not in log.read_text():
         assert first.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)

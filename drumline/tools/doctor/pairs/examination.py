@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import PreflightError
+from drumline.base.text import plural
 from drumline.base.untrusted import from_json
 from drumline.launch.ssh.client import no_client, ssh_problem
 from drumline.launch.ssh.host_connection import HostConnection
@@ -219,10 +220,10 @@ class Coordinator:
 
     async def start(self) -> None:
         """Connect to all hosts, and ask them who they are."""
-        num_hosts = len(self.survey.hosts)
-        self.progress(f"{num_hosts} hosts: starting the doctor on each")
+        hosts = plural(len(self.survey.hosts), "host")
+        self.progress(f"{hosts}: starting the doctor on each")
         await asyncio.gather(*map(self._start, self.clients))
-        self.progress(f"{len(self.survey.present())} of {num_hosts} hosts answer")
+        self.progress(f"{len(self.survey.present())} of {hosts} answered")
 
     async def close(self, **last: Any) -> None:
         """`last`: sent to every host with the request to exit."""
