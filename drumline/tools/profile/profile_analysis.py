@@ -221,6 +221,7 @@ def result_of(
 
     all_steps = [step for steps_of_rank in steps.values() for step in steps_of_rank]
     all_traces = list(traces.values())
+    all_facts = list(facts.values())
     first_rank = min(facts)
     first = facts[first_rank]
     first_trace = traces[first_rank]
@@ -231,12 +232,12 @@ def result_of(
         **vars(mean_over_ranks(list(phases.values()))),
         **{name: getattr(first, name) for name in OF_FIRST_RANK},
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
-        num_nodes=len({rank_facts.host for rank_facts in facts.values()}),
+        num_nodes=len({rank_facts.host for rank_facts in all_facts}),
         num_steps=min(len(steps_of_rank) for steps_of_rank in steps.values()),
         step_s=fmean(fmean(rank.step_s) for rank in ranks),
         parts_s={part: fmean(rank.parts_s[part] for rank in ranks) for part in PARTS},
         hidden_communication_s=fmean(rank.hidden_communication_s for rank in ranks),
-        pauses_s=mean_phases([pauses_of(rank_facts) for rank_facts in facts.values()]),
+        pauses_s=mean_phases(list(map(pauses_of, all_facts))),
         ranks=tuple(ranks),
         buckets=tuple(buckets),
         reductions=reductions_of(first, len(buckets)),
@@ -247,16 +248,14 @@ def result_of(
         kernels=tuple(top_kernels(all_traces)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
-        slow_modes_s=mean_known(
-            rank_facts.slow_modes_s for rank_facts in facts.values()
-        ),
+        slow_modes_s=mean_known(rank_facts.slow_modes_s for rank_facts in all_facts),
         unprofiled_step_s=mean_known(
-            rank_facts.unprofiled_step_s for rank_facts in facts.values()
+            rank_facts.unprofiled_step_s for rank_facts in all_facts
         ),
         cores_per_rank=cores_per_rank(facts),
         loading_cores=first.loading_cores if loads_itself else None,
         process=max(
-            filter(None, (rank_facts.process for rank_facts in facts.values())),
+            filter(None, (rank_facts.process for rank_facts in all_facts)),
             key=lambda use: use.cores + use.waiting,
             default=None,
         ),
