@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
@@ -247,14 +248,8 @@ def _launch(argv: Sequence[str]) -> int:
     if not flags.positional:
         problems.append("no TASK or SCRIPT.py was given")
 
-    account, settings = account_and_settings(
-        {name: value for name, value in flags.values.items() if name in OF_LAUNCH},
-        problems,
-        "launch",
-    )
-    target, *arguments = flags.positional
-    with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
-        job = _CloudJob(account, settings, Path(folder), flags.values.identity)
+    with _cloud_job(flags.values, problems, "launch") as job:
+        target, *arguments = flags.positional
         job.await_nodes()
         if flags.values.get("doctor", True):
             job.check_pairs()
@@ -262,13 +257,22 @@ def _launch(argv: Sequence[str]) -> int:
         return job.run([*_launch_words(flags.values, target), target, *task_words])
 
 
+@contextmanager
+def _cloud_job(
+    values: FlagValues, problems: list[str], verb: str
+) -> Iterator[_CloudJob]:
+    """Of the cluster that the flags name. `problems`: those of the command line."""
+    named = {name: value for name, value in values.items() if name in OF_LAUNCH}
+    account, settings = account_and_settings(named, problems, verb)
+    with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
+        yield _CloudJob(account, settings, Path(folder), values.identity)
+
+
 def _follow(verb: str, argv: Sequence[str]) -> int:
     """`drumline jobs`, `attach` or `stop`, with the cluster's nodes as the hosts."""
     table = {**FOLLOW, **(stop_command.OWN_FLAGS if verb == "stop" else {})}
     flags = read_command(f"aws {verb}", argv, {"": table}, f"usage: {LINES[verb]}\n")
-    account, settings = account_and_settings(flags.values, [], verb)
-    with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
-        job = _CloudJob(account, settings, Path(folder), flags.values.identity)
+    with _cloud_job(flags.values, [], verb) as job:
         job.find_nodes()
         save = ["--save"] if flags.values.save else []
         return int(FOLLOWERS[verb].run([*job.hosts(), *save, *flags.positional]))
@@ -326,12 +330,6 @@ class _CloudJob:
         self._by_ssm = parameters["SessionManager"] == "true"
         self._num_nodes = int(parameters["NodeCount"])
         self.is_spot = parameters["Market"] == "spot"
-        if not parameters["KeyName"]:
-            raise UsageError(
-                f"the cluster {settings.name} was made without --key, and launch needs ssh",
-                next_step="remove it and make it with --key NAME and --ssh-from me, or --ssm",
-            )
-
         if self._by_ssm:
             check_session_manager(
                 f"the cluster {settings.name} was made with --ssm, which"
@@ -435,12 +433,13 @@ class _CloudJob:
             print_message(
                 f"{node.address} ({node.id}) does not answer: asking AWS to replace it"
             )
-            health = {
-                "InstanceId": node.id,
-                "HealthStatus": "Unhealthy",
-                "ShouldRespectGracePeriod": False,
-            }
-            self._account.call("autoscaling", "set_instance_health", **health)
+            self._account.call(
+                "autoscaling",
+                "set_instance_health",
+                InstanceId=node.id,
+                HealthStatus="Unhealthy",
+                ShouldRespectGracePeriod=False,
+            )
 
         return bool(lost)
 

@@ -102,11 +102,10 @@ class Account:
         with self._explained(service) as client:
             if client.can_paginate(operation):
                 pages = client.get_paginator(operation).paginate(**arguments)
+                answer = pages.build_full_result()
             else:
-                pages = [getattr(client, operation)(**arguments)]
-            return [
-                item for page in pages for item in jmespath.search(what, page) or ()
-            ]
+                answer = getattr(client, operation)(**arguments)
+            return list(jmespath.search(what, answer) or ())
 
     def identity(self) -> str:
         """The user or role that makes the calls, as the value of a tag."""

@@ -67,7 +67,7 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
     """The arguments of `create_stack`."""
     tags = {
         stacks.TAG: plan.settings.name,
-        stacks.OWNER_TAG: plan.parameters.get("Owner", ""),
+        stacks.OWNER_TAG: plan.parameters["Owner"],
         **stacks.price_tags(plan.costs),
         **plan.settings.tags,
     }
@@ -222,9 +222,10 @@ def _remove(
     try:
         take_down(account, settings, progress, delete_data=False, stack_id=stack)
     except AwsError as refused:
-        down = f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete"
-        left = f"{what}; not all that was made is removed: {refused.what}"
-        raise AwsError(left, next_step=down) from refused
+        raise AwsError(
+            f"{what}; not all that was made is removed: {refused.what}",
+            next_step=f"drumline aws down --name {settings.name} removes it, or names what AWS cannot delete",
+        ) from refused
 
 
 def _refill(account: Account, plan: ClusterPlan) -> None:

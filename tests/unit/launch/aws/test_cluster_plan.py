@@ -273,7 +273,7 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
     plan = ClusterPlan(
         settings=ClusterSettings(name="t"),
         hardware=G6,
-        parameters={},
+        parameters={"Owner": ""},
         costs=(fixed_cost("nodes", 4.5),),
         volume_price=UNKNOWN,
         notes=(),

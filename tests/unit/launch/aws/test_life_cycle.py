@@ -660,7 +660,7 @@ def make_a_plan() -> ClusterPlan:
     return ClusterPlan(
         settings=settings,
         hardware=hardware,
-        parameters={},
+        parameters={"Owner": ""},
         costs=(Cost("x", 1.0, UNKNOWN),),
         volume_price=UNKNOWN,
         notes=(),
