@@ -117,7 +117,7 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
         if newest is None:
             raise CheckpointError(
                 as_list(f"there is no complete checkpoint in {run}", reasons),
-                next_step="give the folder of a run of drumline train",
+                next_step="rerun its command until it saves, or give another run",
             )
         if which == "last":
             if reasons and prints:
