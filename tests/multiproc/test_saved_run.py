@@ -176,7 +176,7 @@ def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     with pytest.raises(
         CheckpointError,
-        match=r"no complete checkpoint in .*\n  - step-00000003 was skipped: .*\n  try: rerun its command until it saves",
+        match=r"no complete checkpoint in .*\n  - step-00000003 was skipped: .*\n  try: rerun its command",
     ):
         find_checkpoint(tmp_path, "last")
     damaged = tmp_path / "damaged"
