@@ -315,7 +315,6 @@ class _CloudJob:
     ) -> None:
         self._account = account
         self._settings = settings
-        self._identity = identity
         stack = find_cluster(account, settings)
         if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
             state = (
@@ -338,6 +337,9 @@ class _CloudJob:
         key = ["--identity", identity] if identity else []
         self._follow = ["drumline", "aws", "{verb}", "{job}", *_place(settings), *key]
         self._config = folder / "ssh_config"
+        self._ssh = ["ssh", "-F", str(self._config)]
+        if identity:
+            self._ssh += ["-i", identity]
         self._wheel = Path(os.devnull)
         self._prepare_words = ["sudo", PREPARE, str(Path.cwd())]
         if parameters.get("CopiesDrumline") == "true":
@@ -383,16 +385,10 @@ class _CloudJob:
             "--hosts",
             hosts,
             "--ssh",
-            shlex.join(self._client()),
+            shlex.join(self._ssh),
             "--python",
             PYTHON,
         ]
-
-    def _client(self) -> list[str]:
-        client = ["ssh", "-F", str(self._config)]
-        if self._identity:
-            client += ["-i", self._identity]
-        return client
 
     def _was_replaced(self, code: int) -> bool:
         """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
@@ -517,9 +513,7 @@ class _CloudJob:
 
     def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
         host = Host(node.address)
-        words = ssh_words(
-            self._client(), host, self._prepare_words, cwd=PurePosixPath("/")
-        )
+        words = ssh_words(self._ssh, host, self._prepare_words, cwd=PurePosixPath("/"))
         with self._wheel.open("rb") as wheel:
             return subprocess.Popen(
                 words, stdin=wheel, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
