@@ -85,6 +85,14 @@ SCHEDULED = (
     "net, data = accelerator.prepare(net, data)\nsteps = len(data) * 3\n"
     "schedule = CALL\nschedule = accelerator.prepare(schedule)\n"
 )
+NODES = (
+    IMPORTS + "import argparse\nimport torch.multiprocessing as mp\n"
+    "def work(gpu, args):\n    args.world_size = args.nodes * args.gpus\n"
+    "    dist.init_process_group('nccl', world_size=args.world_size, rank=gpu)\n"
+    "parser = argparse.ArgumentParser()\nparser.add_argument('--gpus', type=int)\n"
+    "parser.add_argument('--nodes', type=int, default=COUNT)\nargs = parser.parse_args()\n"
+    "mp.spawn(work, nprocs=args.gpus, args=(args,))\n"
+)
 SPAWNED_TRACKER = (
     "import torch.distributed as dist\nimport torch.multiprocessing as mp\nimport wandb\n"
     "def train(rank, size):\n    dist.init_process_group('nccl', rank=rank, world_size=size)\n"
@@ -467,6 +475,19 @@ SEVERITIES = {
         + "if dist.get_rank() == 0:\n    save_card(base_model=args.pretrained_path)\n"
         "load(args.pretrained_path)\n",
         None,
+    ),
+    "the local rank on two nodes": (
+        "DL074",
+        NODES.replace("COUNT", "2"),
+        Severity.WARNING,
+    ),
+    "the local rank on one node": ("DL074", NODES.replace("COUNT", "1"), Severity.NOTE),
+    "a tracker of a trainer that joins as it is made": (
+        "DL023",
+        IMPORTS + "import wandb\nclass Trainer:\n    def __init__(self):\n"
+        "        dist.init_process_group('nccl')\n    def fit(self):\n        wandb.init()\n"
+        "Trainer().fit()\n",
+        Severity.WARNING,
     ),
     "ranks of which there is one": (
         "DL023",

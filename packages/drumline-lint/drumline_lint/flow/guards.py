@@ -31,6 +31,7 @@ from drumline_lint.program.ranks import OF_VARIABLE, is_world_size
 from drumline_lint.program.tree import (
     FUNCTIONS,
     FunctionNode,
+    ancestors,
     called_name,
     calls_beside,
     enclosing_class,
@@ -165,12 +166,17 @@ def _joins_before(program: Program, node: ast.AST) -> bool:
     variables."""
     scope = scope_of(node)
     return any(
-        is_after(node, part)
+        (is_after(node, part) or _is_evaluated_before(node, part))
         and joins(program, part)
         and not are_exclusive(program, part, node)
         and not is_dead(program, part)
         for part in nodes_in(scope, ast.Call, ast.Subscript)
     )
+
+
+def _is_evaluated_before(call: ast.AST, part: ast.AST) -> bool:
+    """`Trainer(config)`, in `Trainer(config).fit()`"""
+    return isinstance(call, ast.Call) and call in ancestors(part)
 
 
 def joins(program: Program, part: ast.AST) -> bool:

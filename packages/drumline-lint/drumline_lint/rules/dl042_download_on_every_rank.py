@@ -27,7 +27,9 @@ from drumline_lint.training.saves import is_own
 RULE = rule("DL042", in_tests=False)
 _FETCHING = tuple(
     "urllib.request.urlretrieve torch.hub.download_url_to_file wget.download gdown.download "
-    "torchvision.datasets.utils.download_url".split()
+    "torchvision.datasets.utils.download_url "
+    "torchvision.datasets.utils.download_and_extract_archive "
+    "torchvision.datasets.utils.download_file_from_google_drive".split()
 )
 _WRAPPING_LEFT_OUT = re.compile(
     r"^[ \t]*#.*\b(?:DistributedDataParallel|DDP)\(", re.MULTILINE

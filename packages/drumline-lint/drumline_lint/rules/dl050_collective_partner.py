@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions, rank_tests_at
 from drumline_lint.flow.distributed import is_of_ranks
+from drumline_lint.flow.loops import loop_around
 from drumline_lint.program.calls import argument
 from drumline_lint.program.origins import is_rank, parts
 from drumline_lint.program.program import Program
@@ -30,7 +31,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if _is_own_group(program, call):
             message = "each rank makes only its own group, and every rank must make all groups"
             yield RULE.at(source, call, message, severity=severity)
-        elif _is_of_members(call):
+        elif _is_of_members(call) or _is_of_some_ranks(program, call):
             message = (
                 "only its members make this group, and every rank must make all groups"
             )
@@ -49,6 +50,26 @@ def _is_of_members(call: ast.Call) -> bool:
         and ast.unparse(test.comparators[0]) == ast.unparse(ranks)
         for test in tests
     )
+
+
+def _is_of_some_ranks(program: Program, call: ast.Call) -> bool:
+    """A group under a condition on the rank, which no rank makes elsewhere in this function; in a
+    loop over groups, the rank may be that of a member."""
+    ranks = argument(call, 0, "ranks")
+    is_local = argument(call, None, "use_local_synchronization") is not None
+    if ranks is None or is_local or loop_around(call) is not None:
+        return False
+    calls = [
+        nearby
+        for nearby in calls_beside(call)
+        if program.name_of(nearby.func) == "torch.distributed.new_group"
+    ]
+    members = [argument(nearby, 0, "ranks") for nearby in calls if nearby is not call]
+    texts = [ast.unparse(part) for part in members if part is not None]
+    is_alike = ast.unparse(ranks) in texts
+    tests = list(rank_tests_at(program, call, with_exits=False))
+    is_of_main = any(test.is_main is not None for test in tests)  # as any collective
+    return bool(tests) and not is_alike and not is_of_main
 
 
 def _waits_first(program: Program, call: ast.Call) -> bool:

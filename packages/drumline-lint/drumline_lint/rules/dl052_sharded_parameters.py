@@ -49,6 +49,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield from _plain_scalers(program, source)
         yield from _saved_shards(program, source)
     yield from _unconsolidated(program, source)
+    yield from _saved_dtensors(program, source)
     yield from _of_different_models(program, source)
 
 
@@ -186,6 +187,40 @@ def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(
                 source, save.call, message, fix=fix, severity=Severity.WARNING
             )
+
+
+def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
+    """`model.state_dict()` after `fully_shard(model)`, that one rank saves."""
+    calls = [call for name in FSDP[1:] for call in program.calls(source, name)]
+    sharded = {dotted(call.args[0]) for call in calls if call.args} - {""}
+    if any_text_near(program, source, *_GATHERING):
+        return
+    for save in saves(program, source) if sharded else ():
+        states = [
+            part
+            for part in parts(program, save.what)
+            if isinstance(part, ast.Call) and is_method(part, "state_dict")
+        ]
+        owners = [owner_of(state) for state in states]
+        is_of_model = any(
+            owner is not None and dotted(owner) in sharded for owner in owners
+        )
+        if is_of_model and is_main_only(guards(program, save.call)):
+            message = "rank 0 saves its own shards of the model only"
+            fix = (
+                "gather it on every rank with get_model_state_dict, then save on rank 0"
+            )
+            yield RULE.at(
+                source, save.call, message, fix=fix, severity=Severity.WARNING
+            )
+
+
+_GATHERING = (
+    "get_model_state_dict",
+    "full_tensor",
+    "get_state_dict",
+    "StateDictOptions",
+)
 
 
 def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:

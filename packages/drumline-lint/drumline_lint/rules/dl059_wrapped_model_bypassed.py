@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.loops import calls_made_in, has_gradients_off
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import parts
@@ -15,6 +15,7 @@ from drumline_lint.program.tree import (
     ancestors,
     called_name,
     calls_beside,
+    dotted,
     last_name,
     owner_of,
     parent_of,
@@ -53,13 +54,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if program.source_of(call) is source
         ]
         bypassing = [call for call in calls if _bypasses(program, call)]
-        for call in bypassing[:1] if not wrapped_calls(program, loop) else ():
+        synchronized = wrapped_calls(program, loop)
+        severity = Severity.WARNING if synchronized else None
+        if synchronized:
+            bypassing = [
+                call for call in bypassing if _is_of_other(program, call, synchronized)
+            ]
+        for call in bypassing[:1]:
             if scope_of(call) not in scopes:
                 message = (
                     f"{source.code(call.func)} is the model inside DDP: "
                     "the gradients of this call are not averaged over ranks"
                 )
-                yield RULE.at(source, call, message)
+                yield RULE.at(source, call, message, severity=severity)
 
 
 def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
@@ -129,6 +136,29 @@ def _bypasses(program: Program, call: ast.Call) -> bool:
         return bool(is_inside) and _goes_backward(program, call)
     return any(
         is_wrapped_by(program, inner, wrapping) for wrapping in program.all_calls(DDP)
+    )
+
+
+def _is_of_other(
+    program: Program, call: ast.Call, synchronized: list[ast.Call]
+) -> bool:
+    """Whether it is a part of the loss, and of a model that DDP is never called for: the generator,
+    where only the discriminator is called wrapped."""
+    inner = call.func
+    is_inside = isinstance(inner, ast.Attribute) and inner.attr == "module"
+    model = dotted(inner.value) if isinstance(inner, ast.Attribute) else ""
+    models = {
+        dotted(nearby.func)
+        for nearby in synchronized
+        if not has_gradients_off(program, nearby)
+    }
+    is_same_scope = all(scope_of(nearby) is scope_of(call) for nearby in synchronized)
+    return (
+        is_inside
+        and bool(model)
+        and model not in models
+        and is_same_scope
+        and _goes_backward(program, call)
     )
 
 

@@ -12,6 +12,7 @@ from drumline_lint.flow.conditions import rank_tests, rank_tests_at, rest_of_blo
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import loop_around
+from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import ancestors, called_name, nodes_in
 from drumline_lint.reading.source import Source
@@ -50,7 +51,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         for call in _reads_after(program, branch):
             is_for_all = not any(rank_tests_at(program, call))
             if (
-                written & _paths(call)
+                written & {*_paths(call), _dataset(call)}
                 and is_for_all
                 and not is_single_process(program, call)
             ):
@@ -64,8 +65,23 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _works(branch: ast.If) -> bool:
     """Whether it writes or prepares something, by the names of what it calls."""
-    names = [called_name(call).lower() for call in nodes_in(branch, ast.Call)]
-    return any(_WRITING.search(name) or _PREPARING.search(name) for name in names)
+    calls = nodes_in(branch, ast.Call)
+    names = [called_name(call).lower() for call in calls]
+    return any(
+        _WRITING.search(name) or _PREPARING.search(name) for name in names
+    ) or any(map(_downloads, calls))
+
+
+def _downloads(call: ast.Call) -> bool:
+    """`CIFAR10(root, download=True)`"""
+    option = argument(call, None, "download")
+    return isinstance(option, ast.Constant) and option.value is True
+
+
+def _dataset(call: ast.Call) -> str:
+    """The dataset of a library, by its class and folder."""
+    root = argument(call, 0, "root")
+    return "" if root is None else f"{called_name(call)} in {ast.unparse(root)}"
 
 
 def _sleeping(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
@@ -90,13 +106,15 @@ def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:
             if _waits(program, statement):
                 return
             for call in nodes_in(statement, ast.Call):
-                if _reads(program, call):
+                if _reads(program, call) or _is_of_library(program, call):
                     yield call
 
 
 def _written_by(program: Program, call: ast.Call) -> set[str]:
     """The files that a call writes, itself or in the function that it calls: there, only what is
     named outside of the function."""
+    if _downloads(call):
+        return {_dataset(call)} - {""}
     if _WRITING.search(called_name(call).lower()):
         return _paths(call)
     function = program.function_of(call)
@@ -115,6 +133,10 @@ def _reads(program: Program, call: ast.Call) -> bool:
     is_made = getattr(function, "name", "") == "__init__"
     inner = nodes_in(function, ast.Call) if function is not None and is_made else []
     return any(_READING.search(called_name(part).lower()) for part in (call, *inner))
+
+
+def _is_of_library(program: Program, call: ast.Call) -> bool:
+    return program.name_of(call.func).startswith(("torchvision.", "torchaudio."))
 
 
 def _waits(program: Program, node: ast.AST) -> bool:

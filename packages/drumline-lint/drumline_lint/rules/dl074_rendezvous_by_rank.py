@@ -11,7 +11,7 @@ from drumline_lint.flow.hosts import Setting, settings
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import INIT
-from drumline_lint.program.origins import written_values
+from drumline_lint.program.origins import constants, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     called_name,
@@ -33,7 +33,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     inits = list(program.calls(source, INIT))
     for call in inits:
         if message := _about_rank(program, call):
-            yield RULE.at(source, call, message)
+            severity = Severity.WARNING if _is_of_nodes(program, call) else None
+            yield RULE.at(source, call, message, severity=severity)
     for setting in settings(program, source):
         origins = written_values(program, setting.value)
         texts = [ast.unparse(origin) for origin in origins]
@@ -154,6 +155,29 @@ def _is_own(program: Program, setting: Setting, inits: list[ast.Call]) -> bool:
     return bool(kinds & {"global", "local", "spawned"})
 
 
+def _is_of_nodes(program: Program, call: ast.Call) -> bool:
+    """Whether the world size has a factor for nodes, of which there are several by default."""
+    factors = [
+        name
+        for origin in _sizes(program, argument(call, 3, "world_size"))
+        for name in nodes_in(origin, ast.Name, ast.Attribute)
+        if "node" in ast.unparse(name)
+    ]
+    counts = [count for factor in factors for count in constants(program, factor)]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+def _sizes(program: Program, size: ast.expr | None) -> list[ast.expr]:
+    """What the world size is, for an attribute wherever it is set."""
+    origins = written_values(program, size)
+    if not isinstance(size, ast.Attribute):
+        return origins
+    indexes = [program.index(file) for file in program.sources]
+    pairs = [pair for index in indexes for pair in index.attributes.get(size.attr, ())]
+    values = [binding.value for _, binding in pairs if binding.value is not None]
+    return [*origins, *values]
+
+
 def _about_rank(program: Program, call: ast.Call) -> str:
     rank = argument(call, 4, "rank")
     size = argument(call, 3, "world_size")
@@ -164,14 +188,7 @@ def _about_rank(program: Program, call: ast.Call) -> str:
     kinds = {value.kind for value in program.values(rank) if isinstance(value, Rank)}
     if any(isinstance(origin, ast.BinOp) for origin in written_values(program, rank)):
         return ""
-    origins = [*written_values(program, size)]
-    if isinstance(size, ast.Attribute):  # wherever it is set
-        indexes = [program.index(file) for file in program.sources]
-        pairs = [
-            pair for index in indexes for pair in index.attributes.get(size.attr, ())
-        ]
-        origins += [binding.value for _, binding in pairs if binding.value is not None]
-    texts = [ast.unparse(origin) for origin in origins]
+    texts = [ast.unparse(origin) for origin in _sizes(program, size)]
     has_nodes = any("*" in text and "node" in text for text in texts)
     if kinds in ({"local"}, {"spawned"}) and has_nodes:
         return "the local rank is given as the rank: on a second host it is there twice"

@@ -11,10 +11,18 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework, has_several_nodes, is_of_ranks
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import constants, is_rank, parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, called_name, enclosing_function, nodes_in
+from drumline_lint.program.tree import (
+    Loop,
+    called_name,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import (
@@ -35,6 +43,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if framework(program, source):
         return
     yield from _by_node(program, source)
+    yield from _by_hash(program, source)
     calls = list(program.calls(source, LOADER))
     trained = training_loops(program) if calls else {}
     for call in calls:
@@ -126,6 +135,36 @@ def _ends_with_data(program: Program, loop: Loop) -> bool:
         return False
     names = [called_name(call) for call in nodes_in(loop.iter, ast.Call)]
     return not nodes_in(loop, ast.Break) and not any(name in _BOUNDED for name in names)
+
+
+_NUMBERED = ("i", "idx", "index", "id", "number", "step")
+
+
+def _by_hash(program: Program, source: Source) -> Iterator[Finding]:
+    """`hash(name) % world_size == rank`: each process draws its own salt for texts."""
+    if any_text_near(program, source, "PYTHONHASHSEED", "__hash__"):
+        return
+    for call in program.index(source).calls.get("hash", ()):
+        remainder = parent_of(call)
+        comparison = None if remainder is None else parent_of(remainder)
+        hashed = call.args[0] if call.args else call
+        if (
+            isinstance(call.func, ast.Name)
+            and isinstance(remainder, ast.BinOp)
+            and isinstance(remainder.op, ast.Mod)
+            and isinstance(comparison, ast.Compare)
+            and any(
+                is_rank(program, side)
+                for side in (comparison.left, *comparison.comparators)
+            )
+            and last_name(hashed) not in _NUMBERED
+        ):
+            message = (
+                "hash() of a text is another number in every process: samples are read by "
+                "several ranks or by none"
+            )
+            fix = "use a hash that is the same everywhere, as zlib.crc32(text.encode())"
+            yield RULE.at(source, call, message, fix=fix)
 
 
 def _by_node(program: Program, source: Source) -> Iterator[Finding]:
