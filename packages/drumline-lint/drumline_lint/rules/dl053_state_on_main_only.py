@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
@@ -29,7 +30,9 @@ from drumline_lint.training.steps import is_optimizer, is_scaler
 
 RULE = rule("DL053", only_distributed=False)
 _TRAINER = "pytorch_lightning.Trainer"
-_SENDING = ("broadcast", "scatter", "all_gather_object", "broadcast_object_list")
+_SENDING = re.compile(
+    r"broadcast|scatter|all_gather_object|sync_(?:param|model|module|state|weight)"
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -209,4 +212,4 @@ def _is_trained_later(program: Program, call: ast.Call) -> bool:
 def _is_sent_later(call: ast.Call) -> bool:
     """Whether the rest of the function sends something to the other ranks."""
     later_calls = [later for later in calls_beside(call) if is_after(later, call)]
-    return any(called_name(later) in _SENDING for later in later_calls)
+    return any(_SENDING.search(called_name(later)) for later in later_calls)
