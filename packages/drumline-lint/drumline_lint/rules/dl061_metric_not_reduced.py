@@ -97,7 +97,10 @@ def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Fi
     function = enclosing_function(loop)
     code = source.code(function) if function is not None else source.text
     is_cut = _CUT.search(code) is not None or "gather_for_metrics" in code
-    for call in calls if not is_cut and goes_over_part(program, loop) else ():
+    nearby = [] if function is None else nodes_in(function, ast.Call)
+    is_written = any(called_name(call) in _WRITING for call in nearby)  # no metric
+    is_counted = not is_cut and not is_written and goes_over_part(program, loop)
+    for call in calls if is_counted else ():
         if "loss" not in source.code(call):
             message = (
                 f"{source.code(call.func)} keeps the samples that fill up the last batch: "
