@@ -2,7 +2,7 @@
 recipe, and run.
 
 pre-commit installs the wheel that is built here, with the setuptools that virtualenv has in it; pip
-takes PyYAML from its index.
+takes its parsers from its index.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_alone(home: Path, cwd: Path) -> None:
         "pip",
         "setuptools",
     }
-    parsers = {"PyYAML"}
+    parsers = {"PyYAML", "tree-sitter", "tree-sitter-bash"}
     assert own == {"drumline-lint", "pre-commit-placeholder-package", *parsers}
     result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
